@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every external package in one place. Folders name what they use in sluice_component(LIBS ...).
+find_package(Threads REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+if(SLUICE_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(SLUICE_WITH_CUDA)
+  find_package(CUDAToolkit REQUIRED)
+endif()

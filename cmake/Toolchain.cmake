@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Language standard, warnings, sanitizers and the optional CUDA language.
+option(SLUICE_TESTS "build the tests" ON)
+option(SLUICE_BENCH "build the benchmarks" ON)
+option(SLUICE_FUZZ "build the libFuzzer targets (clang only)" OFF)
+set(SLUICE_CUDA "AUTO" CACHE STRING "build the sm_90a backend: AUTO (when nvcc is found), ON, OFF")
+set(SLUICE_SANITIZE "" CACHE STRING "sanitizers, e.g. address,undefined")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_program(SLUICE_CCACHE ccache)
+if(SLUICE_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${SLUICE_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${SLUICE_CCACHE})
+endif()
+
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
+                    $<$<COMPILE_LANGUAGE:CXX>:-Wshadow> $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
+                    # GCC 12 contracts a*b+c across statements by default, and only on machines with FMA.
+                    # Reference and kernels must round alike on every machine; kernels write std::fma.
+                    $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+if(SLUICE_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${SLUICE_SANITIZE}>
+                      $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>
+                      $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>)
+  add_link_options(-fsanitize=${SLUICE_SANITIZE})
+endif()
+
+if(NOT SLUICE_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    enable_language(CUDA)
+    # CMake 3.25.1 does not know that nvcc 12+ takes -std=c++20 and drops the request silently.
+    if(CMAKE_VERSION VERSION_LESS 3.25.2)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
+    set(CMAKE_CUDA_STANDARD 20)
+    set(SLUICE_WITH_CUDA ON)
+  elseif(SLUICE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "SLUICE_CUDA=ON but no CUDA compiler was found; put nvcc on PATH or set CUDACXX")
+  endif()
+endif()
+if(NOT SLUICE_WITH_CUDA)
+  set(SLUICE_WITH_CUDA OFF)
+endif()
+message(STATUS "sluice: CUDA backend ${SLUICE_WITH_CUDA}, build type ${CMAKE_BUILD_TYPE}")

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Errors: one exception type with one clear sentence. The library never prints, aborts or exits.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace sluice {
+
+// What went wrong, for callers that branch on it: exit codes, C status codes, HTTP status.
+enum class ErrorCode {
+  invalid_argument,  // the caller passed something that is not accepted
+  bad_file,          // a file is truncated, corrupt, lying or contradicts another
+  not_found,         // a path or a named thing does not exist
+  unsupported,       // well-formed, but no backend or loader takes it
+  out_of_memory,
+  io,        // the operating system refused a read or a write
+  cuda,      // a CUDA call failed
+  internal,  // our own bug
+};
+
+// The sentence names the argument or file, the value, and what would be accepted.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
+  ErrorCode code() const { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+template <class... Args>
+[[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> text, Args&&... args) {
+  throw Error(code, fmt::format(text, std::forward<Args>(args)...));
+}
+
+// Throws invalid_argument unless `ok`. check(n > 0, "tokens is {}; it must be positive", n)
+template <class... Args>
+void check(bool ok, fmt::format_string<Args...> text, Args&&... args) {
+  if (!ok) fail(ErrorCode::invalid_argument, text, std::forward<Args>(args)...);
+}
+
+// The same for files that do not hold what they promise.
+template <class... Args>
+void check_file(bool ok, fmt::format_string<Args...> text, Args&&... args) {
+  if (!ok) fail(ErrorCode::bad_file, text, std::forward<Args>(args)...);
+}
+
+}  // namespace sluice

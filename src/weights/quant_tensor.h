@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stack of weight matrices [E, N, K] in one number format, canonical: rows and columns in the checkpoint's order,
+// scales linear. A single dense matrix is a stack of one.
+#pragma once
+
+#include "format/formats.h"
+#include "tensor/tensor.h"
+
+namespace sluice::weights {
+
+struct QuantTensor {
+  format::Format format = format::Format::bf16;
+  int64_t experts = 0, rows = 0, cols = 0;  // E, N, K
+
+  Tensor codes;   // bf16 [E,N,K] | e4m3 [E,N,K] | u8 [E,N,K/2] (two e2m1, low nibble = even k)
+  Tensor scales;  // block scales, decode factors (value = code * scale * global):
+                  //   fp8_tensor f32 [E] | fp8_channel f32 [E,N] | fp8_block f32 [E,ceil(N/128),ceil(K/128)]
+                  //   mxfp8, mxfp4 e8m0 [E,N,K/32] | nvfp4 e4m3 [E,N,K/16] | bf16: empty
+  Tensor global;  // f32 [E], only where the format has a global scale (NVFP4's weight_scale_2)
+};
+
+// Empty codes and scales of the right types and shapes, not initialised.
+QuantTensor make_quant_tensor(format::Format format, int64_t experts, int64_t rows, int64_t cols);
+
+// float32 [E, N, K]: code * scale * global, each product in float32. The slow, obvious definition.
+Tensor dequantize(const QuantTensor& w);
+
+}  // namespace sluice::weights
