@@ -12,6 +12,15 @@
 
 namespace sluice::moe {
 
+// Copies of every rounding point, for bug reports and conformance: float32, as dequantised values, in [token, slot]
+// order; rows of absent experts are zero.
+struct Trace {
+  Tensor input;      // [T, H]     GEMM1's rounded input
+  Tensor up, gate;   // [T, K, I]  GEMM1's results in the model's units, after bias; gate empty when not gated
+  Tensor activated;  // [T, K, I]  GEMM2's rounded input
+  Tensor down;       // [T, K, H]  GEMM2's rounded result, before the router weight
+};
+
 // One call. T tokens, H hidden, E experts, K top-k; host or device memory as the backend says.
 struct MoeArgs {
   int64_t tokens = 0;
@@ -32,6 +41,7 @@ struct MoeArgs {
   // Optional copies of what was decided: [T, K] global ids (-1: none) and float weights.
   int32_t* chosen_ids = nullptr;
   float* chosen_weights = nullptr;
+  Trace* trace = nullptr;  // only where the backend's memory is the host's
 };
 
 // Experts in a backend's own layout, ready to run. Immutable after preparation but for refit().

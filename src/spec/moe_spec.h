@@ -30,6 +30,7 @@ struct MoeSpec {
   float routed_scale = 1.0f;
   bool norm_topk = true;
   bool routed = false;            // top-k ids and weights are given; `routing` is then only a label
+  bool weight_on_input = false;   // llama4 only: the router weight multiplies GEMM1's result and finalize uses 1
   int local_offset = 0;           // this rank owns the experts [local_offset, local_offset + local_experts)
   int local_experts = 0;          // 0: all of them
   int64_t tokens = 0;             // a hint for choosing tiles; 0: unknown
