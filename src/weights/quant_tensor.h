@@ -15,11 +15,12 @@ struct QuantTensor {
   Tensor codes;   // bf16 [E,N,K] | e4m3 [E,N,K] | u8 [E,N,K/2] (two e2m1, low nibble = even k)
   Tensor scales;  // block scales, decode factors (value = code * scale * global):
                   //   fp8_tensor f32 [E] | fp8_channel f32 [E,N] | fp8_block f32 [E,ceil(N/128),ceil(K/128)]
-                  //   mxfp8, mxfp4 e8m0 [E,N,K/32] | nvfp4 e4m3 [E,N,K/16] | bf16: empty
+                  //   mxfp8, mxfp4 e8m0 [E,N,ceil(K/32)] | nvfp4 e4m3 [E,N,ceil(K/16)] | bf16: empty
+                  // (the last group may be short: I = 248 or 48 of small models)
   Tensor global;  // f32 [E], only where the format has a global scale (NVFP4's weight_scale_2)
 };
 
-// Empty codes and scales of the right types and shapes, not initialised.
+// Codes and scales of the right types and shapes, not initialised. K must be even for 4-bit codes.
 QuantTensor make_quant_tensor(format::Format format, int64_t experts, int64_t rows, int64_t cols);
 
 // float32 [E, N, K]: code * scale * global, each product in float32. The slow, obvious definition.
