@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "base/env.h"
+#include "progress.h"
+
+namespace sluice::apps {
+
+struct Shared::Live {
+  explicit Live(int threads) : pool(threads), progress(stderr) {}
+  ThreadPool pool;
+  ProgressView progress;
+};
+
+Shared::Shared() = default;
+Shared::~Shared() = default;
+
+Context Shared::context() {
+  if (!live_) live_ = std::make_unique<Live>(threads);
+  const LogLevel least = log_level == "debug"  ? LogLevel::debug
+                         : log_level == "info" ? LogLevel::info
+                                               : LogLevel::warning;
+  ProgressView& view = live_->progress;
+  return {live_->pool,
+          [&view, least](LogLevel level, std::string_view line) {
+            if (level >= least) view.line(line);
+          },
+          [&view](const Progress& p) { view.show(p); }};
+}
+
+CLI::App* add_command(CLI::App& parent, Shared& shared, const CommandText& text, std::function<void()> body) {
+  CLI::App* command = parent.add_subcommand(text.name, text.summary);
+  command->footer("Examples:\n" + text.examples);
+  command
+      ->add_option("--threads", shared.threads,
+                   "worker threads; 0: every usable core [" + std::string(kEnvThreads.name) + "]")
+      ->check(CLI::Range(0, 4096))
+      ->group("Common options");
+  command->add_option("--log-level", shared.log_level, "debug, info or warning [" + std::string(kEnvLog.name) + "]")
+      ->check(CLI::IsMember({"debug", "info", "warning"}))
+      ->group("Common options");
+  command->callback([&shared, body = std::move(body)] { shared.action = body; });
+  return command;
+}
+
+CLI::App& add_group(CLI::App& parent, const std::string& name, const std::string& summary) {
+  CLI::App* group = parent.add_subcommand(name, summary);
+  group->require_subcommand(1);
+  return *group;
+}
+
+}  // namespace sluice::apps

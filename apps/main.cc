@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line program: parses, runs one sub-command, turns what went wrong into one sentence and an exit code.
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <new>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "command.h"
+#include "version.h"
+
+namespace sluice::apps {
+namespace {
+
+// Ends at once, wherever the work is: nothing has to poll, and a long matrix product cannot delay Ctrl-C.
+void on_signal(int) { _exit(kExitInterrupted); }
+
+ExitCode exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+      return kExitUsage;
+    case ErrorCode::bad_file:
+    case ErrorCode::not_found:
+    case ErrorCode::io:
+      return kExitFile;
+    case ErrorCode::unsupported:
+      return kExitUnsupported;
+    case ErrorCode::out_of_memory:
+      return kExitMemory;
+    case ErrorCode::cuda:
+    case ErrorCode::internal:
+      return kExitInternal;
+  }
+  return kExitInternal;
+}
+
+int report(ExitCode code, const char* sentence) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "sluice: %s\n", sentence);
+  return code;
+}
+
+int run(int argc, char** argv) {
+  Shared shared;
+  CLI::App app{"Open mixture-of-experts inference: real checkpoints, every published number format."};
+  app.set_version_flag("--version", version_text(), "print the version, the build and the CPU's features");
+  app.require_subcommand(1);
+  add_commands(app, shared);
+  try {
+    shared.threads = env_int(kEnvThreads);
+    shared.log_level = env_text(kEnvLog).value_or(std::string(kEnvLog.fallback));
+    app.parse(argc, argv);
+    shared.action();
+    // A full disk behind a pipe or a redirection shows only here.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+      fail(ErrorCode::io, "writing to standard output failed; is the disk full?");
+    }
+    return kExitOk;
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  } catch (const Error& e) {
+    return report(exit_code(e.code()), e.what());
+  } catch (const std::bad_alloc&) {
+    return report(kExitMemory, "out of memory");
+  } catch (const std::exception& e) {
+    return report(kExitInternal, e.what());
+  }
+}
+
+}  // namespace
+}  // namespace sluice::apps
+
+int main(int argc, char** argv) {
+  std::signal(SIGINT, sluice::apps::on_signal);
+  std::signal(SIGTERM, sluice::apps::on_signal);
+  return sluice::apps::run(argc, argv);
+}

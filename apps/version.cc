@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "version.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <sstream>
+
+namespace sluice::apps {
+
+namespace {
+constexpr std::array<std::string_view, 10> kUsedIsas{
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "amx_tile", "amx_bf16"};
+
+#if defined(__clang__)
+constexpr std::string_view kCompiler = "clang++ " __clang_version__;
+#else
+constexpr std::string_view kCompiler = "g++ " __VERSION__;
+#endif
+}  // namespace
+
+CpuInfo cpu_info() {
+  // The kernel's list already says what the operating system lets a process use, which CPUID alone does not.
+  CpuInfo info{"unknown CPU", {}};
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line) && !line.empty();) {
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos || colon + 2 > line.size()) continue;
+    const std::string value = line.substr(colon + 2);
+    if (line.starts_with("model name")) info.model = value;
+    if (!line.starts_with("flags")) continue;
+    std::istringstream words(value);
+    for (std::string word; words >> word;) {
+      if (std::find(kUsedIsas.begin(), kUsedIsas.end(), word) != kUsedIsas.end()) info.isas.push_back(word);
+    }
+  }
+  return info;
+}
+
+std::string version_text() {
+  const CpuInfo cpu = cpu_info();
+  return fmt::format("sluice {} ({}, {}, CUDA {})\nCPU: {}: {}", SLUICE_VERSION, SLUICE_BUILD_TYPE, kCompiler,
+                     SLUICE_BUILD_CUDA, cpu.model, fmt::join(cpu.isas, " "));
+}
+
+}  // namespace sluice::apps

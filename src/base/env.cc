@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/env.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "base/error.h"
+
+namespace sluice {
+
+std::optional<std::string> env_text(const EnvVar& variable) {
+  const char* text = std::getenv(variable.name.data());
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  return text;
+}
+
+bool env_flag(const EnvVar& variable) {
+  const std::string text = env_text(variable).value_or("0");
+  check(text == "0" || text == "1", "environment variable {} is \"{}\"; it must be 0 or 1", variable.name, text);
+  return text == "1";
+}
+
+int env_int(const EnvVar& variable) {
+  const std::string text = env_text(variable).value_or(std::string(variable.fallback));
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check(error == std::errc{} && end == text.data() + text.size() && value >= 0,
+        "environment variable {} is \"{}\"; it must be an integer of 0 or more", variable.name, text);
+  return value;
+}
+
+}  // namespace sluice
