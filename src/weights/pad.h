@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes rounded up for kernels that want multiples. Gate and up are separate stacks, so each half is padded on its own
+// and no half boundary moves (spec/fused-moe-contract.md 6.4).
+#pragma once
+
+#include "weights/expert_weights.h"
+
+namespace sluice::weights {
+
+// rows x cols, at least w's own; what is added reads as zero (fill_neutral in region.h).
+QuantTensor pad(const QuantTensor& w, int64_t rows, int64_t cols);
+
+// I and H rounded up to multiples. Biases are padded with zeros. Every activation of (0, 0) is 0, and the added columns
+// of `down` are 0 as well, so outputs do not change by a bit; rows of hidden states must be padded with zeros to match.
+ExpertWeights pad(const ExpertWeights& w, int64_t inter_multiple, int64_t hidden_multiple = 1);
+
+}  // namespace sluice::weights

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "weights/panel.h"
+
+#include <cstring>
+#include <limits>
+
+#include "base/math.h"
+
+namespace sluice::weights {
+
+using format::Format;
+using format::ScaleType;
+
+namespace {
+constexpr int kBlockBytes = 64;
+
+// A row of codes as bytes; reading past the end, or a row that is padding, gives zeros.
+struct CodeRow {
+  const uint8_t* data = nullptr;
+  int64_t bytes = 0;
+
+  uint32_t dword(int64_t at) const {
+    uint32_t value = 0;
+    if (at + 4 <= bytes)
+      std::memcpy(&value, data + at, 4);
+    else if (at < bytes)
+      std::memcpy(&value, data + at, static_cast<size_t>(bytes - at));
+    return value;
+  }
+};
+
+// Nibbles 0 2 4 6 of d in the low 16 bits.
+uint32_t even_nibbles(uint32_t d) {
+  uint32_t x = d & 0x0f0f0f0fu;
+  x = (x | x >> 4) & 0x00ff00ffu;
+  return (x | x >> 8) & 0xffffu;
+}
+
+// Where the four bytes of one row's dword go: bf16 and 4-bit codes keep a dword a row, 8-bit codes split it.
+void place(uint8_t* block, int row, uint32_t d, int bits, Fp8Order order) {
+  if (bits == 16) {
+    std::memcpy(block + 4 * row, &d, 4);
+  } else if (bits == 4) {
+    const uint32_t packed = even_nibbles(d) | even_nibbles(d >> 4) << 16;
+    std::memcpy(block + 4 * row, &packed, 4);
+  } else if (order == Fp8Order::halves) {
+    const uint16_t even = static_cast<uint16_t>((d & 0xffu) | (d >> 8 & 0xff00u));
+    const uint16_t odd = static_cast<uint16_t>((d >> 8 & 0xffu) | (d >> 16 & 0xff00u));
+    std::memcpy(block + 2 * row, &even, 2);
+    std::memcpy(block + 32 + 2 * row, &odd, 2);
+  } else {
+    uint8_t* lane = block + 16 * (row / 4) + 2 * (row % 4);
+    const uint16_t low = static_cast<uint16_t>(d), high = static_cast<uint16_t>(d >> 16);
+    std::memcpy(lane, &low, 2);
+    std::memcpy(lane + 8, &high, 2);
+  }
+}
+
+bool has_e4m3_nan(const uint8_t* codes, int64_t n) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= (codes[i] & 0x7fu) == 0x7fu ? 1u : 0u;
+  return found != 0;
+}
+
+bool has_byte(const uint8_t* bytes, int64_t n, uint8_t value) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= bytes[i] == value ? 1u : 0u;
+  return found != 0;
+}
+
+// The scale that is applied to the finished sum of row n; NaN where a code or a block scale of the row is NaN.
+float row_scale(const QuantTensor& w, int64_t e, int64_t n, Fp8Order order) {
+  const format::FormatInfo f = info(w.format);
+  float scale = 1.0f;
+  if (w.format == Format::fp8_tensor) scale = w.scales.as<float>()[e];
+  if (w.format == Format::fp8_channel) scale = w.scales.as<float>()[e * w.rows + n];
+  if (f.global_scale) scale = w.global.as<float>()[e];
+  if (f.bits == 8 && order == Fp8Order::halves) scale *= kHalfFactor;
+  if (f.scale == ScaleType::e4m3) scale *= kHalfFactor;
+
+  bool nan = f.bits == 8 && has_e4m3_nan(static_cast<const uint8_t*>(w.codes.data()) + (e * w.rows + n) * w.cols, w.cols);
+  if (f.scale == ScaleType::e8m0 || f.scale == ScaleType::e4m3) {
+    const int64_t groups = ceil_div<int64_t>(w.cols, f.group_k);
+    const uint8_t* row = static_cast<const uint8_t*>(w.scales.data()) + (e * w.rows + n) * groups;
+    nan = nan || (f.scale == ScaleType::e8m0 ? has_byte(row, groups, 255u) : has_e4m3_nan(row, groups));
+  }
+  return nan ? std::numeric_limits<float>::quiet_NaN() : scale;
+}
+}  // namespace
+
+PanelStack::PanelStack(Context& ctx, const QuantTensor& w, const QuantTensor* up, Fp8Order order)
+    : format_(w.format),
+      order_(order),
+      paired_(up != nullptr),
+      experts_(w.experts),
+      rows_(w.rows),
+      cols_(w.cols),
+      padded_cols_(round_up(w.cols, kPanelAlignK)) {
+  const format::FormatInfo f = info(format_);
+  panels_ = ceil_div<int64_t>(rows_, kPanelRows) * (paired_ ? 2 : 1);
+  const int64_t panel_codes = kPanelRows * padded_cols_ * f.bits / 8;
+  int64_t panel_scales = 0;
+  if (f.group_k > 1)
+    panel_scales = ceil_div<int64_t>(padded_cols_, f.group_k) * (f.scale == ScaleType::f32 ? 4 : kPanelRows);
+  unit_codes_ = kUnitPanels * panel_codes;
+  unit_scales_ = kUnitPanels * panel_scales;
+  expert_codes_ = panels_ * panel_codes;
+  // Each expert starts on its own cache line, as vector loads of 16 scales then never straddle two.
+  expert_scales_ = round_up<int64_t>(panels_ * panel_scales, kBlockBytes);
+  codes_ = Tensor(DType::u8, {experts_, expert_codes_});
+  if (panel_scales > 0) scales_ = Tensor(DType::u8, {experts_, expert_scales_});
+  row_scales_ = Tensor(DType::f32, {experts_, panels_ * kPanelRows});
+  refit(ctx, w, up);
+}
+
+void PanelStack::refit(Context& ctx, const QuantTensor& w, const QuantTensor* up) {
+  check(w.format == format_ && w.experts == experts_ && w.rows == rows_ && w.cols == cols_ && (up != nullptr) == paired_,
+        "refit got a weight of {} experts, [{}, {}]; it must be {} experts, [{}, {}] as prepared", w.experts, w.rows,
+        w.cols, experts_, rows_, cols_);
+  check(up == nullptr || (up->format == format_ && up->rows == rows_ && up->cols == cols_ && up->experts == experts_),
+        "gate and up must have one format and shape");
+  // Units in parallel: this is also what touches the fresh pages first, by all threads at once.
+  ctx.pool.parallel_for(experts_ * units(), [&](int64_t task, int) { pack_unit(w, up, task / units(), task % units()); });
+}
+
+UnitView PanelStack::unit(int64_t expert, int64_t u) const {
+  UnitView v;
+  v.codes = codes_.as<uint8_t>() + expert * expert_codes_ + u * unit_codes_;
+  if (!scales_.empty()) v.scales = scales_.as<uint8_t>() + expert * expert_scales_ + u * unit_scales_;
+  v.row_scale = row_scales_.as<float>() + expert * panels_ * kPanelRows + u * kUnitRows;
+  v.panels = static_cast<int>(std::min<int64_t>(kUnitPanels, panels_ - u * kUnitPanels));
+  return v;
+}
+
+void PanelStack::pack_unit(const QuantTensor& w, const QuantTensor* up, int64_t e, int64_t u) {
+  const format::FormatInfo f = info(format_);
+  const UnitView view = unit(e, u);
+  const int64_t row_bytes = cols_ * f.bits / 8;
+  const int64_t blocks = padded_cols_ * f.bits / 8 / 4;
+  const int64_t groups = f.group_k > 1 ? ceil_div<int64_t>(cols_, f.group_k) : 0;
+  const int64_t padded_groups = f.group_k > 1 ? ceil_div<int64_t>(padded_cols_, f.group_k) : 0;
+  for (int p = 0; p < view.panels; ++p) {
+    const QuantTensor& m = paired_ && p == 1 ? *up : w;
+    const int64_t first = paired_ ? u * kPanelRows : (u * kUnitPanels + p) * kPanelRows;
+    const int64_t valid = std::min<int64_t>(kPanelRows, rows_ - first);
+    CodeRow row[kPanelRows];
+    for (int64_t r = 0; r < valid; ++r)
+      row[r] = {static_cast<const uint8_t*>(m.codes.data()) + (e * rows_ + first + r) * row_bytes, row_bytes};
+
+    uint8_t* codes = const_cast<uint8_t*>(view.codes) + p * kBlockBytes;
+    for (int64_t b = 0; b < blocks; ++b)
+      for (int r = 0; r < kPanelRows; ++r)
+        place(codes + b * view.panels * kBlockBytes, r, row[r].dword(4 * b), f.bits, order_);
+
+    float* row_scales = const_cast<float*>(view.row_scale) + p * kPanelRows;
+    for (int64_t r = 0; r < kPanelRows; ++r) row_scales[r] = r < valid ? row_scale(m, e, first + r, order_) : 0.0f;
+
+    uint8_t* scales = const_cast<uint8_t*>(view.scales);
+    if (format_ == Format::fp8_block) {
+      const float* source = m.scales.as<float>() + (e * ceil_div<int64_t>(rows_, 128) + first / 128) * groups;
+      for (int64_t g = 0; g < padded_groups; ++g) {
+        const float s = g < groups ? source[g] : 0.0f;
+        std::memcpy(scales + (g * view.panels + p) * 4, &s, 4);
+      }
+    } else if (padded_groups > 0) {
+      const uint8_t* source = static_cast<const uint8_t*>(m.scales.data()) + (e * rows_ + first) * groups;
+      for (int64_t g = 0; g < padded_groups; ++g)
+        for (int64_t r = 0; r < kPanelRows; ++r)
+          scales[(g * view.panels + p) * kPanelRows + r] = r < valid && g < groups ? source[r * groups + g] : uint8_t{0};
+    }
+  }
+}
+
+}  // namespace sluice::weights
