@@ -1,12 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every external package in one place. Folders name what they use in sluice_component(LIBS ...).
+# What the library links is static where the system has it: libsluice.so and the program then run on any machine
+# with the C and C++ run time, such as a GPU machine without these packages.
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
-find_package(fmt REQUIRED)
 find_package(PkgConfig REQUIRED)
-pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
-pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+
+# sluice_static_library(<target> <pkg-config name> <archive> [definition of a static build])
+function(sluice_static_library target package archive)
+  pkg_check_modules(${target} REQUIRED ${package})
+  find_library(${target}_archive ${archive} HINTS ${${target}_LIBRARY_DIRS})
+  add_library(${target}::${target} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(${target}::${target} INTERFACE ${${target}_INCLUDE_DIRS})
+  if(${target}_archive)
+    target_link_libraries(${target}::${target} INTERFACE ${${target}_archive})
+    target_compile_definitions(${target}::${target} INTERFACE ${ARGN})
+  else()
+    message(STATUS "sluice: no ${archive}, linking ${package} as a shared library")
+    target_link_libraries(${target}::${target} INTERFACE ${${target}_LINK_LIBRARIES})
+  endif()
+endfunction()
+sluice_static_library(pcre2 libpcre2-8 libpcre2-8.a PCRE2_STATIC)
+sluice_static_library(utf8proc libutf8proc libutf8proc.a UTF8PROC_STATIC)
+
+find_package(fmt REQUIRED)
+if(fmt_VERSION VERSION_GREATER_EQUAL 9 AND fmt_VERSION VERSION_LESS 10)
+  add_library(sluice_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt_static.cc)
+  get_target_property(fmt_include fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
+  target_include_directories(sluice_fmt SYSTEM PUBLIC ${fmt_include})
+else()
+  message(STATUS "sluice: fmt ${fmt_VERSION} is linked as installed; cmake/fmt_static.cc knows 9.x")
+  add_library(sluice_fmt INTERFACE)
+  target_link_libraries(sluice_fmt INTERFACE fmt::fmt)
+endif()
+
 if(SLUICE_TESTS)
   find_package(GTest REQUIRED)
 endif()

@@ -23,6 +23,12 @@ if(SLUICE_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${SLUICE_CCACHE})
 endif()
 
+# Links of a hundred test programs: mold takes a tenth of the time of GNU ld.
+find_program(SLUICE_MOLD mold)
+if(SLUICE_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
                     $<$<COMPILE_LANGUAGE:CXX>:-Wshadow> $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
                     # GCC 12 contracts a*b+c across statements by default, and only on machines with FMA.
