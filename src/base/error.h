@@ -2,7 +2,10 @@
 // Errors: one exception type with one clear sentence. The library never prints, aborts or exits.
 #pragma once
 
+// fmt does not compile as CUDA; .cu files report through host files (kernels/sm90/device.h).
+#if !defined(__CUDACC__)
 #include <fmt/format.h>
+#endif
 
 #include <stdexcept>
 #include <string>
@@ -32,6 +35,7 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
+#if !defined(__CUDACC__)
 template <class... Args>
 [[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> text, Args&&... args) {
   throw Error(code, fmt::format(text, std::forward<Args>(args)...));
@@ -48,5 +52,11 @@ template <class... Args>
 void check_file(bool ok, fmt::format_string<Args...> text, Args&&... args) {
   if (!ok) fail(ErrorCode::bad_file, text, std::forward<Args>(args)...);
 }
+#else
+template <class... Args>
+[[noreturn]] void fail(ErrorCode code, const char* text, Args&&... args);  // named by headers, never called
+template <class... Args>
+void check(bool ok, const char* text, Args&&... args);
+#endif
 
 }  // namespace sluice
