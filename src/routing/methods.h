@@ -1,44 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// THE LIST of routing methods. Numbers are those of the published RoutingMethodType enum.
+// THE LIST of routing methods. A new one adds its header with one policy type, its enumerator and name in method.h, and
+// its row in the type list (docs/adding.md).
+//
+// A policy M, all in float32, for host and device; x is a logit:
+//   M::kBias        the bias takes part in the choice        M::kRowSoftmax  RowSoftmax must be filled before use
+//   M::key(x, bias, row)     what the choice compares
+//   M::term(x, best, row)    what a chosen expert's weight starts from; `best` is the first chosen expert's logit
+//   M::weight(term, sum, p)  the weight; `sum` adds the terms in the order of choice
 #pragma once
 
-#include <array>
-#include <cstdint>
-
-#include "base/named.h"
+#include "base/typelist.h"
+#include "routing/deepseek_v3.h"
+#include "routing/llama4.h"
+#include "routing/method.h"
+#include "routing/minimax2.h"
+#include "routing/renormalize.h"
+#include "routing/sigmoid.h"
+#include "routing/softmax.h"
+#include "routing/topk.h"
 
 namespace sluice::routing {
 
-enum class Method : uint8_t {
-  softmax = 0,            // "Default": softmax over all experts, then top-k, not renormalised
-  renormalize = 1,        // top-k of the logits, then softmax over the k
-  deepseek_v3 = 2,        // sigmoid, + bias for the choice, groups, renormalise, scale
-  llama4 = 3,             // top-1, sigmoid
-  renormalize_naive = 4,  // softmax, top-k, renormalise
-  topk = 5,               // top-k of the logits, weights are the logits
-  sigmoid_renorm = 6,
-  minimax2 = 7,
-  sigmoid = 8,
-  topk_sigmoid = 9,
-};
+using Methods = TypeList<Softmax, Renormalize, DeepseekV3, Llama4, RenormalizeNaive, Topk, SigmoidRenorm, Minimax2,
+                         Sigmoid, TopkSigmoid>;
 
-inline constexpr std::array<Named<Method>, 10> kMethods{{{Method::softmax, "softmax"},
-                                                         {Method::renormalize, "renormalize"},
-                                                         {Method::deepseek_v3, "deepseek_v3"},
-                                                         {Method::llama4, "llama4"},
-                                                         {Method::renormalize_naive, "renormalize_naive"},
-                                                         {Method::topk, "topk"},
-                                                         {Method::sigmoid_renorm, "sigmoid_renorm"},
-                                                         {Method::minimax2, "minimax2"},
-                                                         {Method::sigmoid, "sigmoid"},
-                                                         {Method::topk_sigmoid, "topk_sigmoid"}}};
-
-// What a method may read beside the logits.
-struct Params {
-  int experts = 0, top_k = 0;
-  int groups = 1, top_groups = 1;  // deepseek_v3 only
-  float scale = 1.0f;              // routed_scaling_factor: deepseek_v3 and minimax2 only
-  bool renormalize = true;         // norm_topk_prob: sigmoid_renorm only
-};
+constexpr bool takes_bias(Method m) {
+  bool bias = false;
+  Methods::visit(m, [&]<class M> { bias = M::kBias; });
+  return bias;
+}
 
 }  // namespace sluice::routing
