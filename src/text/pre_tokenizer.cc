@@ -18,40 +18,39 @@ struct Part {
 
 // Joins a matched part with its neighbours. The rules, and that "next" reads from the right, are those of Hugging
 // Face's NormalizedString::split.
-std::vector<Part> merge(std::vector<Part> parts, SplitBehavior behavior) {
-  if (behavior == SplitBehavior::isolated || behavior == SplitBehavior::removed) return parts;
+void merge(std::vector<Part>& parts, SplitBehavior behavior) {
+  if (behavior == SplitBehavior::isolated || behavior == SplitBehavior::removed) return;
   const bool from_right = behavior == SplitBehavior::merged_with_next;
   if (from_right) std::reverse(parts.begin(), parts.end());
-  std::vector<Part> out;
+  size_t kept = 0;
   bool previous_matched = false;
-  for (const Part& p : parts) {
+  for (const Part p : parts) {
     const bool join =
         behavior == SplitBehavior::contiguous ? p.matched == previous_matched : p.matched && !previous_matched;
     previous_matched = p.matched;
-    if (!join || out.empty()) {
-      out.push_back(p);
+    if (!join || kept == 0) {
+      parts[kept++] = p;
     } else if (from_right) {
-      out.back().span.begin = p.span.begin;
+      parts[kept - 1].span.begin = p.span.begin;
     } else {
-      out.back().span.end = p.span.end;
+      parts[kept - 1].span.end = p.span.end;
     }
   }
-  if (from_right) std::reverse(out.begin(), out.end());
-  return out;
+  parts.resize(kept);
+  if (from_right) std::reverse(parts.begin(), parts.end());
 }
 
-// The parts of [within.begin, within.end): matches and what lies between them.
-std::vector<Part> parts_of(const Regex& regex, std::string_view text, Match within, bool invert) {
-  std::vector<Part> out;
+// The parts of [within.begin, within.end): matches and what lies between them, none empty unless matched.
+void find_parts(RegexSearch& search, std::string_view text, Match within, bool invert, std::vector<Part>& out) {
+  out.clear();
   size_t previous = within.begin;
-  for (const Match& m : regex.find_all(text.substr(within.begin, within.end - within.begin))) {
+  search.find_all(text.substr(within.begin, within.end - within.begin), [&](Match m) {
     const Match at{within.begin + m.begin, within.begin + m.end};
     if (previous != at.begin) out.push_back({{previous, at.begin}, invert});
     out.push_back({at, !invert});
     previous = at.end;
-  }
+  });
   if (previous != within.end) out.push_back({{previous, within.end}, invert});
-  return out;
 }
 
 }  // namespace
@@ -87,12 +86,18 @@ PreTokenizer::Pieces PreTokenizer::split(std::string text) const {
 
   const auto apply = [&](const std::vector<Step>& steps) {
     for (const Step& step : steps) {
+      RegexSearch search(step.regex, text.size());
       std::vector<Match> next;
-      for (const Match& span : spans)
-        for (const Part& p : merge(parts_of(step.regex, text, span, step.invert), step.behavior)) {
+      next.reserve(spans.size());
+      std::vector<Part> parts;
+      for (const Match& span : spans) {
+        find_parts(search, text, span, step.invert, parts);
+        merge(parts, step.behavior);
+        for (const Part& p : parts) {
           const bool removed = p.matched && step.behavior == SplitBehavior::removed;
           if (!removed && p.span.begin != p.span.end) next.push_back(p.span);
         }
+      }
       spans = std::move(next);
     }
   };

@@ -80,52 +80,64 @@ Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
-std::vector<Match> Regex::find_all(std::string_view text) const {
-  const MatchData data(pcre2_match_data_create(1, nullptr));
-  const MatchContext context(pcre2_match_context_create(nullptr));
-  const JitStack stack(pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr));
-  if (!data || !context) fail(ErrorCode::out_of_memory, "no memory to match {}", code_->what);
-  pcre2_set_match_limit(context.get(), kMatchLimit);
-  if (stack) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+struct RegexSearch::Scratch {
+  const Regex::Code& code;
+  MatchData data;
+  MatchContext context;
+  JitStack stack;
+  double thread_deadline;
+  std::chrono::steady_clock::time_point wall_deadline;
+};
 
-  // The wall clock costs 25 ns to read, the thread's own ten times that: it is asked only when the other is late.
-  const double seconds = kBaseSeconds + kSecondsPerMegabyte * 1e-6 * static_cast<double>(text.size());
-  const double thread_deadline = thread_seconds() + seconds;
-  const auto wall_deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  const auto slow = [&](size_t at) {
-    fail(ErrorCode::invalid_argument,
-         "{} \"{}\" backtracks too much at byte {} of {} bytes of text; a pattern must match in linear time",
-         code_->what, code_->source, at, text.size());
-  };
+RegexSearch::RegexSearch(const Regex& regex, size_t text_bytes) {
+  const double seconds = kBaseSeconds + kSecondsPerMegabyte * 1e-6 * static_cast<double>(text_bytes);
+  scratch_.reset(new Scratch{
+      *regex.code_, MatchData(pcre2_match_data_create(1, nullptr)), MatchContext(pcre2_match_context_create(nullptr)),
+      JitStack(pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr)), thread_seconds() + seconds,
+      std::chrono::steady_clock::now() +
+          std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds))});
+  if (!scratch_->data || !scratch_->context) fail(ErrorCode::out_of_memory, "no memory to match {}", regex.code_->what);
+  pcre2_set_match_limit(scratch_->context.get(), kMatchLimit);
+  if (scratch_->stack) pcre2_jit_stack_assign(scratch_->context.get(), nullptr, scratch_->stack.get());
+}
 
-  std::vector<Match> out;
-  for (size_t pos = 0; pos <= text.size();) {
-    if (std::chrono::steady_clock::now() > wall_deadline && thread_seconds() > thread_deadline) slow(pos);
-    pcre2_set_offset_limit(context.get(), pos + kStartsPerCall);
-    const int rc = pcre2_match(code_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), pos,
-                               PCRE2_NO_UTF_CHECK, data.get(), context.get());
-    if (rc == PCRE2_ERROR_NOMATCH) {
-      if (pos + kStartsPerCall >= text.size()) break;
-      pos += kStartsPerCall;  // not "+ 1": starting inside a character is undefined, so step to a boundary
-      while (pos < text.size() && (static_cast<unsigned char>(text[pos]) & 0xC0) == 0x80) ++pos;
-      continue;
+RegexSearch::~RegexSearch() = default;
+
+void RegexSearch::refuse_slow(size_t at, size_t text_bytes) const {
+  fail(ErrorCode::invalid_argument,
+       "{} \"{}\" backtracks too much at byte {} of {} bytes of text; a pattern must match in linear time",
+       scratch_->code.what, scratch_->code.source, at, text_bytes);
+}
+
+bool RegexSearch::step(std::string_view text, size_t& pos) {
+  if (pos == text.size()) return false;
+  next_code_point(text, pos);
+  return true;
+}
+
+bool RegexSearch::next(std::string_view text, size_t pos, Match& match) {
+  Scratch& s = *scratch_;
+  while (true) {
+    // The wall clock costs 25 ns to read, the thread's own ten times that: it is asked only when the other is late.
+    if (std::chrono::steady_clock::now() > s.wall_deadline && thread_seconds() > s.thread_deadline)
+      refuse_slow(pos, text.size());
+    pcre2_set_offset_limit(s.context.get(), pos + kStartsPerCall);
+    const int rc = pcre2_match(s.code.code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), pos,
+                               PCRE2_NO_UTF_CHECK, s.data.get(), s.context.get());
+    if (rc >= 0) {
+      const PCRE2_SIZE* at = pcre2_get_ovector_pointer(s.data.get());
+      match = {at[0], at[1]};
+      return true;
     }
     if (rc == PCRE2_ERROR_MATCHLIMIT || rc == PCRE2_ERROR_DEPTHLIMIT || rc == PCRE2_ERROR_HEAPLIMIT ||
         rc == PCRE2_ERROR_JIT_STACKLIMIT)
-      slow(pos);
-    if (rc < 0)
-      fail(ErrorCode::invalid_argument, "{} \"{}\" cannot be matched: {}", code_->what, code_->source, message_of(rc));
-    const PCRE2_SIZE* at = pcre2_get_ovector_pointer(data.get());
-    const Match m{at[0], at[1]};
-    const bool empty = m.begin == m.end;
-    if (!empty || out.empty() || out.back().end != m.begin) out.push_back(m);
-    pos = m.end;
-    if (empty) {
-      if (pos == text.size()) break;
-      next_code_point(text, pos);
-    }
+      refuse_slow(pos, text.size());
+    if (rc != PCRE2_ERROR_NOMATCH)
+      fail(ErrorCode::invalid_argument, "{} \"{}\" cannot be matched: {}", s.code.what, s.code.source, message_of(rc));
+    if (pos + kStartsPerCall >= text.size()) return false;
+    pos += kStartsPerCall;
+    while (pos < text.size() && (static_cast<unsigned char>(text[pos]) & 0xC0) == 0x80) ++pos;  // to a character
   }
-  return out;
 }
 
 }  // namespace sluice::text

@@ -6,8 +6,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 namespace sluice::text {
 
@@ -24,13 +22,41 @@ class Regex {
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
 
-  // All matches in `text` (valid UTF-8), left to right, not overlapping; empty ones too, but not right after
-  // another match. Throws invalid_argument when the pattern backtracks beyond the bounds. Any number of threads.
-  std::vector<Match> find_all(std::string_view text) const;
-
  private:
   struct Code;
   std::unique_ptr<Code> code_;
+  friend class RegexSearch;
+};
+
+// The buffers and the time budget of searching one text; `regex` must live longer. For one thread; make as many as
+// are needed for one Regex.
+class RegexSearch {
+ public:
+  // text_bytes: of all texts that will be searched together; the time allowed grows with it.
+  RegexSearch(const Regex& regex, size_t text_bytes);
+  ~RegexSearch();
+
+  // Calls found(Match) for all matches in `text` (valid UTF-8), left to right, not overlapping; empty ones too, but
+  // not right after another match. Throws invalid_argument when the pattern backtracks beyond the bounds.
+  template <class Found>
+  void find_all(std::string_view text, Found&& found) {
+    Match m;
+    size_t pos = 0, previous_end = std::string_view::npos;
+    while (next(text, pos, m)) {
+      const bool empty = m.begin == m.end;
+      if (!empty || previous_end != m.begin) found(m);
+      previous_end = pos = m.end;
+      if (empty && !step(text, pos)) break;
+    }
+  }
+
+ private:
+  bool next(std::string_view text, size_t pos, Match& match);
+  static bool step(std::string_view text, size_t& pos);  // over one character; false at the end
+  [[noreturn]] void refuse_slow(size_t at, size_t text_bytes) const;
+
+  struct Scratch;
+  std::unique_ptr<Scratch> scratch_;
 };
 
 }  // namespace sluice::text

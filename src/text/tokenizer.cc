@@ -76,9 +76,11 @@ void Tokenizer::add_added_tokens(const TokenizerData& data) {
     const auto owner = owners.try_emplace(token.id, ids_.find(token.content)->first).first->second;
     check_file(owner == token.content, "{}: tokens \"{}\" and \"{}\" both have the id {}", data.source, owner,
                token.content, token.id);
+    if (token.normalized) token.content = normalized(token.content);  // it decodes to that, too
+    check_file(!token.content.empty(), "{}: the added token with id {} is an empty string when normalized", data.source,
+               token.id);
     e.bytes = from_byte_alphabet(token.content).value_or(token.content);
     e.special = e.special || token.special;
-    if (token.normalized) token.content = normalized(token.content);
     (token.normalized ? normalized_tokens_ : raw_tokens_).add(token);
   }
 }
