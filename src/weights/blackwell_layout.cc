@@ -27,8 +27,8 @@ RowOrder shuffle_order(int64_t rows, int64_t tile_m) {
   check(rows % block == 0, "{} rows cannot be shuffled in blocks of {}; pad them to a multiple", rows, block);
   RowOrder order(static_cast<size_t>(rows));
   for (int64_t i = 0; i < rows; ++i) {
-    // Published as tables 0,8,1,9,... and 0,8,16,24,1,9,...: row j * 8 + r of a block goes to r * (block / 8) + j.
-    const int64_t in = i % block, to = in % 8 * (block / 8) + in / 8;
+    // Published as tables 0,8,1,9,... (16) and 0,8,16,24,1,9,... (32): old row i of a block goes to table[i].
+    const int64_t lanes = block / 8, in = i % block, to = in % lanes * 8 + in / lanes;
     order[i / block * block + to] = i;
   }
   return order;

@@ -78,7 +78,8 @@ float row_scale(const QuantTensor& w, int64_t e, int64_t n, Fp8Order order) {
   if (f.bits == 8 && order == Fp8Order::halves) scale *= kHalfFactor;
   if (f.scale == ScaleType::e4m3) scale *= kHalfFactor;
 
-  bool nan = f.bits == 8 && has_e4m3_nan(static_cast<const uint8_t*>(w.codes.data()) + (e * w.rows + n) * w.cols, w.cols);
+  bool nan =
+      f.bits == 8 && has_e4m3_nan(static_cast<const uint8_t*>(w.codes.data()) + (e * w.rows + n) * w.cols, w.cols);
   if (f.scale == ScaleType::e8m0 || f.scale == ScaleType::e4m3) {
     const int64_t groups = ceil_div<int64_t>(w.cols, f.group_k);
     const uint8_t* row = static_cast<const uint8_t*>(w.scales.data()) + (e * w.rows + n) * groups;
@@ -114,13 +115,15 @@ PanelStack::PanelStack(Context& ctx, const QuantTensor& w, const QuantTensor* up
 }
 
 void PanelStack::refit(Context& ctx, const QuantTensor& w, const QuantTensor* up) {
-  check(w.format == format_ && w.experts == experts_ && w.rows == rows_ && w.cols == cols_ && (up != nullptr) == paired_,
-        "refit got a weight of {} experts, [{}, {}]; it must be {} experts, [{}, {}] as prepared", w.experts, w.rows,
-        w.cols, experts_, rows_, cols_);
+  check(
+      w.format == format_ && w.experts == experts_ && w.rows == rows_ && w.cols == cols_ && (up != nullptr) == paired_,
+      "refit got a weight of {} experts, [{}, {}]; it must be {} experts, [{}, {}] as prepared", w.experts, w.rows,
+      w.cols, experts_, rows_, cols_);
   check(up == nullptr || (up->format == format_ && up->rows == rows_ && up->cols == cols_ && up->experts == experts_),
         "gate and up must have one format and shape");
   // Units in parallel: this is also what touches the fresh pages first, by all threads at once.
-  ctx.pool.parallel_for(experts_ * units(), [&](int64_t task, int) { pack_unit(w, up, task / units(), task % units()); });
+  ctx.pool.parallel_for(experts_ * units(),
+                        [&](int64_t task, int) { pack_unit(w, up, task / units(), task % units()); });
 }
 
 UnitView PanelStack::unit(int64_t expert, int64_t u) const {
@@ -166,7 +169,8 @@ void PanelStack::pack_unit(const QuantTensor& w, const QuantTensor* up, int64_t 
       const uint8_t* source = static_cast<const uint8_t*>(m.scales.data()) + (e * rows_ + first) * groups;
       for (int64_t g = 0; g < padded_groups; ++g)
         for (int64_t r = 0; r < kPanelRows; ++r)
-          scales[(g * view.panels + p) * kPanelRows + r] = r < valid && g < groups ? source[r * groups + g] : uint8_t{0};
+          scales[(g * view.panels + p) * kPanelRows + r] =
+              r < valid && g < groups ? source[r * groups + g] : uint8_t{0};
     }
   }
 }

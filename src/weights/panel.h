@@ -14,7 +14,8 @@
 // weights stay at 4 bits + scales. Inside a 64-byte block the codes stand where decoding needs the fewest instructions:
 //
 //   bf16   dword r = (k0, k1) of row r: bf16 pairs for vdpbf16ps and AMX; a shift and a mask give two f32 vectors.
-//   4 bit  dword r: low word = nibbles k0 k2 k4 k6, high word = k1 k3 k5 k7, so that both words of a dword shifted by 4j
+//   4 bit  dword r: low word = nibbles k0 k2 k4 k6, high word = k1 k3 k5 k7, so that both words of a dword shifted by
+//   4j
 //          hold the pair (2j, 2j+1): one vpermw decodes 16 pairs; a dword shift and one vpermps decode 16 f32.
 //   8 bit  Fp8Order::halves: word r = (k0, k2), word 16 + r = (k1, k3): a shift makes 16 half floats of one k
 //          Fp8Order::pairs:  in each 16 bytes, rows 4L..4L+3: (k0, k1) x 4, then (k2, k3) x 4: byte look-ups of the two
