@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Every test on a fresh machine: packages, the full build (with CUDA code where nvcc is found), ctest with the style
+# checks, the same tests under ASan and UBSan, and the fuzz targets for a bounded time.
+# SLUICE_TEST_MODELS names the folder of the full trained checkpoints; tests that need it say so when they skip.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+readonly fuzz_seconds=${1:-20}
+
+stage() { printf '\n== %s (%d s so far)\n' "$1" $SECONDS; }
+# The two lines of a ctest log that people look for.
+summary_of() { grep -E '^[0-9]+% tests passed' "$1"; }
+
+stage "packages"
+scripts/setup.sh test
+
+if [[ -z ${SLUICE_TEST_MODELS:-} && -d ../shared/models ]]; then
+  SLUICE_TEST_MODELS=$(cd ../shared/models && pwd)
+  export SLUICE_TEST_MODELS
+fi
+echo "full checkpoints: ${SLUICE_TEST_MODELS:-none, tests that need them skip (set SLUICE_TEST_MODELS)}"
+
+stage "build"
+cmake --preset ci
+cmake --build --preset ci
+mkdir -p build/logs
+
+stage "tests"
+ctest --preset ci 2>&1 | tee build/logs/ctest.txt
+
+stage "sanitizers: build"
+cmake --preset asan >/dev/null
+cmake --build --preset asan
+stage "sanitizers: tests"
+ctest --preset asan 2>&1 | tee build/logs/ctest-asan.txt
+
+stage "fuzzing, $fuzz_seconds s a target"
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz
+ctest --preset fuzz
+
+stage "done"
+echo "sanitized: $(summary_of build/logs/ctest-asan.txt)"
+summary_of build/logs/ctest.txt
