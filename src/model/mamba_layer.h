@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Mamba-2 mixer.
+#pragma once
+
+#include "model/dense.h"
+#include "ops/mamba.h"
+
+namespace sluice::model {
+
+struct MambaLayer {
+  ops::MambaShape shape;
+  Dense in, out;     // in: [z | x, B, C | dt]
+  Tensor conv;       // f32 [taps, channels]
+  Tensor conv_bias;  // f32 [channels] or empty
+  Tensor dt_bias, a, skip;  // f32 [heads]; a = -exp(A_log), skip = D
+  Tensor norm;       // f32 [inner]
+  float eps = 1e-5f;
+  size_t cache_layer = 0;
+
+  void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
+  int64_t weight_bytes() const { return in.weight_bytes() + out.weight_bytes() + conv.bytes() + norm.bytes(); }
+};
+
+}  // namespace sluice::model

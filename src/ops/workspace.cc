@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/workspace.h"
+
+#include <algorithm>
+
+#include "base/math.h"
+
+namespace sluice::ops {
+
+void* Workspace::take_bytes(int64_t bytes) {
+  bytes = round_up<int64_t>(std::max<int64_t>(bytes, 1), 64);
+  while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].bytes()) {
+    ++block_;
+    used_ = 0;
+  }
+  if (block_ == blocks_.size()) {
+    const int64_t size = std::max({bytes, capacity(), int64_t{1} << 16});
+    blocks_.emplace_back(DType::u8, Shape{size});
+  }
+  void* p = static_cast<std::byte*>(blocks_[block_].data()) + used_;
+  used_ += bytes;
+  return p;
+}
+
+int64_t Workspace::capacity() const {
+  int64_t total = 0;
+  for (const Tensor& b : blocks_) total += b.bytes();
+  return total;
+}
+
+Workspace::Scope::~Scope() {
+  w_.block_ = block_;
+  w_.used_ = used_;
+  if (--w_.depth_ == 0 && w_.blocks_.size() > 1) {
+    const int64_t total = w_.capacity();
+    w_.blocks_.clear();
+    w_.blocks_.emplace_back(DType::u8, Shape{total});
+  }
+}
+
+}  // namespace sluice::ops

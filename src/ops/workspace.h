@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scratch memory that grows once and is then reused: after the largest batch has been seen nothing is allocated.
+#pragma once
+
+#include <vector>
+
+#include "ops/matrix.h"
+#include "tensor/tensor.h"
+
+namespace sluice::ops {
+
+class Workspace {
+ public:
+  // 64-byte aligned, not initialised; valid until the Scope that it was taken in ends.
+  template <class T>
+  T* take(int64_t count) {
+    return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+  Matrix matrix(DType dtype, int64_t rows, int64_t cols) {
+    return {take_bytes(rows * cols * bytes_of(dtype)), dtype, rows, cols, cols};
+  }
+  void* take_bytes(int64_t bytes);
+  int64_t capacity() const;
+
+  // Gives back what was taken while it lived. Scopes nest like blocks.
+  class Scope {
+   public:
+    explicit Scope(Workspace& w) : w_(w), block_(w.block_), used_(w.used_) { ++w_.depth_; }
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Workspace& w_;
+    size_t block_;
+    int64_t used_;
+  };
+
+ private:
+  // Blocks never move while in use; when the outermost Scope ends several become one.
+  std::vector<Tensor> blocks_;
+  size_t block_ = 0;   // the block being filled
+  int64_t used_ = 0;   // of it
+  int depth_ = 0;
+};
+
+}  // namespace sluice::ops
