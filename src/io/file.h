@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening files that a user or another file named: only regular files, with one sentence for everything else.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace sluice::io {
+
+// An open file descriptor; closed with the object.
+class FileHandle {
+ public:
+  FileHandle() = default;
+  explicit FileHandle(int fd) : fd_(fd) {}
+  FileHandle(FileHandle&& other) noexcept;
+  FileHandle& operator=(FileHandle&& other) noexcept;
+  ~FileHandle();
+
+  int fd() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// Opens for reading. Never waits for a FIFO's writer. Throws not_found (no such path), bad_file (a directory, a FIFO,
+// a device, a loop of symbolic links) or io (not readable).
+FileHandle open_regular(const std::filesystem::path& path);
+
+// Bytes of the open file now. Throws io.
+int64_t size_of(const FileHandle& file, const std::filesystem::path& path);
+
+// The whole file as bytes. Throws as open_regular, and bad_file when it is empty or longer than `max_bytes`: a text
+// file that is parsed into a tree costs about twenty times its size in memory.
+std::string read_file(const std::filesystem::path& path, int64_t max_bytes);
+
+// True when something can be opened there, a directory included.
+bool exists(const std::filesystem::path& path);
+
+}  // namespace sluice::io

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writing safetensors files tensor by tensor, without holding them all in memory.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "io/output_file.h"
+#include "tensor/tensor.h"
+
+namespace sluice::io {
+
+// add() every tensor's type and shape, start(), write() each once in any order, finish(). The file appears at finish();
+// before that nothing is left behind (OutputFile). The bytes depend on names, types, shapes, contents and metadata
+// only: tensors are sorted by element size (largest first, so all are aligned) and name, as the Rust writer does.
+class SafetensorsWriter {
+ public:
+  explicit SafetensorsWriter(const std::filesystem::path& path, std::map<std::string, std::string> metadata = {});
+  ~SafetensorsWriter();
+
+  // Throws invalid_argument: empty or doubled name, a name with NUL or broken UTF-8, after start().
+  void add(std::string_view name, DType dtype, const Shape& shape);
+  // Fixes the layout, reserves the disk space, writes the header. Throws io when the disk is too small.
+  void start();
+  // Throws invalid_argument when the tensor was not added, was written before or has another type or shape. Not
+  // thread-safe. For /dev/null and other seekable devices too, not for pipes.
+  void write(std::string_view name, const Tensor& tensor);
+  // Throws invalid_argument when a tensor is missing, io when the disk refuses.
+  void finish();
+
+  int64_t total_bytes() const;  // of the file, after start()
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// A whole file at once.
+void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace sluice::io
