@@ -39,7 +39,9 @@ struct MoeSpec {
 
   int locals() const { return local_experts > 0 ? local_experts : experts; }
   bool gated() const { return activation::is_gated(act); }
-  routing::Params routing_params() const { return {experts, top_k, groups, top_groups, routed_scale, norm_topk}; }
+  routing::Params routing_params() const {
+    return {experts, top_k, groups, top_groups, routed_scale, norm_topk, dtype == DType::bf16};
+  }
 
   bool operator==(const MoeSpec&) const = default;
 };
