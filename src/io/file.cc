@@ -68,6 +68,9 @@ std::string read_file(const std::filesystem::path& path, int64_t max_bytes) {
   return text;
 }
 
-bool exists(const std::filesystem::path& path) { return access(path.c_str(), F_OK) == 0; }
+bool is_present(const std::filesystem::path& path) {
+  struct stat info {};
+  return lstat(path.c_str(), &info) == 0;
+}
 
 }  // namespace sluice::io

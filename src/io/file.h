@@ -35,7 +35,7 @@ int64_t size_of(const FileHandle& file, const std::filesystem::path& path);
 // file that is parsed into a tree costs about twenty times its size in memory.
 std::string read_file(const std::filesystem::path& path, int64_t max_bytes);
 
-// True when something can be opened there, a directory included.
-bool exists(const std::filesystem::path& path);
+// True when the folder has an entry of this name, also a link that leads nowhere: opening it gives the right sentence.
+bool is_present(const std::filesystem::path& path);
 
 }  // namespace sluice::io

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/checkpoint.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "io/file.h"
+#include "io/quote.h"
+#include "io/safetensors_index.h"
+
+namespace sluice::io {
+
+namespace {
+constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;  // 1.3 million tensors take 150 MB
+
+std::optional<Config> load_if_present(const std::filesystem::path& path) {
+  return is_present(path) ? std::optional<Config>(Config::load(path)) : std::nullopt;
+}
+
+[[noreturn]] void fail_without_weights(const std::filesystem::path& folder) {
+  const std::string name = printable(folder.native(), 4096);
+  std::error_code ignored;
+  for (const auto& file : std::filesystem::directory_iterator(folder, ignored)) {
+    const std::filesystem::path extension = file.path().extension();
+    if (extension == ".bin" || extension == ".gguf" || extension == ".pth" || extension == ".pt")
+      fail(ErrorCode::not_found,
+           "{} holds {}, but no model.safetensors or model.safetensors.index.json; only safetensors are read", name,
+           printable(file.path().filename().native()));
+  }
+  fail(ErrorCode::not_found, "{} holds no model.safetensors and no model.safetensors.index.json", name);
+}
+}  // namespace
+
+struct Checkpoint::Impl {
+  struct Place {
+    const SafetensorsEntry* entry;
+    const SafetensorsFile* file;
+  };
+  std::filesystem::path folder;
+  Config config;
+  std::optional<Config> generation, tokenizer, quant;
+  std::vector<SafetensorsFile> files;
+  std::unordered_map<std::string_view, Place> by_name;
+  int64_t bytes = 0;
+
+  Impl(const std::filesystem::path& dir)
+      : folder(dir),
+        config(Config::load(dir / "config.json")),
+        generation(load_if_present(dir / "generation_config.json")),
+        tokenizer(load_if_present(dir / "tokenizer_config.json")),
+        quant(load_if_present(dir / "hf_quant_config.json")) {}
+
+  // Two shards that hold the same tensor are refused: which one would be meant?
+  void collect() {
+    size_t count = 0;
+    for (const SafetensorsFile& file : files) count += file.entries().size();
+    by_name.reserve(count);
+    for (const SafetensorsFile& file : files) {
+      for (const SafetensorsEntry& entry : file.entries()) {
+        const auto [it, fresh] = by_name.try_emplace(entry.name, Place{&entry, &file});
+        if (!fresh)
+          fail(ErrorCode::bad_file, "{} and {} both hold tensor {}", it->second.file->name(), file.name(),
+               quote(entry.name));
+        bytes += entry.end - entry.begin;
+      }
+    }
+  }
+
+  void open_shards(const std::filesystem::path& index_path) {
+    const std::string source = printable(index_path.native(), 4096);
+    const SafetensorsIndex index = parse_safetensors_index(read_file(index_path, kMaxIndexBytes), source);
+    for (const std::string& shard : index.shards) {
+      if (!is_present(folder / shard))
+        fail(ErrorCode::not_found, "{} does not exist, but {} names it", printable((folder / shard).native(), 4096),
+             source);
+      files.push_back(SafetensorsFile::open(folder / shard));
+    }
+    collect();
+    for (const auto& [name, shard] : index.tensors) {
+      if (!files[shard].contains(name))
+        fail(ErrorCode::bad_file, "{} holds no tensor {}, but {} places it there", files[shard].name(), quote(name),
+             source);
+    }
+    if (index.tensors.size() == by_name.size()) return;
+    std::unordered_map<std::string_view, size_t> listed(index.tensors.begin(), index.tensors.end());
+    for (const auto& [name, place] : by_name)
+      if (!listed.contains(name))
+        fail(ErrorCode::bad_file, "{} holds tensor {}, which {} does not list", place.file->name(), quote(name),
+             source);
+  }
+};
+
+Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
+  const std::string name = printable(folder.native(), 4096);
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    if (is_present(folder))
+      fail(ErrorCode::bad_file, "{} is a file; a model is a folder with config.json and safetensors", name);
+    fail(ErrorCode::not_found, "{} does not exist; a model is a folder with config.json and safetensors", name);
+  }
+  auto impl = std::make_shared<Impl>(folder);
+  if (is_present(folder / "model.safetensors")) {
+    impl->files.push_back(SafetensorsFile::open(folder / "model.safetensors"));
+    impl->collect();
+  } else if (is_present(folder / "model.safetensors.index.json")) {
+    impl->open_shards(folder / "model.safetensors.index.json");
+  } else {
+    fail_without_weights(folder);
+  }
+  Checkpoint out;
+  out.impl_ = std::move(impl);
+  return out;
+}
+
+const std::filesystem::path& Checkpoint::folder() const { return impl_->folder; }
+const Config& Checkpoint::config() const { return impl_->config; }
+const std::optional<Config>& Checkpoint::generation_config() const { return impl_->generation; }
+const std::optional<Config>& Checkpoint::tokenizer_config() const { return impl_->tokenizer; }
+const std::optional<Config>& Checkpoint::quant_config() const { return impl_->quant; }
+int64_t Checkpoint::bytes() const { return impl_->bytes; }
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> out;
+  out.reserve(impl_->by_name.size());
+  for (const auto& [name, place] : impl_->by_name) out.emplace_back(name);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+bool Checkpoint::contains(std::string_view name) const { return impl_->by_name.contains(name); }
+
+const SafetensorsEntry* Checkpoint::find(std::string_view name) const {
+  const auto it = impl_->by_name.find(name);
+  return it == impl_->by_name.end() ? nullptr : it->second.entry;
+}
+
+Tensor Checkpoint::tensor(std::string_view name) const {
+  const auto it = impl_->by_name.find(name);
+  if (it == impl_->by_name.end())
+    fail(ErrorCode::not_found, "{} has no tensor {}", printable(impl_->folder.native(), 4096), quote(name));
+  return it->second.file->tensor(name);
+}
+
+std::string Checkpoint::source_of(std::string_view name) const {
+  const auto it = impl_->by_name.find(name);
+  if (it == impl_->by_name.end()) return printable(impl_->folder.native(), 4096);
+  return it->second.file->name() + ": tensor " + quote(name);
+}
+
+void Checkpoint::populate(Context& context) const {
+  std::vector<std::shared_ptr<const MappedFile>> mappings;
+  for (const SafetensorsFile& file : impl_->files) mappings.push_back(file.mapping());
+  io::populate(context, mappings);
+}
+
+}  // namespace sluice::io
