@@ -37,6 +37,17 @@ inline constexpr std::array<Named<InputFormat>, 7> kInputFormats{{{InputFormat::
                                                                   {InputFormat::nvfp4, "nvfp4"},
                                                                   {InputFormat::nvfp4_token, "nvfp4_token"}}};
 
+// Columns that share one block scale; 0: none.
+constexpr int group_of(InputFormat f) {
+  return f == InputFormat::fp8_group                                ? 128
+         : f == InputFormat::mxfp8                                  ? 32
+         : f == InputFormat::nvfp4 || f == InputFormat::nvfp4_token ? 16
+                                                                    : 0;
+}
+
+// True where a calibrated scale of the whole tensor must be given.
+constexpr bool is_static(InputFormat f) { return f == InputFormat::fp8_static || f == InputFormat::nvfp4; }
+
 enum class ScaleType : uint8_t { none, f32, e8m0, e4m3 };
 
 // One scale covers group_n rows and group_k columns; 0 stands for "all of them".
@@ -95,6 +106,25 @@ constexpr FormatInfo info(Format f) {
   FormatInfo found{};
   Formats::visit(f, [&]<class F> { found = F::kInfo; });
   return found;
+}
+
+// Whether weights of format `w` are published, or run by anyone, with input rows of format `x`. `plain` goes with all.
+constexpr bool fits(Format w, InputFormat x) {
+  switch (x) {
+    case InputFormat::plain:
+      return true;
+    case InputFormat::fp8_static:
+    case InputFormat::fp8_token:
+      return w == Format::fp8_tensor || w == Format::fp8_channel;
+    case InputFormat::fp8_group:
+      return w == Format::fp8_block;
+    case InputFormat::mxfp8:
+      return w == Format::mxfp8 || w == Format::mxfp4;
+    case InputFormat::nvfp4:
+    case InputFormat::nvfp4_token:
+      return w == Format::nvfp4;
+  }
+  return false;
 }
 
 }  // namespace sluice::format

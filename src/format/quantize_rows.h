@@ -9,17 +9,6 @@
 
 namespace sluice::format {
 
-// Columns that share one block scale; 0: none.
-constexpr int group_of(InputFormat f) {
-  return f == InputFormat::fp8_group                                ? 128
-         : f == InputFormat::mxfp8                                  ? 32
-         : f == InputFormat::nvfp4 || f == InputFormat::nvfp4_token ? 16
-                                                                    : 0;
-}
-
-// True where a calibrated scale of the whole tensor must be given.
-constexpr bool is_static(InputFormat f) { return f == InputFormat::fp8_static || f == InputFormat::nvfp4; }
-
 // value[t, k] = code * block_scale * row_scale, in float32, in this order.
 struct QuantRows {
   InputFormat format = InputFormat::plain;
