@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/env.h"
+#include "interrupt.h"
 #include "progress.h"
 
 namespace sluice::apps {
@@ -28,7 +29,10 @@ Context Shared::context() {
           [&view, least](LogLevel level, std::string_view line) {
             if (level >= least) view.line(line);
           },
-          [&view](const Progress& p) { view.show(p); }};
+          [&view](const Progress& p) {
+            throw_if_interrupted();
+            view.show(p);
+          }};
 }
 
 CLI::App* add_command(CLI::App& parent, Shared& shared, const CommandText& text, std::function<void()> body) {
@@ -48,7 +52,7 @@ CLI::App* add_command(CLI::App& parent, Shared& shared, const CommandText& text,
 
 CLI::App& add_group(CLI::App& parent, const std::string& name, const std::string& summary) {
   CLI::App* group = parent.add_subcommand(name, summary);
-  group->require_subcommand(1);
+  group->require_subcommand(0, 1);  // main() asks for the missing one
   return *group;
 }
 

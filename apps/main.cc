@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line program: parses, runs one sub-command, turns what went wrong into one sentence and an exit code.
-#include <unistd.h>
 #include <CLI/CLI.hpp>
-#include <csignal>
 #include <cstdio>
 #include <new>
 
 #include "base/env.h"
 #include "base/error.h"
 #include "command.h"
+#include "interrupt.h"
 #include "version.h"
 
 namespace sluice::apps {
 namespace {
-
-// Ends at once, wherever the work is: nothing has to poll, and a long matrix product cannot delay Ctrl-C.
-void on_signal(int) { _exit(kExitInterrupted); }
 
 ExitCode exit_code(ErrorCode code) {
   switch (code) {
@@ -46,12 +42,13 @@ int run(int argc, char** argv) {
   Shared shared;
   CLI::App app{"Open mixture-of-experts inference: real checkpoints, every published number format."};
   app.set_version_flag("--version", version_text(), "print the version, the build and the CPU's features");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // not 1: an unknown word would be reported as a missing one
   add_commands(app, shared);
   try {
     shared.threads = env_int(kEnvThreads);
-    shared.log_level = env_text(kEnvLog).value_or(std::string(kEnvLog.fallback));
+    shared.log_level = env_choice(kEnvLog);
     app.parse(argc, argv);
+    check(shared.action != nullptr, "a sub-command is missing; --help lists them");
     shared.action();
     // A full disk behind a pipe or a redirection shows only here.
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
@@ -60,6 +57,8 @@ int run(int argc, char** argv) {
     return kExitOk;
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  } catch (const Interrupted&) {
+    return report(kExitInterrupted, "interrupted");
   } catch (const Error& e) {
     return report(exit_code(e.code()), e.what());
   } catch (const std::bad_alloc&) {
@@ -73,7 +72,6 @@ int run(int argc, char** argv) {
 }  // namespace sluice::apps
 
 int main(int argc, char** argv) {
-  std::signal(SIGINT, sluice::apps::on_signal);
-  std::signal(SIGTERM, sluice::apps::on_signal);
+  sluice::apps::handle_interrupts();
   return sluice::apps::run(argc, argv);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/env.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
@@ -27,6 +28,17 @@ int env_int(const EnvVar& variable) {
   check(error == std::errc{} && end == text.data() + text.size() && value >= 0,
         "environment variable {} is \"{}\"; it must be an integer of 0 or more", variable.name, text);
   return value;
+}
+
+std::string env_choice(const EnvVar& variable) {
+  const std::string text = env_text(variable).value_or(std::string(variable.fallback));
+  for (size_t at = 0; at <= variable.type.size();) {
+    const size_t end = std::min(variable.type.find('|', at), variable.type.size());
+    if (variable.type.substr(at, end - at) == text) return text;
+    at = end + 1;
+  }
+  fail(ErrorCode::invalid_argument, "environment variable {} is \"{}\"; it must be one of {}", variable.name, text,
+       variable.type);
 }
 
 }  // namespace sluice

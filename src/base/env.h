@@ -31,5 +31,7 @@ std::optional<std::string> env_text(const EnvVar& variable);
 bool env_flag(const EnvVar& variable);
 // The number, or the list's default when unset; throws invalid_argument unless it is an integer in [0, 2^31).
 int env_int(const EnvVar& variable);
+// One of the words that the list's type names ("a|b|c"), or the default; throws invalid_argument for another one.
+std::string env_choice(const EnvVar& variable);
 
 }  // namespace sluice
