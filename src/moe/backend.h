@@ -15,8 +15,10 @@ namespace sluice::moe {
 // Copies of every rounding point, for bug reports and conformance: float32, as dequantised values, in [token, slot]
 // order; rows of absent experts are zero.
 struct Trace {
-  Tensor input;      // [T, H]     GEMM1's rounded input
-  Tensor up, gate;   // [T, K, I]  GEMM1's results in the model's units, after bias; gate empty when not gated
+  Tensor input;  // [T, H]     GEMM1's rounded input
+  // [T, K, I] GEMM1's results in the model's units, as they enter the clamp and the activation: after bias and, for
+  // weight_on_input, times the router weight. gate is empty when not gated.
+  Tensor up, gate;
   Tensor activated;  // [T, K, I]  GEMM2's rounded input
   Tensor down;       // [T, K, H]  GEMM2's rounded result, before the router weight
 };

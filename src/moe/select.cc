@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "moe/select.h"
+
+#include "moe/backends.h"
+
+namespace sluice::moe {
+
+std::vector<Answer> ask_backends(const MoeSpec& spec) {
+  validate(spec);
+  std::vector<Answer> answers;
+  for (const auto& backend : backends()) answers.push_back({backend.get(), backend->supports(spec)});
+  return answers;
+}
+
+const Backend& select(const MoeSpec& spec, std::string_view choice) {
+  std::string reasons;
+  for (const auto& [backend, support] : ask_backends(spec)) {
+    if (choice != "auto" && choice != backend->name()) continue;
+    if (support) return *backend;
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend->name(), support.reason);
+  }
+  check(!reasons.empty(), "the MoE backend is \"{}\"; accepted: {}", choice, backend_names());
+  fail(ErrorCode::unsupported, "{}", reasons);
+}
+
+std::string backend_names() {
+  std::string names = "auto";
+  for (const auto& backend : backends()) names += fmt::format(", {}", backend->name());
+  return names;
+}
+
+}  // namespace sluice::moe
