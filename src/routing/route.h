@@ -13,11 +13,11 @@ struct Values {
   const void* data = nullptr;
   bool bf16 = false;
 
-  explicit operator bool() const { return data != nullptr; }
+  HD explicit operator bool() const { return data != nullptr; }
   HD float operator[](int64_t i) const {
     return bf16 ? bf16_to_float(static_cast<const bf16_t*>(data)[i]) : static_cast<const float*>(data)[i];
   }
-  Values from(int64_t i) const {
+  HD Values from(int64_t i) const {
     return {bf16 ? static_cast<const void*>(static_cast<const bf16_t*>(data) + i)
                  : static_cast<const void*>(static_cast<const float*>(data) + i),
             bf16};

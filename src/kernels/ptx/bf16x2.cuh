@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packed bfloat16 pairs and byte conversions.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::ptx {
+
+// Subnormal inputs and results are kept.
+__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// Round to nearest even; `low` goes to bits 0-15.
+__device__ inline uint32_t cvt_bf16x2_f32(float high, float low) {
+  uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+// Round to nearest even, saturating, NaN gives 0x7f; `low` goes to bits 0-7.
+__device__ inline uint16_t cvt_e4m3x2_f32(float high, float low) {
+  uint16_t d;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(d) : "f"(high), "f"(low));
+  return d;
+}
+// Two e4m3 codes to two halves, exactly; the low byte to bits 0-15.
+__device__ inline uint32_t cvt_f16x2_e4m3x2(uint16_t codes) {
+  uint32_t d;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(d) : "h"(codes));
+  return d;
+}
+__device__ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;\n" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+__device__ inline uint32_t shf_r_wrap(uint32_t a, uint32_t n) {
+  uint32_t d;
+  asm("shf.r.wrap.b32 %0, %1, %1, %2;\n" : "=r"(d) : "r"(a), "r"(n));
+  return d;
+}
+
+}  // namespace sluice::ptx

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include "base/error.h"
+
+namespace sluice::sm90 {
+
+void check_cuda(int status, const char* call) {
+  if (status == cudaSuccess) return;
+  const auto error = static_cast<cudaError_t>(status);
+  fail(error == cudaErrorMemoryAllocation ? ErrorCode::out_of_memory : ErrorCode::cuda, "{}: {} ({})", call,
+       cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
+
+std::string device_problem() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    return fmt::format("no CUDA device: {}", status == cudaSuccess ? "none is present" : cudaGetErrorString(status));
+  }
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (major != 9 || minor != 0)
+    return fmt::format("device {} has compute capability {}.{}; these kernels are built for 9.0 (H100, H200) only", device,
+                       major, minor);
+  return "";
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
+DeviceBuffer::DeviceBuffer(int64_t bytes) : bytes_(bytes) {
+  if (bytes > 0) check_cuda(cudaMalloc(&data_, static_cast<size_t>(bytes)), "cudaMalloc");
+}
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) cudaFree(data_);
+}
+
+void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream) {
+  if (bytes > 0)
+    check_cuda(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
+                               static_cast<cudaStream_t>(stream)),
+               "cudaMemcpyAsync to the device");
+}
+void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream) {
+  if (bytes > 0)
+    check_cuda(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
+                               static_cast<cudaStream_t>(stream)),
+               "cudaMemcpyAsync to the host");
+}
+void synchronize(Stream stream) {
+  check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize");
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tile types of the grouped GEMM and their shared-memory plan.
+#pragma once
+
+#include "kernels/sm90/layout.h"
+
+namespace sluice::sm90 {
+
+// Operand; row tiles of 128 a block takes at once; the most tokens a pass; slabs a stage; blocks an SM.
+template <Operand kOp, int kMTiles, int kMaxN, int kSlabs, int kBlocks>
+struct GemmTile {
+  static constexpr Operand op = kOp;
+  static constexpr int m_tiles = kMTiles, max_n = kMaxN, slabs = kSlabs, blocks_per_sm = kBlocks;
+  static constexpr int step_n = kMaxN <= 64 ? 8 : 16;
+  static constexpr int consumers = 256, threads = 384;
+  static constexpr int queue = 4;  // tasks known ahead
+
+  static constexpr int w_bytes = kMTiles * kSlabs * slab_bytes(kOp);
+  static constexpr int x_bytes = kSlabs * kMaxN * 128;
+  static constexpr bool block_scaled = kOp == Operand::fp8_block;
+  static constexpr int w_aligned = (w_bytes + 1023) / 1024 * 1024;
+  static constexpr int scale_bytes = block_scaled ? (kMaxN * 4 + kMTiles * 16) * kSlabs : 0;
+  static constexpr int stage_bytes = (w_aligned + x_bytes + scale_bytes + 1023) / 1024 * 1024;
+  // One chunk of 32 tokens x 128 rows in float32, padded by 4 against bank conflicts.
+  static constexpr int staging_tokens = 32, staging_pitch = 132;
+  static constexpr int staging_bytes = staging_tokens * staging_pitch * 4;
+  static constexpr int fixed_bytes = staging_bytes + 1024;
+  static constexpr int budget = (kBlocks == 1 ? 232448 : 116224 - 1024) - fixed_bytes - 1024;
+  static constexpr int stages_fit = budget / stage_bytes;
+  static constexpr int stages = stages_fit > 16 ? 16 : stages_fit;
+  static constexpr int smem_bytes = stages * stage_bytes + fixed_bytes + 1024;  // 1024 to align the start
+  static_assert(stages >= 2);
+  static_assert(!block_scaled || kSlabs == 1);
+};
+
+}  // namespace sluice::sm90

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packed weights to the registers of a wgmma A operand: one slab of 64 rows x 64 columns, 16 words a thread.
+// Word 4*s + j holds columns 16*s + 8*(j/2) + 2*(lane%4) + {0,1} of row lane/4 + 8*(j%2) of the warp's 16 rows.
+//
+// A code's bits are placed into a bf16 with its exponent field unbiased, a number 2^126 (e2m1) or 2^120 (e4m3) too
+// small; one bf16 multiplication by scale * 2^118 (* 2^120) repairs that, applies the block scale and is exact, because
+// products have at most 6 significant bits. The remaining power of two is in the row's float scale.
+#pragma once
+
+#include "kernels/ptx/bf16x2.cuh"
+#include "kernels/sm90/layout.h"
+
+namespace sluice::sm90 {
+
+// e2m1: eight codes of a word. Bits of registers 0..2 are moved as a whole; those of register 3 are what remains.
+__device__ inline void expand_e2m1(uint32_t w, uint32_t (&a)[4]) {
+  a[0] = (w << 6) & 0x81c081c0u;
+  a[1] = (w << 2) & 0x81c081c0u;
+  a[2] = ptx::shf_r_wrap(w, 4) & 0x81c081c0u;
+  a[3] = (w & 0x81808180u) | ((w >> 8) & 0x00400040u);
+}
+// The inverse, for preparation: where code bits go. code: s e1 e0 m; half 0 = even column.
+HD inline uint32_t place_e2m1(uint32_t code, int reg, int half) {
+  const uint32_t eem = code & 7u, sign = code >> 3 & 1u;
+  const int h = 16 * half;
+  if (reg == 0) return eem << h | sign << (h + 9);
+  if (reg == 1) return eem << (h + 4) | sign << (h + 13);
+  if (reg == 2) return eem << (h + 10) | sign << ((h + 19) & 31);
+  return (eem & 1u) << (h + 14) | (eem >> 1) << (h + 7) | sign << (h + 15);
+}
+
+// e4m3: two registers of a word; bytes 1 and 3 are register 0, bytes 0 and 2 register 1.
+__device__ inline void expand_e4m3(uint32_t w, uint32_t& a0, uint32_t& a1) {
+  a0 = (w & 0x80008000u) | ((w >> 4) & 0x07f007f0u);
+  a1 = ((w << 8) & 0x80008000u) | ((w << 4) & 0x07f007f0u);
+}
+
+// Byte i of a word twice, each zero-extended to 16 bits.
+template <int i>
+__device__ inline uint32_t twice(uint32_t word) {
+  return ptx::prmt(word, 0u, 0x4040u | (i << 8) | i);
+}
+
+template <Operand op>
+struct Decode;
+
+template <>
+struct Decode<Operand::nvfp4> {
+  // Scale bytes: 5 exponent bits, 3 mantissa bits, exponent bias 10; v * 2^118 as a bf16 is (byte << 4) + 0x7580.
+  __device__ static void slab(const uint8_t* smem, int wg, int thread, uint32_t (&a)[16]) {
+    const uint4 w = *reinterpret_cast<const uint4*>(smem + wg * 2048 + thread * 16);
+    const uint2 s = *reinterpret_cast<const uint2*>(smem + 4096 + wg * 256 + (thread >> 2) * 8);
+    step<0>(w.x, s, a);
+    step<1>(w.y, s, a);
+    step<2>(w.z, s, a);
+    step<3>(w.w, s, a);
+  }
+  template <int i>
+  __device__ static void step(uint32_t w, uint2 s, uint32_t (&a)[16]) {
+    uint32_t e[4];
+    expand_e2m1(w, e);
+    const uint32_t s0 = twice<i>(s.x) * 16u + 0x75807580u, s1 = twice<i>(s.y) * 16u + 0x75807580u;
+    a[4 * i + 0] = ptx::mul_bf16x2(e[0], s0);
+    a[4 * i + 1] = ptx::mul_bf16x2(e[1], s1);
+    a[4 * i + 2] = ptx::mul_bf16x2(e[2], s0);
+    a[4 * i + 3] = ptx::mul_bf16x2(e[3], s1);
+  }
+};
+
+// Scale bytes of the MX operands are the exponent field of the bf16 multiplier itself.
+template <>
+struct Decode<Operand::mxfp4> {
+  __device__ static void slab(const uint8_t* smem, int wg, int thread, uint32_t (&a)[16]) {
+    const uint4 w = *reinterpret_cast<const uint4*>(smem + wg * 2048 + thread * 16);
+    const uint32_t s = *reinterpret_cast<const uint32_t*>(smem + 4096 + wg * 128 + (thread >> 2) * 4);
+    const uint32_t lo0 = twice<0>(s) << 7, lo1 = twice<1>(s) << 7, hi0 = twice<2>(s) << 7, hi1 = twice<3>(s) << 7;
+    step<0>(w.x, lo0, hi0, a);
+    step<1>(w.y, lo0, hi0, a);
+    step<2>(w.z, lo1, hi1, a);
+    step<3>(w.w, lo1, hi1, a);
+  }
+  template <int i>
+  __device__ static void step(uint32_t w, uint32_t s0, uint32_t s1, uint32_t (&a)[16]) {
+    uint32_t e[4];
+    expand_e2m1(w, e);
+    a[4 * i + 0] = ptx::mul_bf16x2(e[0], s0);
+    a[4 * i + 1] = ptx::mul_bf16x2(e[1], s1);
+    a[4 * i + 2] = ptx::mul_bf16x2(e[2], s0);
+    a[4 * i + 3] = ptx::mul_bf16x2(e[3], s1);
+  }
+};
+
+template <>
+struct Decode<Operand::mxfp8> {
+  __device__ static void slab(const uint8_t* smem, int wg, int thread, uint32_t (&a)[16]) {
+    const uint4 w0 = *reinterpret_cast<const uint4*>(smem + wg * 4096 + thread * 16);
+    const uint4 w1 = *reinterpret_cast<const uint4*>(smem + wg * 4096 + 2048 + thread * 16);
+    const uint32_t s = *reinterpret_cast<const uint32_t*>(smem + 8192 + wg * 128 + (thread >> 2) * 4);
+    const uint32_t lo0 = twice<0>(s) << 7, lo1 = twice<1>(s) << 7, hi0 = twice<2>(s) << 7, hi1 = twice<3>(s) << 7;
+    step<0>(w0.x, w0.y, lo0, hi0, a);
+    step<1>(w0.z, w0.w, lo0, hi0, a);
+    step<2>(w1.x, w1.y, lo1, hi1, a);
+    step<3>(w1.z, w1.w, lo1, hi1, a);
+  }
+  template <int i>
+  __device__ static void step(uint32_t w0, uint32_t w1, uint32_t s0, uint32_t s1, uint32_t (&a)[16]) {
+    uint32_t e[4];
+    expand_e4m3(w0, e[0], e[1]);
+    expand_e4m3(w1, e[2], e[3]);
+    a[4 * i + 0] = ptx::mul_bf16x2(e[0], s0);
+    a[4 * i + 1] = ptx::mul_bf16x2(e[1], s1);
+    a[4 * i + 2] = ptx::mul_bf16x2(e[2], s0);
+    a[4 * i + 3] = ptx::mul_bf16x2(e[3], s1);
+  }
+};
+
+}  // namespace sluice::sm90

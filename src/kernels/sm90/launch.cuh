@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// One way to launch: with programmatic dependent launch or without.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/sm90/device.h"
+
+namespace sluice::sm90 {
+
+// `pdl` lets the kernel start before the one ahead of it in the stream has finished; it must call griddepcontrol.wait
+// before it touches anything that an earlier kernel wrote.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), int blocks, int threads, int smem, Stream stream, bool pdl, Args&&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(smem);
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = pdl ? 1 : 0;
+  if (smem > 48 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem), "cudaFuncSetAttribute");
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "cudaLaunchKernelEx");
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two layouts that the grouped GEMM streams: prepared weights and rows. Every stage of its pipeline is one
+// contiguous copy, so neither needs a tensor map, an index or a bounds check in the inner loop.
+//
+// K is cut into slabs of 64 columns (128 for FP8 tensor cores): 128 bytes of a row, one swizzle atom wide.
+// Weights: [expert][row tile of 128][slab][slab_bytes]. A gated tile holds 64 columns of I: of every 16 rows the first
+//   8 are `up`, the last 8 `gate` of the same columns, so both meet in one thread's accumulators.
+// Rows:    [tile][slab][padded rows][128 bytes], swizzled; a tile is at most N rows of one expert.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.h"
+#include "base/math.h"
+
+namespace sluice::sm90 {
+
+// How weights lie in shared memory and meet the tensor cores.
+enum class Operand : uint8_t {
+  bf16,       // straight from shared memory
+  fp8,        // e4m3 x e4m3, partial sums promoted every 128 of K
+  fp8_block,  // the same, scaled by the block's two scales on promotion
+  mxfp8,      // decoded in registers to bf16: e4m3 * 2^k is exact there
+  nvfp4,      // decoded in registers to bf16: e2m1 * e4m3 is exact there
+  mxfp4,
+};
+
+constexpr bool is_fp8(Operand o) { return o == Operand::fp8 || o == Operand::fp8_block; }
+
+inline constexpr int kTileRows = 128;
+HD constexpr int slab_k(Operand o) { return o == Operand::fp8 || o == Operand::fp8_block ? 128 : 64; }
+// Of 128 rows: codes, then block scales (one byte each) where the operand has them.
+HD constexpr int slab_code_bytes(Operand o) {
+  return o == Operand::mxfp8 ? 8192 : o == Operand::nvfp4 || o == Operand::mxfp4 ? 4096 : 16384;
+}
+HD constexpr int slab_bytes(Operand o) {
+  return slab_code_bytes(o) + (o == Operand::nvfp4 ? 512 : o == Operand::mxfp8 || o == Operand::mxfp4 ? 256 : 0);
+}
+
+// Where 16-byte piece `piece` (0..7) of row `row` lies inside a slab of swizzled rows.
+HD constexpr uint32_t swizzled(uint32_t row, uint32_t piece) { return row * 128u + ((piece ^ (row & 7u)) << 4); }
+
+// Row r of a gated tile: which column of the tile's 64, and whether it is the gate's.
+HD constexpr int gated_column(int r) { return (r >> 4) * 8 + (r & 7); }
+HD constexpr bool is_gate(int r) { return (r & 8) != 0; }
+
+// One weight matrix [rows, k] (or pair of matrices when gated) of every local expert.
+struct WeightShape {
+  Operand operand = Operand::bf16;
+  int64_t experts = 0, rows = 0, k = 0;
+  bool gated = false;
+  int64_t min_row_tiles = 0;  // more tiles than rows ask for, where the next GEMM's slabs are wider
+  HD int slabs() const { return static_cast<int>(ceil_div<int64_t>(k, slab_k(operand))); }
+  HD int row_tiles() const {
+    const int64_t tiles = ceil_div<int64_t>(rows, gated ? kTileRows / 2 : kTileRows);
+    return static_cast<int>(tiles > min_row_tiles ? tiles : min_row_tiles);
+  }
+  HD int64_t bytes() const { return experts * row_tiles() * slabs() * slab_bytes(operand); }
+  HD int64_t row_scales() const { return experts * row_tiles() * kTileRows; }
+  HD int64_t block_scales() const { return operand == Operand::fp8_block ? experts * row_tiles() * slabs() * 4 : 0; }
+};
+
+// At most `count` rows of one expert, processed in one pass over its weights.
+struct Tile {
+  int expert, row_base, count, padded;
+};
+
+// Written by the device for the device.
+struct Header {
+  int num_tiles, total_rows, ticket[2], done;
+};
+
+}  // namespace sluice::sm90

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Canonical weights on the device to the layout that the grouped GEMM streams; in place again for a refit.
+#pragma once
+
+#include "format/formats.h"
+#include "kernels/sm90/device.h"
+#include "kernels/sm90/layout.h"
+
+namespace sluice::sm90 {
+
+// One canonical stack [experts, rows, k] in device memory (weights/quant_tensor.h).
+struct CanonicalStack {
+  const void* codes = nullptr;
+  const void* scales = nullptr;
+  const float* global = nullptr;
+};
+
+struct PrepareArgs {
+  format::Format format;
+  WeightShape shape;
+  CanonicalStack up, gate;  // gate only when gated
+  uint8_t* weights;         // shape.bytes()
+  float* row_scale;         // shape.row_scales(), or null where the operand has none (bf16, fp8_block)
+  float* block_scale;       // shape.block_scales()
+};
+
+// What a format becomes. fp8_tensor and fp8_channel share one operand: their scales are both the rows'.
+constexpr Operand operand_of(format::Format f) {
+  switch (f) {
+    case format::Format::bf16: return Operand::bf16;
+    case format::Format::fp8_tensor:
+    case format::Format::fp8_channel: return Operand::fp8;
+    case format::Format::fp8_block: return Operand::fp8_block;
+    case format::Format::mxfp8: return Operand::mxfp8;
+    case format::Format::nvfp4: return Operand::nvfp4;
+    case format::Format::mxfp4: return Operand::mxfp4;
+  }
+  return Operand::bf16;
+}
+constexpr bool has_row_scale(Operand o) { return o != Operand::bf16 && o != Operand::fp8_block; }
+
+void launch_prepare(const PrepareArgs& args, Stream stream);
+
+}  // namespace sluice::sm90

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounding of eight values of a group whose amax is known. The arithmetic is format/quantize.h's; only the last
+// conversion to e4m3 is the hardware's, which rounds and saturates alike.
+#pragma once
+
+#include "format/quantize.h"
+#include "kernels/ptx/bf16x2.cuh"
+#include "kernels/sm90/grouped_gemm/args.h"
+
+namespace sluice::sm90 {
+
+// Columns that share a block scale; 0: none, or the whole row.
+HD constexpr int group_columns(Round r) {
+  return r == Round::mxfp8 ? 32 : r == Round::nvfp4 || r == Round::nvfp4_token ? 16 : r == Round::fp8_group ? 128 : 0;
+}
+
+__device__ inline uint32_t e4m3_codes4(const float* v) {
+  return static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(v[1], v[0])) |
+         static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(v[3], v[2])) << 16;
+}
+
+// What the bf16 operand of the next GEMM holds for v[8]: codes times block scales, exact in bf16. Static and row
+// factors stay outside: they multiply GEMM results.
+__device__ inline uint4 rounded_bf16(Round round, const float (&v)[8], uint32_t amax, format::Nvfp4Global global,
+                                     float static_inverse, float row_scale) {
+  float r[8];
+  if (round == Round::plain) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r[i] = v[i];
+  } else if (round == Round::mxfp8) {
+    const uint8_t b = format::mxfp8_scale(format::amax_value(amax));
+    const float inverse = format::e8m0_inverse(b), scale = format::e8m0_to_float(b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r[i] = format::e4m3_to_float(format::mxfp8_code(v[i], inverse)) * scale;
+  } else if (round == Round::nvfp4 || round == Round::nvfp4_token) {
+    const uint8_t b = format::nvfp4_scale(format::amax_value(amax), global);
+    const float inverse = format::nvfp4_inverse(b, global), scale = format::e4m3_to_float(b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      r[i] = scale == 0.0f ? 0.0f : format::e2m1_to_float(format::nvfp4_code(v[i], inverse)) * scale;
+  } else if (round == Round::fp8_static) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r[i] = format::e4m3_to_float(format::fp8_static_code(v[i], static_inverse));
+  } else {  // fp8_token
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r[i] = format::e4m3_to_float(format::fp8_code(v[i], row_scale));
+  }
+  return {ptx::cvt_bf16x2_f32(r[1], r[0]), ptx::cvt_bf16x2_f32(r[3], r[2]), ptx::cvt_bf16x2_f32(r[5], r[4]),
+          ptx::cvt_bf16x2_f32(r[7], r[6])};
+}
+
+// e4m3 codes of v[8]; `factor` multiplies (fp8_static) or divides.
+__device__ inline uint2 rounded_e4m3(Round round, const float (&v)[8], float factor) {
+  float r[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) r[i] = round == Round::fp8_static ? v[i] * factor : v[i] / factor;
+  return {e4m3_codes4(r), e4m3_codes4(r + 4)};
+}
+
+__device__ inline uint32_t amax8(const float (&v)[8]) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) bits = format::amax_bits(bits, v[i]);
+  return bits;
+}
+// Over `lanes` neighbouring lanes (a power of two).
+__device__ inline uint32_t amax_lanes(uint32_t bits, int lanes) {
+  for (int step = 1; step < lanes; step *= 2) {
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, step);
+    bits = other > bits ? other : bits;
+  }
+  return bits;
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routing and the tables that put tokens in the order of their experts, all on the device. No host reads: the number
+// of tokens may come from device memory, and grids are those of the largest number.
+#pragma once
+
+#include "kernels/sm90/device.h"
+#include "kernels/sm90/layout.h"
+#include "routing/methods.h"
+
+namespace sluice::sm90 {
+
+inline constexpr int kMaxTopK = 64;
+inline constexpr int kMaxExperts = 2048;
+
+// Where the tables lie. `pairs` = tokens * top_k; a pair's number is token * top_k + slot.
+struct RouteTables {
+  int32_t* ids;       // [pairs] global ids
+  float* weights;     // [pairs]
+  int32_t* rank;      // [pairs] place among its block's pairs of the same expert; -1: not local
+  int32_t* counts;    // [blocks, locals]: pairs, then places where the block's pairs begin
+  int32_t* expert_tile;  // [locals] first tile
+  int32_t* expert_per;   // [locals] rows of a tile that is not the expert's last
+  Tile* tiles;
+  Header* header;
+  int32_t* pair_row;  // [pairs] row, -1: not local
+  int32_t* row_pair;  // [rows]
+  int32_t* arrivals[2];
+  int32_t* ready;
+};
+
+struct RouteArgs {
+  routing::Method method;
+  routing::Params params;
+  const void* logits;  // null: the routing is given
+  bool logits_bf16;
+  const void* bias;
+  bool bias_bf16;
+  const int32_t* given_ids;
+  const void* given_weights;  // null: packed
+  bool given_bf16;
+  int64_t tokens;            // the captured maximum
+  const int32_t* num_tokens;  // device; null: tokens
+  int local_offset, locals;
+  int max_n, step_n;  // of the grouped GEMM's tile
+  int row_units[2];   // arrivals a tile has in each GEMM (units of row tiles)
+  RouteTables tables;
+  int32_t* chosen_ids;  // copies for the caller, or null
+  float* chosen_weights;
+};
+
+inline constexpr int kPairsPerBlock = 256;
+constexpr int tokens_per_block(int top_k) { return top_k >= kPairsPerBlock ? 1 : kPairsPerBlock / top_k; }
+inline int64_t route_blocks(int64_t tokens, int top_k) {
+  return ceil_div<int64_t>(tokens > 0 ? tokens : 1, tokens_per_block(top_k));
+}
+// The most tiles and rows that any routing of `pairs` local pairs can need.
+inline int64_t max_tiles(int64_t pairs, int64_t locals, int max_n) {
+  const int64_t touched = pairs < locals ? pairs : locals;
+  return touched + (pairs - touched) / max_n + 1;
+}
+inline int64_t max_rows(int64_t pairs, int64_t locals, int max_n, int step_n) {
+  return round_up<int64_t>(pairs + max_tiles(pairs, locals, max_n) * (step_n - 1), step_n);
+}
+
+// Two launches: choose and count; tables.
+void launch_route(const RouteArgs& args, Stream stream, bool pdl);
+
+}  // namespace sluice::sm90
