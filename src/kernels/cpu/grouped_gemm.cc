@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/grouped_gemm.h"
+
+#include <algorithm>
+
+#include "base/math.h"
+
+namespace sluice::kernels::cpu {
+
+namespace {
+// A group's rows in blocks of at most kMaxRows: a row block by a run of units is a task.
+struct RowBlock {
+  int64_t group, row, m;
+};
+
+// Tasks long enough to hide their start (0.1 us), short enough that the last one ends soon after the others and that a
+// thread which loses its core holds up little: 128 KiB of weights, or 4 million multiply-adds.
+int64_t units_per_task(const weights::PanelStack& w, int64_t blocks, int64_t total_rows, int workers) {
+  const int64_t rows = ceil_div(total_rows, blocks);
+  const int64_t work = std::max(w.unit_bytes() * 32, rows * weights::kUnitRows * w.padded_cols());
+  const int64_t by_size = std::max<int64_t>(1, (int64_t{4} << 20) / std::max<int64_t>(work, 1));
+  const int64_t by_share = std::max<int64_t>(1, blocks * w.units() / (8 * workers));
+  return std::min({by_size, by_share, w.units()});
+}
+}  // namespace
+
+GemmMemory carve_gemm_memory(Carver& carver, int workers, int64_t groups, int64_t rows) {
+  GemmMemory m;
+  m.tiles = carver.take<float>(int64_t{workers} * kMaxRows * kTileCols);
+  m.scratch = carver.take<uint8_t>(int64_t{workers} * kScratchBytes);
+  m.blocks = carver.take<int64_t>(3 * (std::min(groups, rows) + rows / kMaxRows));
+  return m;
+}
+
+void grouped_gemm(Context& ctx, const Operand& x, const weights::PanelStack& w, const GroupedRows& rows,
+                  const GemmMemory& memory, TileSink sink) {
+  RowBlock* blocks = reinterpret_cast<RowBlock*>(memory.blocks);
+  int64_t count = 0;
+  for (int64_t g = 0; g < rows.groups; ++g) {
+    const int64_t begin = rows.offsets[g], n = rows.offsets[g + 1] - begin;
+    const int64_t parts = ceil_div<int64_t>(n, kMaxRows);
+    for (int64_t p = 0; p < parts; ++p)
+      blocks[count++] = {g, begin + n * p / parts, n * (p + 1) / parts - n * p / parts};
+  }
+  if (count == 0) return;
+  const int64_t total_rows = rows.offsets[rows.groups] - rows.offsets[0];
+  const int64_t run = units_per_task(w, count, total_rows, ctx.pool.size());
+  const int64_t runs = ceil_div(w.units(), run);
+  ctx.pool.parallel_for(count * runs, [&](int64_t task, int worker) {
+    const RowBlock& b = blocks[task / runs];
+    GemmArgs a;
+    a.k = w.padded_cols();
+    a.x = x.data;
+    a.x_stride = x.stride;
+    a.x_scale = x.row_scale;
+    a.x_group = x.group_scale;
+    a.x_group_stride = x.group_stride;
+    if (rows.rows != nullptr) {
+      a.x_rows = rows.rows + b.row;
+    } else {
+      a.x += b.row * x.stride;
+      a.x_scale += b.row;
+      if (a.x_group != nullptr) a.x_group += b.row * x.group_stride;
+    }
+    a.m = static_cast<int>(b.m);
+    a.out = memory.tiles + int64_t{worker} * kMaxRows * kTileCols;
+    a.scratch = memory.scratch + int64_t{worker} * kScratchBytes;
+    const int64_t first = task % runs * run, last = std::min(first + run, w.units());
+    for (int64_t u = first; u < last; ++u) {
+      const weights::UnitView unit = w.unit(b.group, u);
+      a.codes = unit.codes;
+      a.scales = unit.scales;
+      a.row_scale = unit.row_scale;
+      a.panels = unit.panels;
+      x.choice.gemm(a);
+      sink(TileOut{b.group, u, b.row, a.m, a.panels, a.out, worker});
+    }
+  });
+}
+
+}  // namespace sluice::kernels::cpu

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vector policy of AVX-512: one register is a panel's 16 rows.
+#pragma once
+
+#include "kernels/cpu/micro/tile.h"
+
+namespace sluice::kernels::cpu {
+namespace {
+
+struct Avx512 {
+  static constexpr int kPair = 1, kTileRows = 8, kTilePanels = 2;
+  using F = __m512;
+  using W = __m512;
+  using X = __m512;
+  struct Halves {
+    __m512i low, high;  // half floats: k0 | k1 and k2 | k3, 16 rows each
+  };
+  template <int kBits, class = void>
+  struct RawOf {
+    using Type = __m512i;
+  };
+  template <class Unused>
+  struct RawOf<8, Unused> {
+    using Type = Halves;
+  };
+  template <int kBits>
+  using Raw = typename RawOf<kBits>::Type;
+
+  SLUICE_INLINE F zero() { return _mm512_setzero_ps(); }
+  SLUICE_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+  SLUICE_INLINE void store(float* p, F f) { _mm512_storeu_ps(p, f); }
+  SLUICE_INLINE W load_weights(const uint8_t* p) { return _mm512_load_ps(p); }
+  SLUICE_INLINE void store_weights(uint8_t* p, W w) { _mm512_store_ps(p, w); }
+  SLUICE_INLINE X broadcast_x(const uint8_t* p) { return _mm512_set1_ps(*reinterpret_cast<const float*>(p)); }
+  SLUICE_INLINE F broadcast_f32(const void* p) { return _mm512_set1_ps(*static_cast<const float*>(p)); }
+  SLUICE_INLINE F multiply(F a, F b) { return _mm512_mul_ps(a, b); }
+  SLUICE_INLINE F multiply_add(W w, X x, F acc) { return _mm512_fmadd_ps(w, x, acc); }
+  SLUICE_INLINE F multiply_add_f32(F a, F b, F acc) { return _mm512_fmadd_ps(a, b, acc); }
+  SLUICE_INLINE void prefetch_near(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+  SLUICE_INLINE void prefetch_far(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
+  SLUICE_INLINE F scale_e8m0(const uint8_t* p) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 23));
+  }
+  // Read as half floats: 2^-8 of the value (weights/panel.h).
+  SLUICE_INLINE F scale_e4m3(const uint8_t* p) {
+    const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i keep = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
+    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(words, 7), keep));
+  }
+
+  template <int kBits>
+  SLUICE_INLINE Raw<kBits> load_codes(const uint8_t* p) {
+    const __m512i raw = _mm512_loadu_si512(p);
+    if constexpr (kBits == 8) {
+      // A byte s eeee mmm in the upper half of a word, shifted right once with its sign: a half float but for bit 14.
+      const __m512i keep = _mm512_set1_epi16(static_cast<int16_t>(0xbf80));
+      return {_mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(raw, 8), 1), keep),
+              _mm512_and_si512(_mm512_srai_epi16(raw, 1), keep)};
+    } else {
+      return raw;
+    }
+  }
+  template <int kBits, int kLane>
+  SLUICE_INLINE W decode(const Raw<kBits>& raw) {
+    if constexpr (kBits == 16) {
+      return _mm512_castsi512_ps(kLane == 0 ? _mm512_slli_epi32(raw, 16)
+                                            : _mm512_and_si512(raw, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+    } else if constexpr (kBits == 8) {
+      const __m512i words = kLane < 2 ? raw.low : raw.high;
+      if constexpr (kLane % 2 == 0)
+        return _mm512_cvtph_ps(_mm512_castsi512_si256(words));
+      else
+        return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
+    } else {
+      const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
+                                          -2.0f, -3.0f, -4.0f, -6.0f);
+      constexpr unsigned kShift = 16 * (kLane % 2) + 4 * (kLane / 2);
+      return _mm512_permutexvar_ps(kShift == 0 ? raw : _mm512_srli_epi32(raw, kShift), table);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace sluice::kernels::cpu

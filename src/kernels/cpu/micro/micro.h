@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner kernels of one instruction set, as a table of functions over plain data. The files micro/<isa>.cc are the
+// only code that is compiled for more than the base architecture; they see nothing but intrinsics and this header, so
+// that no function shared with other files can be emitted with instructions that a machine lacks.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::kernels::cpu {
+
+// The form in which a GEMM reads its input rows.
+enum class OperandKind : uint8_t {
+  f32,    // float[K']
+  bf16,   // bfloat16[K']
+  nvfp4,  // Nvfp4Group[K'/16]: integers
+};
+
+// 16 input values under one scale. e2m1 codes are halves of integers, so 4-bit by 4-bit products are summed exactly in
+// int32: sum(x w) = 0.25 * sum(2x * 2w). The dot product wants one operand unsigned: weights go in as 2w + 12, and
+// `offset` = -12 * sum(2x) takes the 12 out again. Order of codes: see micro/nvfp4_dot.h.
+struct Nvfp4Group {
+  int8_t codes[16];  // 2x
+  float scale;       // block scale / 4
+  int32_t offset;
+};
+
+inline constexpr int kTileCols = 32;         // columns of a unit (weights/panel.h)
+inline constexpr int kMaxRows = 128;         // input rows in one call
+inline constexpr int kScratchBytes = 40960;  // decoded weights of one chunk
+
+// out[m][32] = (sum over k of x[row][k] * w[n][k]) * row_scale[n] * x_scale[row] for the rows of one unit.
+struct GemmArgs {
+  const uint8_t* codes = nullptr;  // weights/panel.h
+  const uint8_t* scales = nullptr;
+  const float* row_scale = nullptr;
+  int panels = 0;
+  int64_t k = 0;  // K'
+
+  const uint8_t* x = nullptr;       // operand rows
+  int64_t x_stride = 0;             // bytes
+  const int32_t* x_rows = nullptr;  // [m] which operand rows; null: 0 .. m-1
+  const float* x_scale = nullptr;   // [operand row]; null: 1
+  const float* x_group = nullptr;   // [operand row][K'/128], only for fp8_block weights
+  int64_t x_group_stride = 0;       // floats
+  int m = 0;                        // <= kMaxRows
+
+  float* out = nullptr;        // [m][kTileCols]
+  uint8_t* scratch = nullptr;  // kScratchBytes, 64-byte aligned
+};
+using GemmFn = void (*)(const GemmArgs&);
+
+// One input row -> one operand row, quantised as format/quantize.h defines (the same bits).
+struct PrepareArgs {
+  int input = 0;  // format::InputFormat
+  OperandKind kind = OperandKind::f32;
+  bool source_bf16 = false;
+  bool round_bf16_first = false;  // the source is rounded to bf16 before anything else
+  const void* source = nullptr;   // float or bf16 [n]
+  int64_t n = 0, padded = 0;
+  float input_scale = 1.0f;      // static formats
+  void* operand = nullptr;       // the operand row
+  float* row_scale = nullptr;    // one float, always written
+  float* group_scale = nullptr;  // [ceil(padded/128)]; null unless fp8_block weights
+  float* staging = nullptr;      // [padded] of working memory
+};
+using PrepareFn = void (*)(const PrepareArgs&);
+
+// Activation of rows of a GEMM1 tile: up and gate are `cols` neighbouring columns.
+struct ActivateArgs {
+  int act = 0;  // activation::Activation
+  const float* up = nullptr;
+  const float* gate = nullptr;  // null when not gated
+  float* out = nullptr;         // may be `up`
+  int64_t cols = 0;
+  float alpha = 1.0f, beta = 0.0f, limit = __builtin_inff();
+};
+using ActivateFn = void (*)(const ActivateArgs&);
+
+// out[n] = D(sum over i ascending of weight[i] * row[i][n]), a chain of fused multiply-adds from zero.
+struct CombineArgs {
+  const void* const* rows = nullptr;  // D [cols] each
+  const float* weights = nullptr;
+  int count = 0;
+  bool bf16 = false;  // D
+  int64_t cols = 0;
+  void* out = nullptr;
+};
+using CombineFn = void (*)(const CombineArgs&);
+
+// float -> bfloat16, round to nearest even.
+using RoundFn = void (*)(const float* in, uint16_t* out, int64_t n);
+
+// The formats that differ for a kernel: code width and block scales.
+enum class Code : uint8_t { bf16, e4m3, e4m3_block, e4m3_mx, e2m1_nv, e2m1_mx };
+inline constexpr int kCodes = 6;
+
+struct Micro {
+  GemmFn gemm[kCodes];  // null: this level has none of its own for that code
+  GemmFn nvfp4_dot;     // NVFP4 weights and inputs as integers; null: use gemm
+  PrepareFn prepare;
+  ActivateFn activate;
+  CombineFn combine;
+  RoundFn round_bf16;
+};
+
+extern const Micro kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx;
+
+}  // namespace sluice::kernels::cpu

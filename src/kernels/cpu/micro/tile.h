@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GEMM of one unit (up to 32 weight rows), written once over
+//   V  a vector policy (micro/<isa>.cc): 16 float lanes, one a weight row, and how 64 bytes of codes become weights;
+//   C  a coding: which codes, how many k share a block scale.
+//
+// Every output is one chain of fused multiply-adds over k ascending (within a block-scale group; group sums are added
+// in the same order), whatever the number of rows, the tile or the chunk. So a token's result does not depend on the
+// batch it travels in, which speculative decoding needs to reproduce plain decoding byte for byte.
+//
+// Few rows: codes are decoded in registers, weights pass through the core once. Many rows: a chunk of kChunk k is
+// decoded to L1 once, and register tiles run over all rows. Both do the same arithmetic in the same order.
+#pragma once
+
+#include "kernels/cpu/micro/micro.h"
+
+#define SLUICE_INLINE static inline __attribute__((always_inline))
+
+namespace sluice::kernels::cpu {
+namespace {
+
+inline constexpr int kChunk = 128;        // k; a multiple of every group
+inline constexpr int kAheadBytes = 2048;  // how far decoding prefetches its stream
+
+enum class Scales { none, f32, e8m0, e4m3 };
+
+template <int kBits_, int kGroup_, Scales kScales_>
+struct Coding {
+  static constexpr int kBits = kBits_;    // of a code
+  static constexpr int kGroup = kGroup_;  // k that share a block scale; 0: none
+  static constexpr Scales kScales = kScales_;
+  static constexpr int kBlockK = 64 * 8 / (kBits * 16);  // k in 64 bytes of a panel
+  static constexpr int kScaleBytes = kScales == Scales::none ? 0 : kScales == Scales::f32 ? 4 : 16;
+};
+using Bf16Coding = Coding<16, 0, Scales::none>;
+using E4m3Coding = Coding<8, 0, Scales::none>;
+using E4m3BlockCoding = Coding<8, 128, Scales::f32>;
+using E4m3MxCoding = Coding<8, 32, Scales::e8m0>;
+using E2m1NvCoding = Coding<4, 16, Scales::e4m3>;
+using E2m1MxCoding = Coding<4, 32, Scales::e8m0>;
+
+// Weights as packed. kPair: input values in a 32-bit broadcast (1 float, or 2 bf16).
+template <class V, class C>
+struct PackedSource {
+  static constexpr int kGroup = C::kGroup;
+  static constexpr int kLanes = C::kBlockK / V::kPair;
+  static constexpr int kBlockK = C::kBlockK;
+  static constexpr int kScaleBytes = C::kScaleBytes;
+  static constexpr bool kDecoded = false;
+  using Raw = typename V::template Raw<C::kBits>;
+  SLUICE_INLINE Raw load(const uint8_t* p) { return V::template load_codes<C::kBits>(p); }
+  template <int kLane>
+  SLUICE_INLINE typename V::W lane(const Raw& raw) {
+    return V::template decode<C::kBits, kLane>(raw);
+  }
+  SLUICE_INLINE typename V::F scale(const uint8_t* p) {
+    if constexpr (C::kScales == Scales::f32)
+      return V::broadcast_f32(p);
+    else if constexpr (C::kScales == Scales::e8m0)
+      return V::scale_e8m0(p);
+    else
+      return V::scale_e4m3(p);
+  }
+};
+
+// Weights decoded to scratch: 64 bytes for each panel and 32-bit input step, scales as 16 floats.
+template <class V, int kGroup_>
+struct DecodedSource {
+  static constexpr int kGroup = kGroup_;
+  static constexpr int kLanes = 1;
+  static constexpr int kBlockK = V::kPair;
+  static constexpr int kScaleBytes = 64;
+  static constexpr bool kDecoded = true;
+  using Raw = typename V::W;
+  SLUICE_INLINE Raw load(const uint8_t* p) { return V::load_weights(p); }
+  template <int kLane>
+  SLUICE_INLINE typename V::W lane(const Raw& raw) {
+    return raw;
+  }
+  SLUICE_INLINE typename V::F scale(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
+};
+
+struct Tile {
+  const uint8_t* codes;  // of the first of kPanels panels
+  int64_t block_stride;  // bytes from a block to the same panel's next one
+  const uint8_t* scales;
+  int64_t scale_stride;
+  int64_t k;                    // of this chunk
+  const uint8_t* const* x;      // [kRows] input rows at the chunk's first k
+  const float* const* x_group;  // [kRows] at the chunk's first group
+  float* out;                   // [kRows][kTileCols]
+  bool first;                   // start from zero, not from `out`
+  const uint8_t* prefetch;      // decoded source: what to bring to L2 meanwhile, 64 bytes a step
+  int64_t prefetch_stride;
+};
+
+template <class V, class S, int kRows, int kPanels, int kLane>
+SLUICE_INLINE void lanes(typename V::F (&sum)[kRows][kPanels], const typename S::Raw (&raw)[kPanels],
+                         const uint8_t* const (&x)[kRows], int64_t at) {
+  if constexpr (kLane < S::kLanes) {
+    typename V::W w[kPanels];
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanels; ++p) w[p] = S::template lane<kLane>(raw[p]);
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const typename V::X b = V::broadcast_x(x[m] + at + 4 * kLane);
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p) sum[m][p] = V::multiply_add(w[p], b, sum[m][p]);
+    }
+    lanes<V, S, kRows, kPanels, kLane + 1>(sum, raw, x, at);
+  }
+}
+
+template <class V, class S, int kRows, int kPanels>
+static void run_tile(const Tile& t) {
+  using F = typename V::F;
+  // Grouped codings need two sums a output; beyond a few rows the long one lives in `out` (L1) between groups.
+  constexpr bool kInRegisters = S::kGroup == 0 || kRows * kPanels <= 8;
+  const uint8_t* x[kRows];
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) x[m] = t.x[m];
+  F acc[kRows][kPanels];
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanels; ++p) {
+      if (kInRegisters) acc[m][p] = t.first ? V::zero() : V::load(t.out + m * kTileCols + 16 * p);
+      if (!kInRegisters && t.first) V::store(t.out + m * kTileCols + 16 * p, V::zero());
+    }
+
+  const uint8_t* codes = t.codes;
+  const uint8_t* prefetch = t.prefetch;
+  int64_t at = 0;
+  const auto block = [&](F(&sum)[kRows][kPanels]) __attribute__((always_inline)) {
+    typename S::Raw raw[kPanels];
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanels; ++p) {
+      raw[p] = S::load(codes + 64 * p);
+      if constexpr (!S::kDecoded) V::prefetch_near(codes + 64 * p + kAheadBytes);
+    }
+    if constexpr (S::kDecoded) {
+      V::prefetch_far(prefetch);
+      prefetch += t.prefetch_stride;
+    }
+    lanes<V, S, kRows, kPanels, 0>(sum, raw, x, at);
+    codes += t.block_stride;
+    at += 4 * S::kLanes;
+  };
+
+  const int64_t blocks = t.k / S::kBlockK;
+  if constexpr (S::kGroup == 0) {
+    constexpr int kUnroll = S::kDecoded ? 4 : 2;  // K' and chunks are multiples of 32, so blocks of 4
+    for (int64_t b = 0; b < blocks; b += kUnroll) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kUnroll; ++u) block(acc);
+    }
+  } else {
+    constexpr int64_t kGroupBlocks = S::kGroup / S::kBlockK;
+    const uint8_t* scales = t.scales;
+    for (int64_t b = 0, g = 0; b < blocks; b += kGroupBlocks, ++g) {
+      F part[kRows][kPanels];
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 8
+        for (int p = 0; p < kPanels; ++p) part[m][p] = V::zero();
+      const int64_t end = S::kGroup < kChunk || blocks - b > kGroupBlocks ? kGroupBlocks : blocks - b;
+      if constexpr (S::kDecoded)
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < end; ++i) block(part);
+      else
+#pragma GCC unroll 1
+        for (int64_t i = 0; i < end; ++i) block(part);
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p) {
+        const F ws = S::scale(scales + p * S::kScaleBytes);
+#pragma GCC unroll 16
+        for (int m = 0; m < kRows; ++m) {
+          F s = ws;
+          if constexpr (S::kGroup == 128) s = V::multiply(ws, V::broadcast_f32(t.x_group[m] + g));
+          if constexpr (kInRegisters) {
+            acc[m][p] = V::multiply_add_f32(part[m][p], s, acc[m][p]);
+          } else {
+            float* out = t.out + m * kTileCols + 16 * p;
+            V::store(out, V::multiply_add_f32(part[m][p], s, V::load(out)));
+          }
+        }
+      }
+      scales += t.scale_stride;
+    }
+  }
+  if constexpr (kInRegisters) {
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p) V::store(t.out + m * kTileCols + 16 * p, acc[m][p]);
+  }
+}
+
+template <class V, class S, int kPanels>
+static void run_rows(const Tile& t, int rows) {
+  static_assert(V::kTileRows <= 8);
+  switch (rows) {
+#define SLUICE_CASE(n)                                                     \
+  case n:                                                                  \
+    if constexpr (n <= V::kTileRows) return run_tile<V, S, n, kPanels>(t); \
+    break;
+    SLUICE_CASE(1)
+    SLUICE_CASE(2)
+    SLUICE_CASE(3)
+    SLUICE_CASE(4)
+    SLUICE_CASE(5)
+    SLUICE_CASE(6)
+    SLUICE_CASE(7)
+    SLUICE_CASE(8)
+#undef SLUICE_CASE
+    default:
+      break;
+  }
+}
+
+// Decodes k codes of kPanels panels; returns nothing but the filled scratch: weights, then scales.
+template <class V, class C, int kPanels, int kLane = 0>
+SLUICE_INLINE void decode_lanes(const typename PackedSource<V, C>::Raw& raw, uint8_t* out) {
+  using S = PackedSource<V, C>;
+  if constexpr (kLane < S::kLanes) {
+    V::store_weights(out + 64 * kPanels * kLane, S::template lane<kLane>(raw));
+    decode_lanes<V, C, kPanels, kLane + 1>(raw, out);
+  }
+}
+
+template <class V, class C, int kPanels>
+static void decode_chunk(const Tile& t, uint8_t* weights, uint8_t* scales) {
+  using S = PackedSource<V, C>;
+  const uint8_t* codes = t.codes;
+  for (int64_t b = 0; b < t.k / C::kBlockK; ++b) {
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanels; ++p) decode_lanes<V, C, kPanels>(S::load(codes + 64 * p), weights + 64 * p);
+    codes += t.block_stride;
+    weights += 64 * kPanels * S::kLanes;
+  }
+  if constexpr (C::kGroup > 0) {
+    const int64_t groups = (t.k + C::kGroup - 1) / C::kGroup;
+    for (int64_t g = 0; g < groups; ++g)
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p)
+        V::store(reinterpret_cast<float*>(scales + (g * kPanels + p) * 64),
+                 S::scale(t.scales + g * t.scale_stride + p * C::kScaleBytes));
+  }
+}
+
+// Rows [0, m) in tiles of nearly equal size, at most kTileRows: 9 rows are 5 + 4, not 8 + 1.
+template <class V>
+struct RowTiles {
+  int m, tiles;
+  explicit RowTiles(int rows) : m(rows), tiles((rows + V::kTileRows - 1) / V::kTileRows) {}
+  int begin(int i) const { return static_cast<int>(static_cast<int64_t>(m) * i / tiles); }
+};
+
+template <class V, class C, int kPanels>
+static void run_unit(const GemmArgs& a, int panel) {
+  constexpr int64_t kXBytes = 4 / V::kPair;  // of one input value
+  // bf16 weights are used as they lie when the instruction takes bf16: decoding would only copy them.
+  constexpr bool kAsPacked = C::kBits == 16 && V::kPair == 2;
+  alignas(64) const uint8_t* x[kMaxRows];
+  const float* x_group[kMaxRows];
+  for (int i = 0; i < a.m; ++i) {
+    const int64_t row = a.x_rows != nullptr ? a.x_rows[i] : i;
+    x[i] = a.x + row * a.x_stride;
+    x_group[i] = C::kGroup == 128 ? a.x_group + row * a.x_group_stride : nullptr;
+  }
+  Tile t{};
+  t.codes = a.codes + 64 * panel;
+  t.block_stride = 64 * a.panels;
+  t.scales = a.scales + panel * C::kScaleBytes;
+  t.scale_stride = static_cast<int64_t>(a.panels) * C::kScaleBytes;
+  t.x = x;
+  t.x_group = x_group;
+  t.out = a.out + 16 * panel;
+  t.first = true;
+  t.k = a.k;
+  if (a.m <= V::kTileRows) return run_rows<V, PackedSource<V, C>, kPanels>(t, a.m);
+
+  const RowTiles<V> tiles(a.m);
+  uint8_t* const weights = a.scratch;
+  uint8_t* const scales = a.scratch + kChunk / V::kPair * 64 * kPanels;
+  for (int64_t k0 = 0; k0 < a.k; k0 += kChunk) {
+    const int64_t k = a.k - k0 < kChunk ? a.k - k0 : kChunk;
+    Tile chunk = t;
+    chunk.codes = t.codes + k0 / C::kBlockK * t.block_stride;
+    if constexpr (C::kGroup > 0) chunk.scales = t.scales + k0 / C::kGroup * t.scale_stride;
+    chunk.k = k;
+    chunk.first = k0 == 0;
+    if constexpr (!kAsPacked) {
+      decode_chunk<V, C, kPanels>(chunk, weights, scales);
+      chunk.prefetch = chunk.codes + k / C::kBlockK * t.block_stride;
+      chunk.prefetch_stride = 64;
+      chunk.codes = weights;
+      chunk.block_stride = 64 * kPanels;
+      chunk.scales = scales;
+      chunk.scale_stride = 64 * kPanels;
+    }
+    for (int i = 0; i < tiles.tiles; ++i) {
+      const int begin = tiles.begin(i), end = tiles.begin(i + 1);
+      const uint8_t* rows[8];
+      const float* groups[8];
+      for (int r = begin; r < end; ++r) {
+        rows[r - begin] = x[r] + k0 * kXBytes;
+        groups[r - begin] = C::kGroup == 128 ? x_group[r] + k0 / 128 : nullptr;
+      }
+      Tile tile = chunk;
+      tile.x = rows;
+      tile.x_group = groups;
+      tile.out = t.out + static_cast<int64_t>(begin) * kTileCols;
+      if constexpr (kAsPacked)
+        run_rows<V, PackedSource<V, C>, kPanels>(tile, end - begin);
+      else
+        run_rows<V, DecodedSource<V, C::kGroup>, kPanels>(tile, end - begin);
+      chunk.prefetch_stride = 0;  // one pass over the rows brings the next chunk in
+    }
+  }
+}
+
+template <class V>
+SLUICE_INLINE void scale_outputs(const GemmArgs& a) {
+  for (int i = 0; i < a.m; ++i) {
+    const int64_t row = a.x_rows != nullptr ? a.x_rows[i] : i;
+    for (int p = 0; p < a.panels; ++p) {
+      float* out = a.out + i * kTileCols + 16 * p;
+      typename V::F y = V::multiply(V::load(out), V::load(a.row_scale + 16 * p));
+      if (a.x_scale != nullptr) y = V::multiply(y, V::broadcast_f32(a.x_scale + row));
+      V::store(out, y);
+    }
+  }
+}
+
+template <class V, class C>
+static void gemm(const GemmArgs& a) {
+  int panel = 0;
+  for (; panel + V::kTilePanels <= a.panels; panel += V::kTilePanels) run_unit<V, C, V::kTilePanels>(a, panel);
+  if constexpr (V::kTilePanels > 1)
+    for (; panel < a.panels; ++panel) run_unit<V, C, 1>(a, panel);
+  scale_outputs<V>(a);
+}
+
+}  // namespace
+}  // namespace sluice::kernels::cpu

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every weight format, input format and instruction set against sums in double precision, and against itself: a row's
+// bits must not depend on the rows around it.
+#include "kernels/cpu/grouped_gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <iostream>
+#include <random>
+
+#include "format/quantize_rows.h"
+#include "format/quantize_weights.h"
+
+namespace sluice::kernels::cpu {
+namespace {
+
+using format::Format;
+using format::InputFormat;
+
+struct Pairing {
+  Format weights;
+  InputFormat input;
+};
+constexpr Pairing kPairings[] = {
+    {Format::bf16, InputFormat::plain},          {Format::fp8_tensor, InputFormat::fp8_static},
+    {Format::fp8_tensor, InputFormat::plain},    {Format::fp8_channel, InputFormat::fp8_token},
+    {Format::fp8_block, InputFormat::fp8_group}, {Format::fp8_block, InputFormat::plain},
+    {Format::mxfp8, InputFormat::mxfp8},         {Format::nvfp4, InputFormat::nvfp4},
+    {Format::nvfp4, InputFormat::nvfp4_token},   {Format::nvfp4, InputFormat::plain},
+    {Format::mxfp4, InputFormat::plain},         {Format::mxfp4, InputFormat::mxfp8}};
+
+std::vector<float> normal_values(std::mt19937_64& rng, int64_t n) {
+  std::normal_distribution<float> d;
+  std::vector<float> v(static_cast<size_t>(n));
+  for (float& x : v) x = d(rng);
+  return v;
+}
+
+weights::QuantTensor random_weights(std::mt19937_64& rng, Format f, int64_t experts, int64_t n, int64_t k) {
+  weights::QuantTensor w = weights::make_quant_tensor(f, experts, n, k);
+  for (int64_t e = 0; e < experts; ++e) {
+    std::vector<float> v = normal_values(rng, n * k);
+    for (int64_t r = 0; r < n; ++r) {
+      const float row = std::exp2(static_cast<float>(rng() % 9) - 4.0f);  // rows of different size
+      for (int64_t c = 0; c < k; ++c) v[static_cast<size_t>(r * k + c)] *= row;
+    }
+    format::quantize_weight(f, v.data(), n, k, w.codes.slice(e).data(),
+                            w.scales.empty() ? nullptr : w.scales.rows(e, e + 1).data(),
+                            w.global.empty() ? nullptr : w.global.as<float>() + e);
+  }
+  return w;
+}
+
+// What the input rows read as, [T, K].
+std::vector<float> rounded(InputFormat f, const std::vector<float>& x, int64_t rows, int64_t k, float scale) {
+  std::vector<float> v = x;
+  for (int64_t r = 0; r < rows; ++r) format::round_row(f, v.data() + r * k, k, scale);
+  return v;
+}
+
+struct Problem {
+  int64_t groups, n, k, tokens;
+  bool paired;
+};
+
+struct Result {
+  std::vector<float> y;  // [rows][2][n] or [rows][n]
+};
+
+// Runs the kernel: group g multiplies the tokens listed in rows[offsets[g]..].
+std::vector<float> run(Context& ctx, Isa isa, const Pairing& p, DType dtype, const Problem& s,
+                       const weights::QuantTensor& a, const weights::QuantTensor* b, const std::vector<float>& x,
+                       float input_scale, const std::vector<int32_t>& offsets, const std::vector<int32_t>& rows) {
+  const GemmChoice choice = choose_gemm(isa, p.weights, p.input, dtype);
+  const weights::PanelStack w(ctx, a, b, choice.order);
+  const int64_t total = offsets.back(), width = s.n * (s.paired ? 2 : 1);
+  const auto carve = [&](void* base, Operand* operand, Operand* gathered, GemmMemory* memory, float** staging) {
+    Carver c(base);
+    *operand = carve_operand(c, choice, s.tokens, s.k, w.padded_cols());
+    *gathered = carve_operand(c, choice, total, s.k, w.padded_cols());
+    *staging = c.take<float>(w.padded_cols());
+    *memory = carve_gemm_memory(c, ctx.pool.size(), s.groups, total);
+    return c.used();
+  };
+  Operand operand, gathered;
+  GemmMemory memory;
+  float* staging = nullptr;
+  Tensor block(DType::u8, {carve(nullptr, &operand, &gathered, &memory, &staging)});
+  std::memset(block.data(), 0xff, static_cast<size_t>(block.bytes()));  // NaN everywhere
+  carve(block.data(), &operand, &gathered, &memory, &staging);
+  for (int64_t t = 0; t < s.tokens; ++t)
+    prepare_operand_row(operand, t, {x.data() + t * s.k, DType::f32, false}, input_scale, staging);
+  for (int64_t r = 0; choice.consecutive_rows && r < total; ++r)
+    copy_operand_row(operand, rows[static_cast<size_t>(r)], gathered, r);
+  std::vector<float> y(static_cast<size_t>(total * width), NAN);
+  const int64_t unit_cols = s.paired ? 16 : 32;
+  grouped_gemm(
+      ctx, choice.consecutive_rows ? gathered : operand, w,
+      {s.groups, offsets.data(), choice.consecutive_rows ? nullptr : rows.data()}, memory, [&](const TileOut& t) {
+        for (int i = 0; i < t.m; ++i)
+          for (int c = 0; c < 16 * t.panels; ++c) {
+            const int64_t col = t.unit * unit_cols + c % unit_cols;
+            if (col < s.n)
+              y[static_cast<size_t>((t.row + i) * width + c / unit_cols * s.n + col)] = t.values[i * kTileCols + c];
+          }
+      });
+  return y;
+}
+
+float bf16_exact(float x) { return format::round_to_bf16(x); }
+
+class GroupedGemm : public testing::TestWithParam<Isa> {};
+
+TEST_P(GroupedGemm, MatchesDoubleAndDoesNotDependOnTheBatch) {
+  const Isa isa = GetParam();
+  if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;
+  std::cout << "[   ISA    ] " << name_of(kIsas, isa) << "\n";
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 rng(seed);
+  ThreadPool pool(2);
+  Context ctx{pool};
+  const Problem problems[] = {{1, 16, 32, 1, false},   {2, 7, 34, 5, false},      {3, 40, 160, 12, true},
+                              {2, 33, 418, 40, false}, {1, 150, 290, 150, false}, {4, 24, 64, 9, true}};
+  for (const Pairing& p : kPairings)
+    for (const DType dtype : {DType::bf16, DType::f32})
+      for (const Problem& s : problems) {
+        SCOPED_TRACE(fmt::format("{} {} x {} {}: groups {} n {} k {} tokens {} paired {}", name_of(kIsas, isa),
+                                 info(p.weights).name, name_of(format::kInputFormats, p.input), to_string(dtype),
+                                 s.groups, s.n, s.k, s.tokens, s.paired));
+        const weights::QuantTensor a = random_weights(rng, p.weights, s.groups, s.n, s.k);
+        const weights::QuantTensor b = random_weights(rng, p.weights, s.groups, s.n, s.k);
+        std::vector<float> x = normal_values(rng, s.tokens * s.k);
+        if (dtype == DType::bf16)
+          for (float& v : x) v = bf16_exact(v);
+        const float scale = p.input == InputFormat::nvfp4 ? 4.5f / (448 * 6) : 4.5f / 448;
+
+        // Each token goes to about two groups; the last group may stay empty.
+        std::vector<int32_t> offsets{0}, rows;
+        for (int64_t g = 0; g < s.groups; ++g) {
+          for (int32_t t = 0; t < s.tokens; ++t)
+            if (s.groups == 1 || (rng() % static_cast<uint64_t>(s.groups)) < 2) rows.push_back(t);
+          offsets.push_back(static_cast<int32_t>(rows.size()));
+        }
+        const std::vector<float> y = run(ctx, isa, p, dtype, s, a, s.paired ? &b : nullptr, x, scale, offsets, rows);
+
+        const std::vector<float> xr = rounded(p.input, x, s.tokens, s.k, scale);
+        const Tensor wa = dequantize(a), wb = dequantize(b);
+        const int64_t width = s.n * (s.paired ? 2 : 1);
+        for (int64_t g = 0; g < s.groups; ++g)
+          for (int64_t r = offsets[static_cast<size_t>(g)]; r < offsets[static_cast<size_t>(g) + 1]; ++r)
+            for (int64_t c = 0; c < width; ++c) {
+              const float* w = (c < s.n ? wa : wb).as<float>() + (g * s.n + c % s.n) * s.k;
+              const float* row = xr.data() + rows[static_cast<size_t>(r)] * s.k;
+              double sum = 0, size = 0;
+              for (int64_t k = 0; k < s.k; ++k) {
+                sum += double{w[k]} * double{row[k]};
+                size += std::abs(double{w[k]} * double{row[k]});
+              }
+              // Each of at most K + K/16 float32 roundings errs by 2^-24 of a partial sum, which stays below `size`;
+              // the scales of the reference's dequantised values add three roundings a term.
+              const double tolerance = size * std::exp2(-24) * (static_cast<double>(s.k) * 1.1 + 8);
+              ASSERT_NEAR(y[static_cast<size_t>(r * width + c)], sum, tolerance)
+                  << "group " << g << " row " << r << " col " << c;
+            }
+
+        // Alone: the same bits.
+        for (const int64_t r : {int64_t{0}, offsets.back() / int64_t{2}, int64_t{offsets.back()} - 1}) {
+          if (r < 0) continue;
+          int64_t g = 0;
+          while (offsets[static_cast<size_t>(g) + 1] <= r) ++g;
+          std::vector<int32_t> one(static_cast<size_t>(s.groups) + 1, 0);
+          for (int64_t i = g + 1; i <= s.groups; ++i) one[static_cast<size_t>(i)] = 1;
+          const std::vector<float> alone =
+              run(ctx, isa, p, dtype, s, a, s.paired ? &b : nullptr, x, scale, one, {rows[static_cast<size_t>(r)]});
+          ASSERT_EQ(0, std::memcmp(alone.data(), y.data() + r * width, static_cast<size_t>(width) * 4)) << "row " << r;
+        }
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, GroupedGemm,
+                         testing::Values(Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx),
+                         [](const auto& p) { return std::string(name_of(kIsas, p.param)); });
+
+// The codes' decoding, all of them: a one-hot input reads each weight back.
+TEST_P(GroupedGemm, ReadsEveryCode) {
+  const Isa isa = GetParam();
+  if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;
+  ThreadPool pool(1);
+  Context ctx{pool};
+  for (const Format f : {Format::fp8_tensor, Format::fp8_channel, Format::mxfp8, Format::nvfp4, Format::mxfp4}) {
+    SCOPED_TRACE(info(f).name);
+    const int64_t n = 256, k = 32;
+    weights::QuantTensor w = weights::make_quant_tensor(f, 1, n, k);
+    auto* codes = static_cast<uint8_t*>(w.codes.data());
+    for (int64_t i = 0; i < w.codes.bytes(); ++i) {
+      codes[i] = static_cast<uint8_t>(i / (w.codes.bytes() / n) + i);
+      if (info(f).bits == 8 && (codes[i] & 0x7f) == 0x7f) codes[i] = 0;  // NaN has its own test
+    }
+    if (info(f).scale == format::ScaleType::f32)
+      for (int64_t i = 0; i < w.scales.elements(); ++i) w.scales.as<float>()[i] = 0.5f;
+    else
+      for (int64_t i = 0; i < w.scales.bytes(); ++i)  // e8m0 near 1; every non-negative e4m3
+        static_cast<uint8_t*>(w.scales.data())[i] =
+            static_cast<uint8_t>(info(f).scale == format::ScaleType::e8m0 ? 120 + i % 16 : i % 0x7f);
+    if (!w.global.empty()) w.global.as<float>()[0] = 2.0f;
+    const Tensor expected = dequantize(w);
+    std::vector<float> x(static_cast<size_t>(k * k), 0.0f);
+    std::vector<int32_t> rows;
+    for (int64_t i = 0; i < k; ++i) {
+      x[static_cast<size_t>(i * k + i)] = 1.0f;
+      rows.push_back(static_cast<int32_t>(i));
+    }
+    const std::vector<float> y = run(ctx, isa, {f, InputFormat::plain}, DType::bf16, {1, n, k, k, false}, w, nullptr, x,
+                                     1.0f, {0, static_cast<int32_t>(k)}, rows);
+    for (int64_t i = 0; i < k; ++i)
+      for (int64_t c = 0; c < n; ++c)
+        ASSERT_EQ(y[static_cast<size_t>(i * n + c)], expected.as<float>()[c * k + i]) << "k " << i << " row " << c;
+  }
+}
+
+TEST_P(GroupedGemm, NanCodesAndScalesMakeTheirRowNan) {
+  const Isa isa = GetParam();
+  if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;
+  ThreadPool pool(1);
+  Context ctx{pool};
+  std::mt19937_64 rng(1);
+  for (const Pairing& p : kPairings) {
+    SCOPED_TRACE(info(p.weights).name);
+    weights::QuantTensor w = random_weights(rng, p.weights, 1, 20, 64);
+    const format::FormatInfo f = info(p.weights);
+    if (f.bits == 16)
+      w.codes.as<uint16_t>()[3 * 64 + 5] = 0x7fc0;
+    else if (f.bits == 8)
+      static_cast<uint8_t*>(w.codes.data())[3 * 64 + 5] = 0xff;
+    else
+      static_cast<uint8_t*>(w.scales.data())[3 * (64 / f.group_k)] = f.scale == format::ScaleType::e8m0 ? 0xff : 0x7f;
+    const std::vector<float> x(64, 1.0f);
+    const std::vector<float> y =
+        run(ctx, isa, p, DType::bf16, {1, 20, 64, 1, false}, w, nullptr, x, 0.01f, {0, 1}, {0});
+    for (size_t c = 0; c < 20; ++c) EXPECT_EQ(std::isnan(y[c]), c == 3) << c;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::kernels::cpu
