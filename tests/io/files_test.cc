@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that are none, files that change under us, and outputs that must not be left half-written.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+
+#include "io/file.h"
+#include "io/mmap.h"
+#include "io/output_file.h"
+#include "io/quote.h"
+#include "tests/io/expect_error.h"
+#include "tests/io/temp_dir.h"
+
+namespace sluice::io {
+namespace {
+
+template <class Open>
+void expect_only_regular_files(const Open& open) {
+  TempDir dir;
+  expect_error(ErrorCode::not_found, {(dir / "none").string(), "does not exist"}, [&] { open(dir / "none"); });
+  expect_error(ErrorCode::not_found, {"does not exist"}, [&] { open(dir / std::string(300, 'x')); });
+  expect_error(ErrorCode::bad_file, {dir.path().string(), "directory"}, [&] { open(dir.path()); });
+  expect_error(ErrorCode::bad_file, {"empty"}, [&] { open(dir.put("empty", "")); });
+  expect_error(ErrorCode::not_found, {"does not exist"}, [&] { open(dir.put("file", "x") / "below"); });
+  ASSERT_EQ(mkfifo((dir / "fifo").c_str(), 0600), 0);
+  expect_error(ErrorCode::bad_file, {"fifo", "FIFO"}, [&] { open(dir / "fifo"); });
+  expect_error(ErrorCode::bad_file, {"/dev/null", "device"}, [&] { open("/dev/null"); });
+  std::filesystem::create_symlink(dir / "loop_b", dir / "loop_a");
+  std::filesystem::create_symlink(dir / "loop_a", dir / "loop_b");
+  expect_error(ErrorCode::bad_file, {"loop_a", "symbolic"}, [&] { open(dir / "loop_a"); });
+}
+
+TEST(Files, OnlyRegularOnesAreMapped) {
+  expect_only_regular_files([](const auto& p) { MappedFile file(p); });
+}
+TEST(Files, OnlyRegularOnesAreRead) {
+  expect_only_regular_files([](const auto& p) { read_file(p, 100); });
+}
+
+// Runs `body` in a child process, which ends with its result.
+template <class Body>
+int in_child(const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+TEST(Files, UnreadableOnesAreNamed) {
+  TempDir dir;
+  const auto path = dir.put("secret", "x");
+  ASSERT_EQ(chmod(path.c_str(), 0), 0);
+  ASSERT_EQ(chmod(dir.path().c_str(), 0755), 0);
+  const int result = in_child([&] {
+    if (geteuid() == 0 && setuid(65534) != 0) return 2;  // root reads everything
+    try {
+      read_file(path, 100);
+      return 1;
+    } catch (const Error& e) {
+      return e.code() == ErrorCode::io && std::strstr(e.what(), "Permission denied") ? 0 : 1;
+    }
+  });
+  EXPECT_EQ(result, 0);
+}
+
+TEST(Files, LongerThanAllowedIsRefused) {
+  TempDir dir;
+  const auto path = dir.put("f", "12345");
+  EXPECT_EQ(read_file(path, 5), "12345");
+  expect_error(ErrorCode::bad_file, {"5 bytes", "4"}, [&] { read_file(path, 4); });
+}
+
+TEST(MappedFile, PopulateReportsEveryByte) {
+  TempDir dir;
+  std::vector<std::shared_ptr<const MappedFile>> files;
+  files.push_back(std::make_shared<MappedFile>(dir.put("a", std::string(40 << 20, 'a'))));
+  files.push_back(std::make_shared<MappedFile>(dir.put("b", "b")));
+  ThreadPool pool(2);
+  Context context{pool};
+  int64_t last = 0;
+  const auto caller = std::this_thread::get_id();
+  context.progress = [&](const Progress& p) {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    EXPECT_GE(p.done, last);
+    EXPECT_EQ(p.total, (40 << 20) + 1);
+    EXPECT_EQ(p.unit, "B");
+    last = p.done;
+  };
+  populate(context, files);
+  EXPECT_EQ(last, (40 << 20) + 1);
+  context.progress = [](const Progress&) { fail(ErrorCode::invalid_argument, "stopped"); };
+  EXPECT_THROW(populate(context, files), Error);  // how an application stops a long load
+}
+
+TEST(MappedFile, CutIsAnErrorNotASignal) {
+  TempDir dir;
+  const auto path = dir.put("f", std::string(1 << 20, 'x'));
+  const MappedFile file(path);
+  ASSERT_EQ(truncate(path.c_str(), 5000), 0);
+  expect_error(ErrorCode::bad_file, {path.string(), "1048576", "5000"}, [&] { file.populate(0, file.size()); });
+  expect_error(ErrorCode::bad_file, {"5000"}, [&] { file.check_not_cut(); });
+  EXPECT_NO_THROW(file.populate(0, 5000));
+  expect_error(ErrorCode::invalid_argument, {"1048577"}, [&] { file.populate(0, file.size() + 1); });
+}
+
+void explain_and_exit(int, siginfo_t* info, void*) {
+  char text[4200];
+  const size_t length = describe_bus_error(info->si_addr, text, sizeof text);
+  _exit(length > 0 && write(STDOUT_FILENO, text, length) == static_cast<ssize_t>(length) ? 3 : 4);
+}
+
+TEST(MappedFile, BusErrorCanBeExplained) {
+  TempDir dir;
+  const auto path = dir.put("weights.safetensors", std::string(1 << 20, 'x'));
+  const auto said = dir / "said";
+  const int result = in_child([&] {
+    const int out = open(said.c_str(), O_CREAT | O_WRONLY, 0600);
+    dup2(out, STDOUT_FILENO);
+    struct sigaction action {};
+    action.sa_sigaction = explain_and_exit;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &action, nullptr);
+    const MappedFile file(path);
+    if (truncate(path.c_str(), 10) != 0) return 1;
+    return static_cast<int>(*static_cast<const volatile std::byte*>(file.data() + (1 << 19)));
+  });
+  EXPECT_EQ(result, 3);
+  EXPECT_EQ(slurp(said), path.string() + " was cut short or became unreadable while it was in use\n");
+  char text[64];
+  int local = 0;
+  EXPECT_EQ(describe_bus_error(&local, text, sizeof text), 0u);
+}
+
+class OutputFileTest : public testing::TestWithParam<OutputFile::Temp> {};
+INSTANTIATE_TEST_SUITE_P(Both, OutputFileTest, testing::Values(OutputFile::Temp::unnamed, OutputFile::Temp::named));
+
+TEST_P(OutputFileTest, AppearsOnlyWhenComplete) {
+  TempDir dir;
+  dir.put("out", "old");
+  {
+    OutputFile file(dir / "out", GetParam());
+    file.write("new", 3);
+    file.write_at(5, "er", 2);
+    EXPECT_EQ(slurp(dir / "out"), "old");
+  }
+  EXPECT_EQ(slurp(dir / "out"), "old");
+  EXPECT_EQ(dir.list().size(), 1u);
+  for (const char* name : {"out", "fresh"}) {
+    OutputFile file(dir / name, GetParam());
+    file.write("ne", 2);
+    file.write("w", 1);
+    file.commit();
+    EXPECT_EQ(slurp(dir / name), "new");
+  }
+  EXPECT_EQ(dir.list().size(), 2u);
+}
+
+TEST_P(OutputFileTest, FullDiskLeavesNothing) {
+  TempDir dir;
+  const int result = in_child([&] {
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1 << 20, 1 << 20};  // a file beyond 1 MiB fails as on a full disk
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const std::string block(1 << 19, 'x');
+    try {
+      OutputFile file(dir / "out", GetParam());
+      for (int i = 0; i < 4; ++i) file.write(block.data(), static_cast<int64_t>(block.size()));
+      file.commit();
+      return 1;
+    } catch (const Error& e) {
+      return e.code() == ErrorCode::io && std::strstr(e.what(), "out cannot be written") ? 0 : 2;
+    }
+  });
+  EXPECT_EQ(result, 0);
+  EXPECT_TRUE(dir.list().empty());
+}
+
+TEST(OutputFile, KilledProcessLeavesNothing) {
+  TempDir dir;
+  if (const int fd = open(dir.path().c_str(), O_TMPFILE | O_WRONLY, 0600); fd >= 0) {
+    close(fd);
+  } else {
+    GTEST_SKIP() << "the file system of " << dir.path() << " has no files without a name";
+  }
+  const int result = in_child([&] {
+    OutputFile file(dir / "out");
+    file.write("half", 4);
+    raise(SIGKILL);
+    return 0;
+  });
+  EXPECT_EQ(result, 128 + SIGKILL);
+  EXPECT_TRUE(dir.list().empty());
+}
+
+TEST(OutputFile, RefusalsNameThePath) {
+  TempDir dir;
+  expect_error(ErrorCode::not_found, {(dir / "none/out").string()}, [&] { OutputFile file(dir / "none/out"); });
+  expect_error(ErrorCode::invalid_argument, {dir.path().string(), "folder"}, [&] { OutputFile file(dir.path()); });
+  expect_error(ErrorCode::io, {"/dev/full", "No space left"}, [] { OutputFile("/dev/full").write("x", 1); });
+  write_file("/dev/null", "text");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+}
+
+TEST(Quote, HostileTextIsMadePrintable) {
+  EXPECT_EQ(quote("a\x1b[2J\n\x7f"), "\"a\\x1b[2J\\x0a\\x7f\"");
+  EXPECT_EQ(quote("\xc3\xa9 \xff\xc3"), "\"\xc3\xa9 \\xff\\xc3\"");
+  EXPECT_EQ(printable(std::string(500, 'x'), 3), "xxx...");
+  EXPECT_EQ(printable("", 3), "");
+}
+
+}  // namespace
+}  // namespace sluice::io
