@@ -4,6 +4,8 @@
 #include <cfloat>
 #include <cmath>
 
+#include "format/quantize_weights.h"
+
 namespace sluice::moe {
 
 namespace {
@@ -30,8 +32,9 @@ void check_stack(const QuantTensor& w, std::string_view what, const MoeSpec& s, 
   const int64_t elements = w.experts * rows * cols * f.bits / 8;
   check(w.codes.bytes() == elements, "the {} weights have {} bytes of codes; needed: {}", what, w.codes.bytes(),
         elements);
-  check((f.scale == format::ScaleType::none) == w.scales.empty(), "the {} weights in {} have {} scales", what, f.name,
-        w.scales.empty() ? "no" : "superfluous");
+  const int64_t scales = w.experts * format::scale_count(w.format, rows, cols);
+  check((w.scales.empty() ? 0 : w.scales.elements()) == scales, "the {} weights in {} have {} scales; needed: {}", what,
+        f.name, w.scales.empty() ? 0 : w.scales.elements(), scales);
   check(!f.global_scale || (!w.global.empty() && w.global.elements() == w.experts),
         "the {} weights in {} need a global scale for each of {} experts", what, f.name, w.experts);
 }

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "format/formats.h"
-#include "tests/format/nearest_code.h"
+#include "tests/support/nearest_code.h"
 
 namespace sluice::format {
 namespace {

@@ -14,72 +14,17 @@
 #include "format/quantize.h"
 #include "format/quantize_rows.h"
 #include "format/quantize_weights.h"
-#include "tests/format/nearest_code.h"
+#include "tests/support/reference_quantize.h"
 
 namespace sluice::format {
 namespace {
 
 float f32(double x) { return static_cast<float>(x); }
 
-// What one row reads as, and the codes and scales behind it.
-struct Expected {
-  std::vector<int> codes;
-  std::vector<double> scales;
-  double row_scale = 1;
-};
-
 double amax(const float* x, int64_t n) {
   double a = 0;
-  for (int64_t i = 0; i < n; ++i)
-    a = std::isinf(x[i]) ? static_cast<double>(FLT_MAX) : std::max<double>(a, std::fabs(x[i]));
+  for (int64_t i = 0; i < n; ++i) a = std::max<double>(a, std::isinf(x[i]) ? FLT_MAX : std::fabs(x[i]));
   return a;
-}
-
-Expected expected_row(InputFormat f, const float* x, int64_t n, float input_scale) {
-  Expected e;
-  const int group = f == InputFormat::fp8_group ? 128
-                    : f == InputFormat::mxfp8   ? 32
-                    : group_of(f)               ? 16
-                                                : static_cast<int>(n);
-  float gsf = 1, global = 1;
-  if (f == InputFormat::fp8_static) e.row_scale = input_scale;
-  if (f == InputFormat::fp8_token) e.row_scale = std::max(f32(amax(x, n) / 448.0), FLT_MIN);
-  if (f == InputFormat::nvfp4) gsf = f32(1.0 / input_scale), e.row_scale = input_scale;
-  if (f == InputFormat::nvfp4_token) {
-    const double row = amax(x, n);
-    gsf = row == 0 ? FLT_MAX : f32(std::min<double>(2688.0 / row, FLT_MAX));
-    e.row_scale = f32(1.0 / gsf);
-  }
-  global = f32(1.0 / gsf);
-  for (int64_t begin = 0; begin < n; begin += group) {
-    const int64_t count = std::min<int64_t>(group, n - begin);
-    const double a = amax(x + begin, count);
-    double s = 1;
-    if (f == InputFormat::fp8_group) s = std::max(f32(a / 448.0), FLT_MIN);
-    if (f == InputFormat::mxfp8) s = test::e8m0_value(test::e8m0_at_least(f32(a * f32(1.0 / 448.0))));
-    if (f == InputFormat::nvfp4 || f == InputFormat::nvfp4_token)
-      s = test::e4m3_value(test::nearest_e4m3(f32(a * f32(gsf * static_cast<double>(f32(1.0 / 6.0))))));
-    e.scales.push_back(s);
-    for (int64_t i = 0; i < count; ++i) {
-      const double v = x[begin + i];
-      int code = 0;
-      if (f == InputFormat::fp8_static)
-        code = test::nearest_e4m3(f32(v * f32(1.0 / input_scale)));
-      else if (f == InputFormat::fp8_token)
-        code = test::nearest_e4m3(f32(v / e.row_scale));
-      else if (f == InputFormat::fp8_group)
-        code = test::nearest_e4m3(f32(v / s));
-      else if (f == InputFormat::mxfp8)
-        code = test::nearest_e4m3(s == 0 ? std::copysign(0.0, v) : f32(v * (1.0 / s)));
-      else {
-        const double inverse =
-            s == 0 ? FLT_MAX : std::min<double>(f32(1.0 / static_cast<double>(f32(s * global))), FLT_MAX);
-        code = test::nearest_e2m1(f32(v * inverse));
-      }
-      e.codes.push_back(code);
-    }
-  }
-  return e;
 }
 
 void check_rows(InputFormat f, const std::vector<float>& x, int64_t rows, int64_t cols, float input_scale) {
@@ -90,18 +35,20 @@ void check_rows(InputFormat f, const std::vector<float>& x, int64_t rows, int64_
   const bool fp4 = f == InputFormat::nvfp4 || f == InputFormat::nvfp4_token;
   const int64_t row_bytes = fp4 ? (cols + 1) / 2 : cols;
   for (int64_t t = 0; t < rows; ++t) {
-    const Expected e = expected_row(f, x.data() + t * cols, cols, input_scale);
-    const int group = group_of(f) ? group_of(f) : static_cast<int>(cols);
+    const float* row = x.data() + t * cols;
+    const int group = test::reference_group(f) ? test::reference_group(f) : static_cast<int>(cols);
+    const double row_amax = amax(row, cols);
     for (int64_t k = 0; k < cols; ++k) {
-      const auto at = static_cast<size_t>(k);
+      const int64_t begin = k / group * group;
+      const auto expected = test::reference_code(f, row[k], amax(row + begin, std::min<int64_t>(group, cols - begin)),
+                                                 row_amax, input_scale);
       const uint8_t byte = q.codes[static_cast<size_t>(t * row_bytes + (fp4 ? k / 2 : k))];
-      const int code = fp4 ? byte >> (k % 2 * 4) & 15 : byte;
-      ASSERT_EQ(code, e.codes[at]) << "row " << t << " column " << k << " x " << x[static_cast<size_t>(t * cols + k)];
-      const double value =
-          fp4 ? test::e2m1_value(static_cast<uint8_t>(code)) : test::e4m3_value(static_cast<uint8_t>(code));
-      const double scale = group_of(f) ? e.scales[static_cast<size_t>(k / group)] : 1.0;
-      const float expected = f32(f32(value * scale) * e.row_scale);
-      ASSERT_EQ(read[static_cast<size_t>(t * cols + k)], expected) << "row " << t << " column " << k;
+      ASSERT_EQ(fp4 ? byte >> (k % 2 * 4) & 15 : byte, expected.code)
+          << "row " << t << " column " << k << " x " << row[k];
+      test::ReferenceCode unscaled = expected;
+      unscaled.row_scale = 1;
+      const float value = f32(f32(unscaled.value()) * expected.row_scale);
+      ASSERT_EQ(read[static_cast<size_t>(t * cols + k)], value) << "row " << t << " column " << k;
     }
     std::vector<float> rounded(x.begin() + t * cols, x.begin() + (t + 1) * cols);
     round_row(f, rounded.data(), cols, input_scale);

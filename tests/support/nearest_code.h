@@ -63,8 +63,10 @@ inline double e2m1_value(uint8_t code) {
 // The byte of the smallest power of two >= x; byte 0 up to 2^-127; at most 254.
 inline uint8_t e8m0_at_least(double x) {
   if (std::isnan(x)) return 255;
-  int b = 0;
-  while (b < 254 && std::ldexp(1.0, b - 127) < x) ++b;
+  if (x <= std::ldexp(1.0, -127)) return 0;
+  int e = 0;
+  const double m = std::frexp(x, &e);  // x = m * 2^e, m in [0.5, 1)
+  const int b = std::min(std::isinf(x) ? 254 : (m == 0.5 ? e - 1 : e) + 127, 254);
   return static_cast<uint8_t>(b);
 }
 // As implementations read it: byte 0 is zero.
