@@ -40,7 +40,7 @@ int report(ExitCode code, const char* sentence) {
 
 int run(int argc, char** argv) {
   Shared shared;
-  CLI::App app{"Open mixture-of-experts inference: real checkpoints, every published number format."};
+  CLI::App app{"Open mixture-of-experts inference: real checkpoints, every published number format.", "sluice"};
   app.set_version_flag("--version", version_text(), "print the version, the build and the CPU's features");
   app.require_subcommand(0, 1);  // not 1: an unknown word would be reported as a missing one
   add_commands(app, shared);

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sluice's C ABI. Every call returns a status; the sentence that explains it is sluice_last_error() of the same thread.
+ * Nothing throws across this line. Objects are opaque; the caller destroys what it creates, in any order: a layer or a
+ * model keeps what it needs of its context. Structs that a caller fills start with their own size, so that later
+ * versions can append fields: SLUICE_INIT(sluice_moe_args) zeroes one and sets it.
+ *
+ * Letters: T tokens, H hidden, I intermediate, E experts, L experts of this rank, K experts a token.
+ */
+#ifndef SLUICE_C_H
+#define SLUICE_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SLUICE_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+template <class Struct>
+Struct sluice_init() {
+  Struct value{};
+  value.struct_size = sizeof(Struct);
+  return value;
+}
+#define SLUICE_INIT(type) sluice_init<type>()
+extern "C" {
+#else
+#define SLUICE_INIT(type) ((type){.struct_size = sizeof(type)})
+#endif
+
+typedef enum sluice_status {
+  SLUICE_OK = 0,
+  SLUICE_INVALID_ARGUMENT = 1, /* an argument is not accepted */
+  SLUICE_BAD_FILE = 2,         /* a file is truncated, corrupt or contradicts another */
+  SLUICE_NOT_FOUND = 3,        /* a path or a named thing does not exist */
+  SLUICE_UNSUPPORTED = 4,      /* well-formed, but no backend or loader takes it */
+  SLUICE_OUT_OF_MEMORY = 5,
+  SLUICE_IO = 6,       /* the operating system refused a read or a write */
+  SLUICE_CUDA = 7,     /* a CUDA call failed */
+  SLUICE_INTERNAL = 8, /* a bug of ours */
+  SLUICE_BUFFER_TOO_SMALL = 9
+} sluice_status;
+
+typedef enum sluice_dtype { SLUICE_F32 = 0, SLUICE_BF16 = 1 } sluice_dtype;
+
+SLUICE_API const char* sluice_version(void); /* "0.1.0" */
+/* The sentence of this thread's last call that did not return SLUICE_OK; valid until its next such call. */
+SLUICE_API const char* sluice_last_error(void);
+
+/* ---- context: threads and callbacks ------------------------------------------------------------------------------ */
+
+typedef struct sluice_context sluice_context;
+
+/* threads = 0: every core that the process may use. A context serves one call at a time. */
+SLUICE_API sluice_status sluice_context_create(int threads, sluice_context** out);
+SLUICE_API void sluice_context_destroy(sluice_context* context);
+
+/* level: 0 debug, 1 info, 2 warning. Neither string outlives the call. NULL switches a callback off. */
+typedef void (*sluice_log_fn)(void* user, int level, const char* line);
+typedef void (*sluice_progress_fn)(void* user, const char* what, int64_t done, int64_t total, const char* unit);
+SLUICE_API sluice_status sluice_context_set_log(sluice_context* context, sluice_log_fn log, void* user);
+SLUICE_API sluice_status sluice_context_set_progress(sluice_context* context, sluice_progress_fn progress, void* user);
+
+/* ---- one fused mixture-of-experts layer -------------------------------------------------------------------------- */
+
+typedef struct sluice_moe sluice_moe;
+
+/* L matrices [N, Kdim] in the spec's weight format, rows and columns in the checkpoint's order, scales linear:
+ *   format       codes                    scales                                     global_scales
+ *   bf16         bf16 [L,N,Kdim]          -                                          -
+ *   fp8_tensor   e4m3 [L,N,Kdim]          f32 [L]                                    -
+ *   fp8_channel  e4m3 [L,N,Kdim]          f32 [L,N]                                  -
+ *   fp8_block    e4m3 [L,N,Kdim]          f32 [L,ceil(N/128),ceil(Kdim/128)]         -
+ *   mxfp8        e4m3 [L,N,Kdim]          e8m0 [L,N,Kdim/32]                         -
+ *   mxfp4        u8 [L,N,Kdim/2]          e8m0 [L,N,Kdim/32]                         -
+ *   nvfp4        u8 [L,N,Kdim/2]          e4m3 [L,N,Kdim/16]                         f32 [L]
+ * Four-bit codes: two a byte, the low half is the even column. value = code * scale * global scale. */
+typedef struct sluice_matrices {
+  const void* codes;
+  const void* scales;
+  const float* global_scales;
+} sluice_matrices;
+
+typedef struct sluice_moe_weights {
+  size_t struct_size;
+  sluice_matrices up;   /* [L, I, H]; the only first matrix when the activation is not gated */
+  sluice_matrices gate; /* [L, I, H]; codes NULL when the activation is not gated */
+  sluice_matrices down; /* [L, H, I] */
+  /* Decode factors of static input formats, the largest over all E experts; 0 is read as 1. */
+  float input_scale1, input_scale2;
+  const float *bias_up, *bias_gate, *bias_down; /* [L, I], [L, I], [L, H]; NULL without "bias=1" in the spec */
+  const float *alpha, *beta, *limit;            /* [L]; NULL without "act_params=1" */
+} sluice_moe_weights;
+
+/* spec: one line, "experts=8 top_k=2 hidden=64 inter=48 weights=bf16 act=swiglu routing=renormalize"
+ * (docs/reference.md). backend: "auto", or the name of one; one that cannot run the spec gives SLUICE_UNSUPPORTED and
+ * its reason. The weights are copied into the backend's own layout; the caller's memory is free after the call. */
+SLUICE_API sluice_status sluice_moe_create(sluice_context* context, const char* spec, const char* backend,
+                                           const sluice_moe_weights* weights, sluice_moe** out);
+/* Other weights of the same spec into the same memory. Not while a run is under way. */
+SLUICE_API sluice_status sluice_moe_refit(sluice_moe* moe, const sluice_moe_weights* weights);
+SLUICE_API void sluice_moe_destroy(sluice_moe* moe);
+SLUICE_API sluice_status sluice_moe_workspace_bytes(const sluice_moe* moe, int64_t tokens, int64_t* out);
+
+typedef struct sluice_moe_args {
+  size_t struct_size;
+  int64_t tokens;     /* T; 0 is allowed */
+  const void* hidden; /* spec dtype [T, H] */
+  /* Either logits: the call routes ... */
+  const void* logits; /* [T, E] */
+  sluice_dtype logits_dtype;
+  const void* bias; /* [E] or NULL */
+  sluice_dtype bias_dtype;
+  /* ... or the routing itself ("routed=1"): global ids; -1 and other ranks' ids contribute nothing. */
+  const int32_t* topk_ids;  /* [T, K]; (id << 16 | bf16 weight) when topk_weights is NULL */
+  const void* topk_weights; /* [T, K] */
+  sluice_dtype topk_weights_dtype;
+  void* output;        /* spec dtype [T, H]; with "finalize=0" [T, K, H] */
+  void* workspace;     /* sluice_moe_workspace_bytes() bytes, 64-byte aligned; NULL: allocated and freed by the call */
+  int32_t* chosen_ids; /* [T, K] or NULL: what the routing decided */
+  float* chosen_weights; /* [T, K] or NULL */
+} sluice_moe_args;
+
+SLUICE_API sluice_status sluice_moe_run(const sluice_moe* moe, const sluice_moe_args* args);
+
+/* Each backend's answer to a spec, one line each, as `sluice explain` prints it. Writes at most `size` bytes with the
+ * final zero; *needed (may be NULL) is what all of it takes. SLUICE_BUFFER_TOO_SMALL when it was cut. */
+SLUICE_API sluice_status sluice_moe_explain(const char* spec, char* buffer, size_t size, size_t* needed);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SLUICE_C_H */

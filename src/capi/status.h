@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where exceptions stop: every function of the C ABI runs its body in guard().
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string_view>
+#include <type_traits>
+
+#include "base/error.h"
+#include "sluice/c.h"
+
+namespace sluice::capi {
+
+// Keeps the sentence for sluice_last_error() of this thread; never throws.
+sluice_status record(sluice_status status, const char* sentence) noexcept;
+sluice_status status_of(ErrorCode code) noexcept;
+
+template <class Body>
+sluice_status guard(Body&& body) noexcept {
+  try {
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return SLUICE_OK;
+    } else {
+      return body();
+    }
+  } catch (const Error& e) {
+    return record(status_of(e.code()), e.what());
+  } catch (const std::bad_alloc&) {
+    return record(SLUICE_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& e) {
+    return record(SLUICE_INTERNAL, e.what());
+  } catch (...) {
+    return record(SLUICE_INTERNAL, "an unknown exception");
+  }
+}
+
+// The text with its final zero, as much of it as fits, and in *needed (may be NULL) the size that holds all of it.
+sluice_status copy_text(std::string_view text, char* buffer, size_t size, size_t* needed);
+
+template <class T>
+T& required(T* pointer, const char* name) {
+  check(pointer != nullptr, "{} is NULL; it must be given", name);
+  return *pointer;
+}
+
+// A caller's struct of an older or newer version of c.h: fields that it lacks are zero, fields beyond ours are refused
+// unless they are zero too. kLeast is the size of the first version.
+template <class T>
+T read_struct(const T* given, const char* name, size_t least) {
+  const size_t size = required(given, name).struct_size;
+  check(size >= least && size <= 4096, "{}.struct_size is {}; set it with SLUICE_INIT, {} bytes now", name, size,
+        sizeof(T));
+  const char* bytes = reinterpret_cast<const char*>(given);
+  for (size_t i = sizeof(T); i < size; ++i)
+    check(bytes[i] == 0, "{} sets a field that this version of the library does not know", name);
+  T copy{};
+  std::memcpy(&copy, given, std::min(size, sizeof(T)));
+  return copy;
+}
+
+}  // namespace sluice::capi

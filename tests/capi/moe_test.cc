@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// The layer behind the shared library against a definition in double precision, and every way to call it wrongly.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "sluice/sluice.hpp"
+
+namespace {
+
+constexpr int64_t kE = 5, kK = 2, kH = 48, kI = 40, kT = 7;
+const char* const kSpec =
+    "experts=5 top_k=2 hidden=48 inter=40 weights=bf16 dtype=float32 act=swiglu routing=renormalize";
+
+struct Problem {
+  std::mt19937 random{std::random_device{}()};
+  std::vector<uint16_t> up = weights(kE * kI * kH), gate = weights(kE * kI * kH), down = weights(kE * kH * kI);
+  std::vector<float> hidden = floats(kT * kH, 1.0f), logits = floats(kT * kE, 2.0f);
+  std::vector<float> output = std::vector<float>(kT * kH, std::numeric_limits<float>::quiet_NaN());
+
+  std::vector<float> floats(int64_t count, float scale) {
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<float> v(static_cast<size_t>(count));
+    for (float& x : v) x = normal(random);
+    return v;
+  }
+  std::vector<uint16_t> weights(int64_t count) {
+    std::vector<uint16_t> v;
+    for (float x : floats(count, 0.3f)) v.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16));
+    return v;
+  }
+  sluice_moe_weights stacks() const {
+    auto w = SLUICE_INIT(sluice_moe_weights);
+    w.up.codes = up.data();
+    w.gate.codes = gate.data();
+    w.down.codes = down.data();
+    return w;
+  }
+  sluice_moe_args args() {
+    auto a = SLUICE_INIT(sluice_moe_args);
+    a.tokens = kT;
+    a.hidden = hidden.data();
+    a.logits = logits.data();
+    a.logits_dtype = SLUICE_F32;
+    a.output = output.data();
+    return a;
+  }
+};
+
+double value(const std::vector<uint16_t>& w, int64_t i) {
+  return std::bit_cast<float>(static_cast<uint32_t>(w[static_cast<size_t>(i)]) << 16);
+}
+
+// Output and, for the bound, the sum of the absolute values of everything that is added.
+struct Expected {
+  std::vector<double> output, magnitude;
+};
+
+Expected definition(const Problem& p) {
+  Expected r{std::vector<double>(kT * kH), std::vector<double>(kT * kH)};
+  for (int64_t t = 0; t < kT; ++t) {
+    const float* logits = &p.logits[static_cast<size_t>(t * kE)];
+    std::vector<int> order(kE);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+    double sum = 0;
+    for (int k = 0; k < kK; ++k) sum += std::exp(static_cast<double>(logits[order[k]]));
+    for (int k = 0; k < kK; ++k) {
+      const int64_t e = order[static_cast<size_t>(k)];
+      const double weight = std::exp(static_cast<double>(logits[e])) / sum;
+      for (int64_t i = 0; i < kI; ++i) {
+        double u = 0, g = 0;
+        for (int64_t h = 0; h < kH; ++h) {
+          const double x = p.hidden[static_cast<size_t>(t * kH + h)];
+          u += x * value(p.up, (e * kI + i) * kH + h);
+          g += x * value(p.gate, (e * kI + i) * kH + h);
+        }
+        const double a = u * g / (1 + std::exp(-g));
+        for (int64_t h = 0; h < kH; ++h) {
+          const double term = weight * a * value(p.down, (e * kH + h) * kI + i);
+          r.output[static_cast<size_t>(t * kH + h)] += term;
+          // u and g are sums of kH products themselves: their errors are relative to sums of absolute values, at most
+          // sqrt(kH) times larger than |u| or |g| here but for unlucky cancellation; 8 covers it.
+          r.magnitude[static_cast<size_t>(t * kH + h)] +=
+              8 * std::abs(term) + weight * std::abs(value(p.down, (e * kH + h) * kI + i));
+        }
+      }
+    }
+  }
+  return r;
+}
+
+void expect_definition(const Problem& p) {
+  const Expected want = definition(p);
+  const double unit = std::numeric_limits<float>::epsilon() / 2 * (kH + kI + 8);
+  for (size_t i = 0; i < want.output.size(); ++i)
+    ASSERT_NEAR(p.output[i], want.output[i], unit * want.magnitude[i]) << "element " << i;
+}
+
+TEST(CapiMoe, MatchesTheDefinition) {
+  Problem p;
+  sluice::Context context(2);
+  const sluice::MoeLayer layer(context, kSpec, p.stacks());
+  layer.run(p.args());
+  expect_definition(p);
+}
+
+TEST(CapiMoe, WorkspaceOfTheCaller) {
+  Problem p;
+  sluice::Context context(2);
+  const sluice::MoeLayer layer(context, kSpec, p.stacks());
+  std::vector<char> memory(static_cast<size_t>(layer.workspace_bytes(kT)) + 128, '\x7f');
+  const auto base = reinterpret_cast<uintptr_t>(memory.data());
+  auto args = p.args();
+  args.workspace = memory.data() + ((base + 63) / 64 * 64 - base);
+  layer.run(args);
+  expect_definition(p);
+  args.workspace = static_cast<char*>(args.workspace) + 4;
+  EXPECT_THROW(layer.run(args), sluice::Error);
+}
+
+TEST(CapiMoe, RefitAndRoutedMode) {
+  Problem first, second;
+  sluice::Context context(1);
+  sluice::MoeLayer layer(context, kSpec, first.stacks());
+  layer.refit(second.stacks());
+  layer.run(second.args());
+  expect_definition(second);
+
+  // The same routing given from outside: the ids and weights that the logits lead to.
+  std::vector<int32_t> ids(kT * kK);
+  std::vector<float> weights(kT * kK);
+  auto args = second.args();
+  args.chosen_ids = ids.data();
+  args.chosen_weights = weights.data();
+  layer.run(args);
+  const sluice::MoeLayer routed(context, std::string(kSpec) + " routed=1", second.stacks());
+  args = second.args();
+  args.logits = nullptr;
+  args.topk_ids = ids.data();
+  args.topk_weights = weights.data();
+  args.topk_weights_dtype = SLUICE_F32;
+  std::fill(second.output.begin(), second.output.end(), std::numeric_limits<float>::quiet_NaN());
+  routed.run(args);
+  expect_definition(second);
+}
+
+TEST(CapiMoe, ThreadsShareALayer) {
+  Problem a, b;
+  b.up = a.up, b.gate = a.gate, b.down = a.down;
+  sluice::Context context(2);
+  const sluice::MoeLayer layer(context, kSpec, a.stacks());
+  std::thread other([&] {
+    for (int i = 0; i < 50; ++i) layer.run(b.args());
+  });
+  for (int i = 0; i < 50; ++i) layer.run(a.args());
+  other.join();
+  expect_definition(a);
+  expect_definition(b);
+}
+
+sluice_status create(const char* spec, const char* backend, const sluice_moe_weights* weights) {
+  sluice::Context context(1);
+  sluice_moe* made = nullptr;
+  const sluice_status status = sluice_moe_create(context.get(), spec, backend, weights, &made);
+  EXPECT_EQ(made != nullptr, status == SLUICE_OK);
+  sluice_moe_destroy(made);
+  return status;
+}
+
+bool last_error_has(const char* word) { return std::string(sluice_last_error()).find(word) != std::string::npos; }
+
+TEST(CapiMoe, RefusalsNameWhatIsWrong) {
+  Problem p;
+  auto w = p.stacks();
+  EXPECT_EQ(create("experts=5 top_k=9 hidden=48 inter=40", "auto", &w), SLUICE_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("top_k")) << sluice_last_error();
+  EXPECT_EQ(create("experts=5 colour=9", "auto", &w), SLUICE_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("colour")) << sluice_last_error();
+  EXPECT_EQ(create(kSpec, "abacus", &w), SLUICE_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("abacus") && last_error_has("auto")) << sluice_last_error();
+  EXPECT_EQ(create(nullptr, "auto", &w), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(create(kSpec, nullptr, &w), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(create(kSpec, "auto", nullptr), SLUICE_INVALID_ARGUMENT);
+
+  w.gate.codes = nullptr;
+  EXPECT_EQ(create(kSpec, "auto", &w), SLUICE_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("gate")) << sluice_last_error();
+  w = p.stacks();
+  EXPECT_EQ(create("experts=5 top_k=2 hidden=48 inter=40 weights=fp8_channel act=swiglu", "auto", &w),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("scales")) << sluice_last_error();
+  const std::vector<float> limit(kE, 7.0f);
+  w.limit = limit.data();
+  EXPECT_EQ(create(kSpec, "auto", &w), SLUICE_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("limit")) << sluice_last_error();
+  w = p.stacks();
+  w.struct_size = 8;
+  EXPECT_EQ(create(kSpec, "auto", &w), SLUICE_INVALID_ARGUMENT);
+
+  EXPECT_EQ(sluice_moe_create(nullptr, kSpec, "auto", &w, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_moe_run(nullptr, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_moe_refit(nullptr, nullptr), SLUICE_INVALID_ARGUMENT);
+  int64_t bytes = 0;
+  EXPECT_EQ(sluice_moe_workspace_bytes(nullptr, 1, &bytes), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_context_create(-1, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_context_set_log(nullptr, nullptr, nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
+TEST(CapiMoe, RefusesWrongArguments) {
+  Problem p;
+  sluice::Context context(1);
+  const sluice::MoeLayer layer(context, kSpec, p.stacks());
+  auto args = p.args();
+  args.tokens = -1;
+  EXPECT_THROW(layer.run(args), sluice::Error);
+  args = p.args();
+  args.output = nullptr;
+  EXPECT_THROW(layer.run(args), sluice::Error);
+  args = p.args();
+  args.logits = nullptr;
+  EXPECT_THROW(layer.run(args), sluice::Error);
+  args = p.args();
+  args.logits_dtype = static_cast<sluice_dtype>(9);
+  EXPECT_THROW(layer.run(args), sluice::Error);
+  args = SLUICE_INIT(sluice_moe_args);  // no tokens: nothing is touched
+  EXPECT_NO_THROW(layer.run(args));
+}
+
+TEST(Capi, ErrorsBelongToTheirThread) {
+  EXPECT_EQ(sluice_context_create(-1, nullptr), SLUICE_INVALID_ARGUMENT);
+  const std::string mine = sluice_last_error();
+  std::thread([] {
+    EXPECT_STREQ(sluice_last_error(), "");
+    EXPECT_EQ(sluice_moe_run(nullptr, nullptr), SLUICE_INVALID_ARGUMENT);
+  }).join();
+  EXPECT_EQ(sluice_last_error(), mine);
+}
+
+TEST(Capi, ExplainFitsOrSaysHowMuchItNeeds) {
+  const std::string text = sluice::explain(kSpec);
+  EXPECT_NE(text.find(": chosen"), std::string::npos) << text;
+  size_t needed = 0;
+  char small[4];
+  EXPECT_EQ(sluice_moe_explain(kSpec, small, sizeof small, &needed), SLUICE_BUFFER_TOO_SMALL);
+  EXPECT_EQ(needed, text.size() + 1);
+  EXPECT_EQ(std::string(small), text.substr(0, 3));
+}
+
+}  // namespace
