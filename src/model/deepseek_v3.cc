@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeepSeek-V3: latent attention, grouped sigmoid routing with a correction bias, shared experts, dense first layers, and
+// the multi-token-prediction layer stored behind the last one.
+#include <cmath>
+
+#include "model/config.h"
+#include "model/families.h"
+
+namespace sluice::model {
+
+namespace {
+struct Config : CommonConfig {
+  int64_t layers, inter, moe_inter, experts, top_k, groups, top_groups, shared, dense_layers, q_rank, draft_layers;
+  ops::MlaShape mla;
+  ops::RopeConfig rope;
+  ops::RopeLayout layout;
+  float eps, routed_scale, attention_scale;
+};
+
+Config read(const io::Config& c) {
+  Config out;
+  static_cast<CommonConfig&>(out) = read_common(c);
+  if (out.kv_heads != out.heads)
+    c.refuse("num_key_value_heads", fmt::format("is {}; latent attention has one a head: num_attention_heads = {}",
+                                                out.kv_heads, out.heads));
+  out.layers = c.integer("num_hidden_layers", {1, 4096});
+  out.inter = c.integer("intermediate_size", kSize);
+  out.moe_inter = c.integer("moe_intermediate_size", kSize);
+  out.experts = c.integer({"n_routed_experts", "num_local_experts"}, {1, 32767});
+  out.top_k = c.integer("num_experts_per_tok", {1, 4096});
+  out.groups = c.integer("n_group", {1, 4096}, 1);
+  out.top_groups = c.integer("topk_group", {1, 4096}, 1);
+  if (out.experts % out.groups != 0 || (out.groups > 1 && out.experts / out.groups < 2))
+    c.refuse("n_group", fmt::format("is {}; it must cut n_routed_experts = {} into equal groups of 2 or more",
+                                    out.groups, out.experts));
+  if (out.top_groups > out.groups)
+    c.refuse("topk_group", fmt::format("is {}, more than n_group = {}", out.top_groups, out.groups));
+  if (out.top_k > out.experts / out.groups * out.top_groups)
+    c.refuse("num_experts_per_tok", fmt::format("is {}, more than the {} experts of topk_group = {} groups", out.top_k,
+                                                out.experts / out.groups * out.top_groups, out.top_groups));
+  out.shared = c.integer("n_shared_experts", {0, 64}, 0);
+  out.dense_layers = c.integer("first_k_dense_replace", {0, 4096}, 0);
+  out.draft_layers = c.integer({"num_nextn_predict_layers", "num_mtp_layers"}, {0, 64}, 0);
+  out.q_rank = c.integer("q_lora_rank", kSize, 0);
+  out.mla = {out.heads, c.integer("qk_nope_head_dim", {1, 4096}), c.integer("qk_rope_head_dim", {2, 4096}),
+             c.integer("v_head_dim", {1, 4096}), c.integer("kv_lora_rank", {1, 1 << 16})};
+  if (out.mla.rope % 2 != 0)
+    c.refuse("qk_rope_head_dim", fmt::format("is {}; rotary pairs need an even one", out.mla.rope));
+  out.eps = static_cast<float>(c.number("rms_norm_eps", kEpsilon, 1e-6));
+  out.routed_scale = static_cast<float>(c.number("routed_scaling_factor", kScale, 1.0));
+  out.rope = read_rope(c, out.mla.rope);
+  out.layout = c.boolean("rope_interleave", true) ? ops::RopeLayout::interleaved : ops::RopeLayout::halves;
+  double scale = 1.0 / std::sqrt(static_cast<double>(out.mla.query()));
+  if (out.rope.mscale_all_dim != 0) {
+    const double mscale = ops::yarn_mscale(out.rope.factor, out.rope.mscale_all_dim);
+    scale *= mscale * mscale;
+  }
+  out.attention_scale = static_cast<float>(scale);
+  require_string(c, "hidden_act", "silu");
+  require_string(c, "scoring_func", "sigmoid");
+  require_string(c, "topk_method", "noaux_tc");
+  require_bool(c, "norm_topk_prob", true, "sigmoid routing with a correction bias renormalises");
+  if (c.integer("moe_layer_freq", {1, 4096}, 1) != 1)
+    fail(ErrorCode::unsupported, "{}: moe_layer_freq is {}; accepted: 1", c.source(),
+         c.integer("moe_layer_freq", {1, 4096}));
+  return out;
+}
+
+MlaLayer attention(const Source& s, const Config& c, const std::string& p) {
+  const Dim hidden{c.hidden, "hidden_size"}, rank{c.q_rank, "q_lora_rank"}, latent{c.mla.latent, "kv_lora_rank"};
+  const Dim queries{c.heads * c.mla.query(), "num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)"};
+  const Bias bias = c.attention_bias ? Bias::present : Bias::none;
+  // transformers gives the norms inside the attention its default eps, whatever rms_norm_eps says.
+  constexpr float kInnerEps = 1e-6f;
+  MlaLayer a;
+  a.shape = c.mla;
+  if (c.q_rank > 0) {
+    a.q_a = s.dense(p + "q_a_proj", rank, hidden, bias);
+    a.q_norm = s.norm(p + "q_a_layernorm.weight", rank, kInnerEps);
+    a.q_b = s.dense(p + "q_b_proj", queries, rank);
+  } else {
+    a.q_b = s.dense(p + "q_proj", queries, hidden);
+  }
+  a.kv_a = s.dense(p + "kv_a_proj_with_mqa", {c.mla.cached(), "kv_lora_rank + qk_rope_head_dim"}, hidden, bias);
+  a.kv_norm = s.norm(p + "kv_a_layernorm.weight", latent, kInnerEps);
+  a.kv_b = s.dequantized(
+      p + "kv_b_proj", {c.heads * (c.mla.nope + c.mla.value), "num_attention_heads * (qk_nope_head_dim + v_head_dim)"},
+      latent);
+  a.o = s.dense(p + "o_proj", hidden, {c.heads * c.mla.value, "num_attention_heads * v_head_dim"}, bias);
+  a.layout = c.layout;
+  a.scale = c.attention_scale;
+  return a;
+}
+
+Mlp dense_mlp(const Source& s, const Config& c, const std::string& p, Dim inter) {
+  const Dim hidden{c.hidden, "hidden_size"};
+  return {s.dense(p + "gate_proj", inter, hidden), s.dense(p + "up_proj", inter, hidden),
+          s.dense(p + "down_proj", hidden, inter)};
+}
+
+MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
+  const Dim experts{c.experts, "n_routed_experts"};
+  MoeLayer m;
+  m.index = static_cast<int>(layer);
+  m.experts_name = p + "experts";
+  m.router = s.dense(p + "gate", experts, {c.hidden, "hidden_size"});
+  m.router_bias = s.floats(p + "gate.e_score_correction_bias", {experts});
+  MoeSpec spec;
+  spec.experts = static_cast<int>(c.experts);
+  spec.top_k = static_cast<int>(c.top_k);
+  spec.hidden = c.hidden;
+  spec.inter = c.moe_inter;
+  spec.dtype = s.options().dtype;
+  spec.act = activation::Activation::swiglu;
+  spec.routing = routing::Method::deepseek_v3;
+  spec.groups = static_cast<int>(c.groups);
+  spec.top_groups = static_cast<int>(c.top_groups);
+  spec.routed_scale = c.routed_scale;
+  m.experts = s.experts(m.experts_name, spec);
+  if (c.shared > 0)
+    m.shared = dense_mlp(s, c, p + "shared_experts.",
+                         {c.moe_inter * c.shared, "moe_intermediate_size * n_shared_experts"});
+  return m;
+}
+
+// Appends layer `i`: attention, then MLP or experts.
+void add_layer(const Source& s, const Config& c, int64_t i, std::vector<Sublayer>& sublayers) {
+  const std::string p = fmt::format("model.layers.{}.", i);
+  const Dim hidden{c.hidden, "hidden_size"};
+  sublayers.push_back({s.norm(p + "input_layernorm.weight", hidden, c.eps), attention(s, c, p + "self_attn."), false});
+  Norm norm = s.norm(p + "post_attention_layernorm.weight", hidden, c.eps);
+  if (i >= c.dense_layers)
+    sublayers.push_back({std::move(norm), mixture(s, c, p + "mlp.", i), true});
+  else
+    sublayers.push_back({std::move(norm), dense_mlp(s, c, p + "mlp.", {c.inter, "intermediate_size"}), true});
+}
+
+DraftHead draft_head(const Source& s, const Config& c, const Decoder::Parts& main) {
+  const std::string p = fmt::format("model.layers.{}.", c.layers);
+  const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
+  DraftHead d;
+  // The embedding and the head are copies of the main model's; files may leave them out.
+  d.embedding =
+      s.contains(p + "embed_tokens.weight") ? s.table(p + "embed_tokens.weight", {vocab, hidden}) : main.embedding;
+  d.embedding_norm = s.norm(p + "enorm.weight", hidden, c.eps);
+  d.hidden_norm = s.norm(p + "hnorm.weight", hidden, c.eps);
+  d.projection = s.dense(p + "eh_proj", hidden, {2 * c.hidden, "2 * hidden_size"});
+  add_layer(s, c, c.layers, d.sublayers);
+  d.final_norm = s.norm(p + "shared_head.norm.weight", hidden, c.eps);
+  d.head = s.contains(p + "shared_head.head.weight") ? s.dense(p + "shared_head.head", vocab, hidden) : main.head;
+  return d;
+}
+}  // namespace
+
+Decoder::Parts load_deepseek_v3(const Source& s) {
+  const Config c = read(s.config());
+  const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
+  Decoder::Parts parts;
+  parts.info.layers = c.layers;
+  parts.info.max_positions = c.max_positions;
+  parts.rope = ops::rope_frequencies(c.rope);
+  parts.embedding = s.table("model.embed_tokens.weight", {vocab, hidden});
+  for (int64_t i = 0; i < c.layers; ++i) add_layer(s, c, i, parts.sublayers);
+  parts.final_norm = s.norm("model.norm.weight", hidden, c.eps);
+  parts.head = c.tied ? s.tied("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
+  // Files without the prediction layer's tensors are whole models too: num_nextn_predict_layers is often left at 1.
+  if (c.draft_layers > 0 && s.contains(fmt::format("model.layers.{}.eh_proj.weight", c.layers)))
+    parts.draft = draft_head(s, c, parts);
+  return parts;
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// NemotronH: x += mixer(norm(x)) with one mixer a layer: Mamba-2, attention without positions, MLP, or experts, which
+// may work in a smaller latent space. No gates: down(relu(up x)^2).
+#include <cmath>
+#include <cstring>
+
+#include "model/config.h"
+#include "model/families.h"
+
+namespace sluice::model {
+
+namespace {
+enum class Kind : uint8_t { mamba, attention, mlp, moe };
+
+constexpr std::array<Named<Kind>, 6> kKinds{{{Kind::mamba, "linear_attention"},
+                                             {Kind::attention, "full_attention"},
+                                             {Kind::mlp, "mlp"},
+                                             {Kind::moe, "moe"},
+                                             {Kind::mamba, "mamba"},
+                                             {Kind::attention, "attention"}}};
+constexpr std::array<Named<Kind>, 4> kLetters{
+    {{Kind::mamba, "M"}, {Kind::attention, "*"}, {Kind::mlp, "-"}, {Kind::moe, "E"}}};
+
+struct Config : CommonConfig {
+  std::vector<Kind> kinds;
+  int64_t head_dim, inter, moe_inter, shared_inter, shared, latent, experts, top_k, groups, top_groups;
+  ops::MambaShape mamba;
+  float eps, routed_scale;
+  bool conv_bias, bias, mlp_bias;
+};
+
+std::vector<Kind> read_kinds(const io::Config& c) {
+  std::vector<Kind> kinds;
+  const io::ConfigKeys list_keys{"layers_block_type", "layer_types"};
+  if (c.has(list_keys))
+    for (const std::string& name : c.strings(list_keys))
+      kinds.push_back(parse_name(kKinds, c.source() + ": a member of layers_block_type", name));
+  if (c.has("hybrid_override_pattern")) {
+    std::vector<Kind> letters;
+    for (const char letter : c.string("hybrid_override_pattern"))
+      letters.push_back(
+          parse_name(kLetters, c.source() + ": a letter of hybrid_override_pattern", std::string(1, letter)));
+    if (!kinds.empty() && kinds != letters)
+      c.refuse("hybrid_override_pattern", "and layers_block_type name different layers");
+    kinds = std::move(letters);
+  }
+  if (kinds.empty()) c.refuse("layers_block_type", "and hybrid_override_pattern are both absent or empty");
+  const auto count = static_cast<int64_t>(kinds.size());
+  if (c.integer("num_hidden_layers", {1, 4096}, count) != count)
+    c.refuse("num_hidden_layers", fmt::format("is {}, but the pattern names {} layers",
+                                              c.integer("num_hidden_layers", {1, 4096}), count));
+  return kinds;
+}
+
+Config read(const io::Config& c) {
+  Config out;
+  static_cast<CommonConfig&>(out) = read_common(c);
+  out.kinds = read_kinds(c);
+  out.head_dim = c.integer({"head_dim", "attention_head_dim"}, {1, 4096}, out.hidden / out.heads);
+  out.inter = c.integer("intermediate_size", kSize, out.hidden);
+  out.eps = static_cast<float>(c.number({"layer_norm_epsilon", "norm_eps"}, kEpsilon, 1e-5));
+  out.bias = c.boolean("use_bias", false);
+  out.mlp_bias = c.boolean("mlp_bias", false);
+  out.mamba = {c.integer("mamba_num_heads", kCount), c.integer("mamba_head_dim", {1, 4096}),
+               c.integer({"n_groups", "mamba_n_groups"}, kCount), c.integer("ssm_state_size", {1, 4096}),
+               c.integer({"conv_kernel", "mamba_d_conv"}, {1, ops::kMaxTaps}, 4)};
+  if (out.mamba.heads % out.mamba.groups != 0)
+    c.refuse("n_groups", fmt::format("is {}; it must divide mamba_num_heads = {}", out.mamba.groups, out.mamba.heads));
+  out.conv_bias = c.boolean({"use_conv_bias", "mamba_conv_bias"}, true);
+  out.experts = c.integer({"n_routed_experts", "num_local_experts"}, {1, 32767}, 0);
+  out.top_k = c.integer("num_experts_per_tok", {1, 4096}, 1);
+  out.groups = c.integer("n_group", {1, 4096}, 1);
+  out.top_groups = c.integer("topk_group", {1, 4096}, 1);
+  out.moe_inter = c.integer("moe_intermediate_size", kSize, 0);
+  out.latent = c.integer("moe_latent_size", kSize, 0);
+  out.shared = c.integer("n_shared_experts", {0, 64}, 1);
+  out.shared_inter = c.integer("moe_shared_expert_intermediate_size", kSize, out.moe_inter);
+  out.routed_scale = static_cast<float>(c.number("routed_scaling_factor", kScale, 1.0));
+  for (const Kind k : out.kinds) {
+    if (k != Kind::moe) continue;
+    if (out.experts == 0) c.refuse("n_routed_experts", "is absent, but the pattern has expert layers");
+    if (out.moe_inter == 0) c.refuse("moe_intermediate_size", "is absent, but the pattern has expert layers");
+    if (out.experts % out.groups != 0)
+      c.refuse("n_group", fmt::format("is {}; it must divide n_routed_experts = {}", out.groups, out.experts));
+    if (out.top_groups > out.groups)
+      c.refuse("topk_group", fmt::format("is {}, more than n_group = {}", out.top_groups, out.groups));
+    if (out.top_k > out.experts / out.groups * out.top_groups)
+      c.refuse("num_experts_per_tok", fmt::format("is {}, more than the {} experts that may be chosen", out.top_k,
+                                                  out.experts / out.groups * out.top_groups));
+  }
+  require_string(c, "mlp_hidden_act", "relu2");
+  require_string(c, "mamba_hidden_act", "silu");
+  require_bool(c, "norm_topk_prob", true, "sigmoid routing with a correction bias renormalises");
+  return out;
+}
+
+MambaLayer mamba(const Source& s, const Config& c, const std::string& p) {
+  const Dim hidden{c.hidden, "hidden_size"}, heads{c.mamba.heads, "mamba_num_heads"};
+  const Dim inner{c.mamba.inner(), "mamba_num_heads * mamba_head_dim"};
+  const Dim channels{c.mamba.channels(), "mamba_num_heads * mamba_head_dim + 2 * n_groups * ssm_state_size"};
+  const Bias bias = c.bias ? Bias::present : Bias::none;
+  MambaLayer m;
+  m.shape = c.mamba;
+  m.in = s.dense(p + "in_proj", {inner.n + channels.n + heads.n, "Mamba's z, x, B, C and dt"}, hidden, bias);
+  m.out = s.dense(p + "out_proj", hidden, inner, bias);
+  // [channels, 1, taps] -> [taps, channels]
+  const Tensor conv = s.floats(p + "conv1d.weight", {channels, {1, "1"}, {c.mamba.taps, "conv_kernel"}});
+  m.conv = Tensor(DType::f32, {c.mamba.taps, channels.n});
+  for (int64_t i = 0; i < channels.n; ++i)
+    for (int64_t t = 0; t < c.mamba.taps; ++t)
+      m.conv.as<float>()[t * channels.n + i] = conv.as<float>()[i * c.mamba.taps + t];
+  if (c.conv_bias) m.conv_bias = s.floats(p + "conv1d.bias", {channels});
+  m.dt_bias = s.floats(p + "dt_bias", {heads});
+  m.skip = s.floats(p + "D", {heads});
+  m.a = s.floats(p + "A_log", {heads});
+  for (int64_t h = 0; h < heads.n; ++h) m.a.as<float>()[h] = -std::exp(m.a.as<float>()[h]);
+  m.norm = s.floats(p + "norm.weight", {inner});
+  m.eps = c.eps;
+  return m;
+}
+
+AttentionLayer attention(const Source& s, const Config& c, const std::string& p) {
+  const Dim hidden{c.hidden, "hidden_size"};
+  const Dim wide{c.heads * c.head_dim, "num_attention_heads * head_dim"};
+  const Dim narrow{c.kv_heads * c.head_dim, "num_key_value_heads * head_dim"};
+  const Bias bias = c.attention_bias ? Bias::present : Bias::none;
+  AttentionLayer a;
+  a.q = s.dense(p + "q_proj", wide, hidden, bias);
+  a.k = s.dense(p + "k_proj", narrow, hidden, bias);
+  a.v = s.dense(p + "v_proj", narrow, hidden, bias);
+  a.o = s.dense(p + "o_proj", hidden, wide, bias);
+  a.heads = c.heads;
+  a.kv_heads = c.kv_heads;
+  a.head_dim = c.head_dim;
+  return a;
+}
+
+Mlp mlp(const Source& s, const Config& c, const std::string& p, Dim inter) {
+  const Dim hidden{c.hidden, "hidden_size"};
+  const Bias bias = c.mlp_bias ? Bias::present : Bias::none;
+  return {std::nullopt, s.dense(p + "up_proj", inter, hidden, bias), s.dense(p + "down_proj", hidden, inter, bias)};
+}
+
+MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
+  const Dim hidden{c.hidden, "hidden_size"}, experts{c.experts, "n_routed_experts"};
+  const Dim latent{c.latent, "moe_latent_size"};
+  const Bias bias = c.mlp_bias ? Bias::present : Bias::none;
+  MoeLayer m;
+  m.index = static_cast<int>(layer);
+  m.experts_name = p + "experts";
+  m.router = s.dense(p + "gate", experts, hidden);
+  m.router_bias = s.floats(p + "gate.e_score_correction_bias", {experts});
+  if (c.latent > 0) {
+    m.latent_in = s.dense(p + "fc1_latent_proj", latent, hidden, bias);
+    m.latent_out = s.dense(p + "fc2_latent_proj", hidden, latent, bias);
+  }
+  MoeSpec spec;
+  spec.experts = static_cast<int>(c.experts);
+  spec.top_k = static_cast<int>(c.top_k);
+  spec.hidden = c.latent > 0 ? c.latent : c.hidden;
+  spec.inter = c.moe_inter;
+  spec.dtype = s.options().dtype;
+  spec.act = activation::Activation::relu2;
+  spec.routing = routing::Method::deepseek_v3;
+  spec.groups = static_cast<int>(c.groups);
+  spec.top_groups = static_cast<int>(c.top_groups);
+  spec.routed_scale = c.routed_scale;
+  m.experts = s.experts(m.experts_name, spec);
+  if (c.shared > 0)
+    m.shared = mlp(s, c, p + "shared_experts.",
+                   {c.shared_inter * c.shared, "moe_shared_expert_intermediate_size * n_shared_experts"});
+  return m;
+}
+
+Mixer mixer(const Source& s, const Config& c, const std::string& p, int64_t layer) {
+  switch (c.kinds[static_cast<size_t>(layer)]) {
+    case Kind::mamba:
+      return mamba(s, c, p);
+    case Kind::attention:
+      return attention(s, c, p);
+    case Kind::mlp:
+      return mlp(s, c, p, {c.inter, "intermediate_size"});
+    case Kind::moe:
+      return mixture(s, c, p, layer);
+  }
+  fail(ErrorCode::internal, "layer {} has no kind", layer);
+}
+}  // namespace
+
+Decoder::Parts load_nemotron_h(const Source& s) {
+  const Config c = read(s.config());
+  const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
+  // Published checkpoints say backbone., transformers 5 model.
+  const std::string embedding = s.first_of(
+      {"backbone.embeddings.weight", "model.embeddings.weight", "backbone.embed_tokens.weight", "model.embed_tokens.weight"});
+  const std::string root = embedding.substr(0, embedding.find('.') + 1);
+  Decoder::Parts parts;
+  parts.info.layers = static_cast<int64_t>(c.kinds.size());
+  parts.info.max_positions = c.max_positions;
+  parts.embedding = s.table(embedding, {vocab, hidden});
+  for (int64_t i = 0; i < parts.info.layers; ++i) {
+    const std::string p = fmt::format("{}layers.{}.", root, i);
+    parts.sublayers.push_back({s.norm(p + "norm.weight", hidden, c.eps), mixer(s, c, p + "mixer.", i), true});
+  }
+  parts.final_norm = s.norm(s.first_of({root + "norm_f.weight", root + "norm.weight"}), hidden, c.eps);
+  parts.head = c.tied ? s.tied("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
+  return parts;
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Qwen3-MoE: x += attention(norm(x)), x += experts(norm(x)); norms on the heads of q and k, rotary halves.
+#include <algorithm>
+
+#include "model/config.h"
+#include "model/families.h"
+
+namespace sluice::model {
+
+namespace {
+struct Config : CommonConfig {
+  int64_t layers, head_dim, inter, moe_inter, experts, top_k, sparse_step;
+  float eps;
+  bool norm_topk;
+  std::vector<int64_t> mlp_only;
+
+  // transformers' rule: every sparse_step-th layer but those in mlp_only_layers.
+  bool is_moe(int64_t layer) const {
+    return (layer + 1) % sparse_step == 0 && std::find(mlp_only.begin(), mlp_only.end(), layer) == mlp_only.end();
+  }
+};
+
+Config read(const io::Config& c) {
+  Config out;
+  static_cast<CommonConfig&>(out) = read_common(c);
+  out.layers = c.integer("num_hidden_layers", {1, 4096});
+  if (!c.has("head_dim") && out.hidden % out.heads != 0)
+    c.refuse("num_attention_heads", fmt::format("is {}; without head_dim it must divide hidden_size = {}", out.heads,
+                                                out.hidden));
+  out.head_dim = c.integer("head_dim", {1, 4096}, out.hidden / out.heads);
+  if (out.head_dim % 2 != 0) c.refuse("head_dim", fmt::format("is {}; rotary pairs need an even one", out.head_dim));
+  out.inter = c.integer("intermediate_size", kSize);
+  out.moe_inter = c.integer("moe_intermediate_size", kSize);
+  out.experts = c.integer({"num_experts", "num_local_experts"}, {1, 32767});
+  out.top_k = c.integer("num_experts_per_tok", {1, 4096});
+  if (out.top_k > out.experts)
+    c.refuse("num_experts_per_tok", fmt::format("is {}, more than num_experts = {}", out.top_k, out.experts));
+  out.eps = static_cast<float>(c.number("rms_norm_eps", kEpsilon, 1e-6));
+  out.norm_topk = c.boolean("norm_topk_prob", false);
+  out.sparse_step = c.integer("decoder_sparse_step", {1, 4096}, 1);
+  if (c.has("mlp_only_layers")) out.mlp_only = c.integers("mlp_only_layers", {0, out.layers - 1});
+  require_string(c, "hidden_act", "silu");
+  require_bool(c, "use_sliding_window", false, "attention here sees the whole context");
+  return out;
+}
+
+AttentionLayer attention(const Source& s, const Config& c, const std::string& p) {
+  const Dim hidden{c.hidden, "hidden_size"}, head{c.head_dim, "head_dim"};
+  const Dim wide{c.heads * c.head_dim, "num_attention_heads * head_dim"};
+  const Dim narrow{c.kv_heads * c.head_dim, "num_key_value_heads * head_dim"};
+  const Bias bias = c.attention_bias ? Bias::present : Bias::none;
+  AttentionLayer a;
+  a.q = s.dense(p + "q_proj", wide, hidden, bias);
+  a.k = s.dense(p + "k_proj", narrow, hidden, bias);
+  a.v = s.dense(p + "v_proj", narrow, hidden, bias);
+  a.o = s.dense(p + "o_proj", hidden, wide, bias);
+  a.q_norm = s.norm(p + "q_norm.weight", head, c.eps);
+  a.k_norm = s.norm(p + "k_norm.weight", head, c.eps);
+  a.rotary = true;
+  a.heads = c.heads;
+  a.kv_heads = c.kv_heads;
+  a.head_dim = c.head_dim;
+  return a;
+}
+
+Mlp dense_mlp(const Source& s, const Config& c, const std::string& p) {
+  const Dim hidden{c.hidden, "hidden_size"}, inter{c.inter, "intermediate_size"};
+  return {s.dense(p + "gate_proj", inter, hidden), s.dense(p + "up_proj", inter, hidden),
+          s.dense(p + "down_proj", hidden, inter)};
+}
+
+MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
+  MoeLayer m;
+  m.index = static_cast<int>(layer);
+  m.experts_name = p + "experts";
+  m.router = s.dense(p + "gate", {c.experts, "num_experts"}, {c.hidden, "hidden_size"});
+  m.router_floats = false;  // a BF16 run's logits are BF16
+  MoeSpec spec;
+  spec.experts = static_cast<int>(c.experts);
+  spec.top_k = static_cast<int>(c.top_k);
+  spec.hidden = c.hidden;
+  spec.inter = c.moe_inter;
+  spec.dtype = s.options().dtype;
+  spec.act = activation::Activation::swiglu;
+  spec.routing = c.norm_topk ? routing::Method::renormalize_naive : routing::Method::softmax;
+  m.experts = s.experts(m.experts_name, spec);
+  return m;
+}
+}  // namespace
+
+Decoder::Parts load_qwen3_moe(const Source& s) {
+  const Config c = read(s.config());
+  const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
+  Decoder::Parts parts;
+  parts.info.layers = c.layers;
+  parts.info.max_positions = c.max_positions;
+  parts.rope = ops::rope_frequencies(read_rope(s.config(), c.head_dim));
+  parts.embedding = s.table("model.embed_tokens.weight", {vocab, hidden});
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const std::string p = fmt::format("model.layers.{}.", i);
+    parts.sublayers.push_back(
+        {s.norm(p + "input_layernorm.weight", hidden, c.eps), attention(s, c, p + "self_attn."), false});
+    Norm norm = s.norm(p + "post_attention_layernorm.weight", hidden, c.eps);
+    if (c.is_moe(i))
+      parts.sublayers.push_back({std::move(norm), mixture(s, c, p + "mlp.", i), true});
+    else
+      parts.sublayers.push_back({std::move(norm), dense_mlp(s, c, p + "mlp."), true});
+  }
+  parts.final_norm = s.norm("model.norm.weight", hidden, c.eps);
+  parts.head = c.tied ? s.tied("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
+  return parts;
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/source.h"
+
+#include <cstring>
+
+#include "moe/backend_cpu.h"
+#include "ops/row.h"
+#include "weights/load.h"
+
+namespace sluice::model {
+
+namespace {
+weights::LoadOptions loader_options(const LoadOptions& o) {
+  check(o.dtype == DType::bf16 || o.dtype == DType::f32, "dtype is {}; accepted: bfloat16, float32",
+        to_string(o.dtype));
+  weights::LoadOptions out;
+  if (!o.quantization.empty()) out.online = weights::parse_online_format(o.quantization);
+  out.nvfp4_per_token = o.nvfp4_per_token;
+  out.amax = o.amax;
+  return out;
+}
+
+Shape sizes(Dims dims) {
+  Shape shape;
+  for (const Dim& d : dims) shape.push_back(d.n);
+  return shape;
+}
+}  // namespace
+
+struct Source::Impl {
+  weights::Loader loader;
+};
+
+Source::Source(Context& ctx, const LoadOptions& options)
+    : ctx_(ctx),
+      options_(options),
+      impl_(std::make_unique<Impl>(
+          Impl{weights::Loader(ctx, io::Checkpoint::open(options.path), loader_options(options))})) {}
+Source::~Source() = default;
+
+const io::Config& Source::config() const { return impl_->loader.checkpoint().config(); }
+bool Source::contains(std::string_view name) const { return impl_->loader.checkpoint().contains(name); }
+
+std::string Source::first_of(std::initializer_list<std::string> names) const {
+  std::string all;
+  for (const std::string& name : names) {
+    if (contains(name)) return name;
+    all += (all.empty() ? "\"" : ", \"") + name + "\"";
+  }
+  fail(ErrorCode::bad_file, "{} has none of the tensors {}", options_.path.string(), all);
+}
+
+void Source::verify_shape(const std::string& name, Dims shape) const {
+  const io::SafetensorsEntry* entry = impl_->loader.checkpoint().find(name);
+  check_file(entry != nullptr, "{}: tensor \"{}\" is missing", options_.path.string(), name);
+  std::string keys;
+  for (const Dim& d : shape) keys.append(keys.empty() ? "" : ", ").append(d.keys);
+  check_file(entry->shape == sizes(shape), "{} has shape {}, but {} asks for {} ({})",
+             impl_->loader.checkpoint().source_of(name), to_string(entry->shape), config().source(),
+             to_string(sizes(shape)), keys);
+}
+
+Tensor Source::floats(const std::string& name, Dims shape) const {
+  verify_shape(name, shape);
+  return impl_->loader.floats(name, sizes(shape));
+}
+
+Tensor Source::table(const std::string& name, Dims shape) const {
+  verify_shape(name, shape);
+  const Tensor t = impl_->loader.checkpoint().tensor(name);
+  check_file(t.dtype() == DType::bf16 || t.dtype() == DType::f32, "{} is {}; accepted here: bfloat16, float32",
+             impl_->loader.checkpoint().source_of(name), to_string(t.dtype()));
+  return t.clone();
+}
+
+Norm Source::norm(const std::string& name, Dim size, float eps) const { return {floats(name, {size}), eps}; }
+
+Dense Source::dense(const std::string& module, Dim rows, Dim cols, Bias bias) const {
+  Tensor b;
+  if (bias == Bias::present) b = floats(module + ".bias", {rows});
+  check_file(bias == Bias::present || !contains(module + ".bias"),
+             "{} exists, but {} says that this projection has no bias",
+             impl_->loader.checkpoint().source_of(module + ".bias"), config().source());
+  const std::string weight = module + ".weight";
+  if (const io::SafetensorsEntry* entry = impl_->loader.checkpoint().find(weight)) {
+    // Packed codes have fewer bytes than columns; the loader checks those.
+    const std::optional<DType> dtype = entry->dtype->dtype;
+    if (dtype != DType::u8) verify_shape(weight, {rows, cols});
+    if (dtype == DType::f32) return {module, floats(weight, {rows, cols}), b};
+  }
+  const weights::LoadedLinear loaded = impl_->loader.linear(module, rows.n, cols.n);
+  ops::LinearOptions o;
+  o.inputs = loaded.inputs;
+  o.dtype = options_.dtype;
+  o.input_scale = loaded.input_scale;
+  return {module, std::make_shared<ops::Linear>(ctx_, loaded.w, b, o)};
+}
+
+Dense Source::tied(const std::string& module, const Tensor& weight) const {
+  if (weight.dtype() == DType::f32) return {module, weight, {}};
+  weights::QuantTensor w;
+  w.experts = 1, w.rows = weight.dim(0), w.cols = weight.dim(1);
+  w.codes = weight.reshape({1, w.rows, w.cols});
+  ops::LinearOptions o;
+  o.dtype = options_.dtype;
+  return {module, std::make_shared<ops::Linear>(ctx_, w, Tensor(), o)};
+}
+
+Tensor Source::dequantized(const std::string& module, Dim rows, Dim cols) const {
+  const weights::QuantTensor w = impl_->loader.linear(module, rows.n, cols.n).w;
+  if (w.format == format::Format::bf16) return w.codes.reshape({rows.n, cols.n});
+  const Tensor values = weights::dequantize(w).reshape({rows.n, cols.n});
+  if (options_.dtype == DType::f32) return values;
+  Tensor rounded(DType::bf16, {rows.n, cols.n});
+  ops::store(values.as<float>(), rounded.data(), DType::bf16, values.elements());
+  return rounded;
+}
+
+std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, MoeSpec spec) const {
+  weights::ExpertNames names;
+  names.module = module;
+  if (!spec.gated()) names.gate.clear();
+  const weights::LoadedExperts loaded =
+      impl_->loader.experts(names, {spec.experts, spec.inter, spec.hidden});
+  spec.weights = loaded.format.weights;
+  spec.inputs = loaded.format.inputs;
+  spec.fp8_block_trtllm = options_.fp8_block_trtllm && spec.weights == format::Format::fp8_block;
+  spec.bias = !loaded.weights.bias_up.empty();
+  return moe::make_cpu_backend()->prepare(ctx_, spec, loaded.weights);
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint as models read it: tensors by name, checked against the sizes that the configuration promises.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "io/checkpoint.h"
+#include "model/dense.h"
+#include "model/load_options.h"
+#include "model/norm.h"
+#include "moe/backend.h"
+
+namespace sluice::model {
+
+// A size and the configuration keys that it comes from, for the sentence when a tensor contradicts it.
+struct Dim {
+  int64_t n = 0;
+  std::string_view keys;
+};
+using Dims = std::initializer_list<Dim>;
+
+enum class Bias : uint8_t { none, present };  // as the configuration says; the tensors must agree
+
+class Source {
+ public:
+  Source(Context& ctx, const LoadOptions& options);
+  ~Source();
+
+  const io::Config& config() const;
+  const LoadOptions& options() const { return options_; }
+  bool contains(std::string_view name) const;
+  // The first of the names that the checkpoint has; throws bad_file naming all of them.
+  std::string first_of(std::initializer_list<std::string> names) const;
+
+  // All throw bad_file, naming file, tensor, shape and configuration keys, when the tensor is missing or another shape.
+  Tensor floats(const std::string& name, Dims shape) const;   // float32 copy
+  Tensor table(const std::string& name, Dims shape) const;    // bf16 or f32, as stored
+  Norm norm(const std::string& name, Dim size, float eps) const;
+  Dense dense(const std::string& module, Dim rows, Dim cols, Bias bias = Bias::none) const;
+  Dense tied(const std::string& module, const Tensor& weight) const;  // a head that is the embedding
+  Tensor dequantized(const std::string& module, Dim rows, Dim cols) const;  // bf16 or f32 [N, K]
+
+  // The experts under `module` ("model.layers.0.mlp.experts"), one by one or fused, prepared by the chosen backend.
+  // `spec` says everything but the number formats.
+  std::shared_ptr<const moe::MoeLayer> experts(const std::string& module, MoeSpec spec) const;
+
+ private:
+  struct Impl;
+  void verify_shape(const std::string& name, Dims shape) const;
+  Context& ctx_;
+  LoadOptions options_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice::model

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running a model over golden inputs: whole sequences, in chunks, or token by token; and what the run looked like inside.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "format/bf16.h"
+#include "model/models.h"
+#include "tests/support/golden.h"
+
+namespace sluice::model {
+
+inline ThreadPool& test_pool() {
+  static ThreadPool pool(2);
+  return pool;
+}
+inline Context test_context() { return Context{test_pool()}; }
+
+inline std::unique_ptr<Model> load(const std::string& folder, DType dtype, const std::string& quantization = "") {
+  Context ctx = test_context();
+  LoadOptions o;
+  o.path = folder;
+  o.dtype = dtype;
+  o.quantization = quantization;
+  return load_model(ctx, o);
+}
+
+inline std::vector<float> to_floats(ops::ConstMatrix m) {
+  std::vector<float> out;
+  for (int64_t r = 0; r < m.rows; ++r)
+    for (int64_t c = 0; c < m.cols; ++c)
+      out.push_back(m.dtype == DType::f32 ? static_cast<const float*>(m.row(r))[c]
+                                          : format::bf16_to_float(static_cast<const uint16_t*>(m.row(r))[c]));
+  return out;
+}
+
+struct Recorder : Observer {
+  struct Moe {
+    std::vector<float> input, logits, weights, routed, output;
+    std::vector<int32_t> ids;
+  };
+  std::map<int, std::vector<float>> layers;  // appended over calls
+  std::map<int, Moe> mixtures;
+
+  void layer(int index, ops::ConstMatrix hidden) override {
+    const std::vector<float> v = to_floats(hidden);
+    layers[index].insert(layers[index].end(), v.begin(), v.end());
+  }
+  void moe(const MoeView& view) override {
+    Moe& m = mixtures[view.layer];
+    const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+    append(m.input, to_floats(view.input));
+    append(m.logits, to_floats(view.router_logits));
+    append(m.ids, view.ids);
+    append(m.weights, view.weights);
+    append(m.routed, to_floats(view.routed));
+    append(m.output, to_floats(view.output));
+  }
+};
+
+// A model with one or more sequences in a cache of its own. Blocks are dealt out in a scrambled order.
+class Runner {
+ public:
+  explicit Runner(const Model& model, int slots = 1, int64_t block_size = 16, int64_t max_tokens = 640,
+                  int64_t tentative_rows = 0)
+      : model_(model), ctx_(test_context()) {
+    const int64_t per_slot = (max_tokens + block_size - 1) / block_size;
+    cache_ = model.make_cache({per_slot * slots, block_size, slots, tentative_rows});
+    for (int s = 0; s < slots; ++s) {
+      std::vector<int32_t> blocks;
+      for (int64_t i = 0; i < per_slot; ++i) blocks.push_back(static_cast<int32_t>((per_slot - 1 - i) * slots + s));
+      blocks_.push_back(blocks);
+    }
+  }
+
+  struct Part {
+    int slot = 0;
+    std::vector<int32_t> tokens;
+    int64_t context = 0;
+    bool tentative = false;
+  };
+  // Logits [rows of all parts, V]; poisoned before.
+  std::vector<float> forward(const std::vector<Part>& parts, Observer* observer = nullptr) {
+    return run(parts, nullptr, observer);
+  }
+  std::vector<float> draft(const std::vector<Part>& parts, const std::vector<std::byte>& hidden) {
+    return run(parts, hidden.data(), nullptr);
+  }
+  // D bytes of the last call, [rows, hidden].
+  const std::vector<std::byte>& hidden() const { return hidden_; }
+  Cache& cache() { return *cache_; }
+  ops::Workspace& workspace() { return workspace_; }
+
+ private:
+  std::vector<float> run(const std::vector<Part>& parts, const std::byte* draft_hidden, Observer* observer) {
+    std::vector<int32_t> tokens, positions;
+    std::vector<Sequence> sequences;
+    for (const Part& p : parts) {
+      Sequence s;
+      s.slot = p.slot;
+      s.first_row = static_cast<int64_t>(tokens.size());
+      s.rows = static_cast<int64_t>(p.tokens.size());
+      s.context = p.context;
+      s.blocks = blocks_[static_cast<size_t>(p.slot)];
+      s.tentative = p.tentative;
+      sequences.push_back(s);
+      for (int64_t i = 0; i < s.rows; ++i) positions.push_back(static_cast<int32_t>(p.context + i));
+      tokens.insert(tokens.end(), p.tokens.begin(), p.tokens.end());
+    }
+    std::vector<int32_t> rows(tokens.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.info().vocab), NAN);
+    std::vector<std::byte> hidden(tokens.size() *
+                                  static_cast<size_t>(model_.info().hidden * bytes_of(model_.info().dtype)));
+    const Batch batch{tokens, positions, sequences, rows};
+    const Outputs out{logits.data(), hidden.data(), observer};
+    if (draft_hidden != nullptr)
+      model_.draft(ctx_, batch, draft_hidden, *cache_, workspace_, out);
+    else
+      model_.forward(ctx_, batch, *cache_, workspace_, out);
+    hidden_ = std::move(hidden);
+    return logits;
+  }
+
+  const Model& model_;
+  Context ctx_;
+  std::unique_ptr<Cache> cache_;
+  ops::Workspace workspace_;
+  std::vector<std::vector<int32_t>> blocks_;
+  std::vector<std::byte> hidden_;
+};
+
+// Every element within absolute + relative * |expected|; prints the largest difference.
+inline void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, double absolute,
+                         double relative, const std::string& what) {
+  ASSERT_EQ(actual.size(), expected.size()) << what;
+  double worst = 0;
+  int failures = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double d = std::abs(static_cast<double>(actual[i]) - expected[i]);
+    if (!(d <= absolute + relative * std::abs(expected[i])) && ++failures <= 3)
+      ADD_FAILURE() << what << "[" << i << "] is " << actual[i] << ", expected " << expected[i];
+    worst = std::max(worst, d);
+  }
+  EXPECT_EQ(failures, 0) << what;
+  testing::Test::RecordProperty(what, std::to_string(worst));
+  std::printf("    %-20s max |difference| %.2e\n", what.c_str(), worst);
+}
+
+inline int32_t argmax(const float* row, int64_t n) { return static_cast<int32_t>(std::max_element(row, row + n) - row); }
+
+template <class T>
+std::vector<T> part(const std::vector<T>& all, size_t begin, size_t count) {
+  return {all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + static_cast<std::ptrdiff_t>(begin + count)};
+}
+
+}  // namespace sluice::model
