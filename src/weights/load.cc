@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "weights/load.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/math.h"
+#include "format/quantize_rows.h"
+#include "weights/calibration.h"
+#include "weights/requantize.h"
+#include "weights/stored.h"
+
+namespace sluice::weights {
+
+using format::InputFormat;
+
+namespace {
+
+// A copy of a file's view, faulted in and written by every thread.
+Tensor copy_in_parallel(Context& ctx, const Tensor& view) {
+  if (view.empty()) return {};
+  Tensor out(view.dtype(), view.shape());
+  constexpr int64_t kPiece = int64_t{1} << 20;
+  ctx.pool.parallel_for(ceil_div(view.bytes(), kPiece), [&](int64_t piece, int) {
+    const int64_t begin = piece * kPiece, size = std::min(kPiece, view.bytes() - begin);
+    std::memcpy(static_cast<std::byte*>(out.data()) + begin, static_cast<const std::byte*>(view.data()) + begin,
+                static_cast<size_t>(size));
+  });
+  return out;
+}
+
+}  // namespace
+
+Loader::Loader(Context& context, io::Checkpoint checkpoint, LoadOptions options)
+    : context_(context),
+      checkpoint_(std::move(checkpoint)),
+      options_(std::move(options)),
+      scheme_(QuantScheme::detect(checkpoint_)) {
+  validate(options_.shard);
+  check(!options_.online || !scheme_.quantized(),
+        "quantization is \"{}\", but {} says that the checkpoint is quantised already ({}); leave the option out",
+        options_.online ? options_.online->name : "", scheme_.source(), scheme_.method());
+}
+
+// What a module that is stored as `stored` becomes.
+ModuleFormat Loader::target(std::string_view module, const ModuleFormat& stored) const {
+  ModuleFormat format = stored;
+  if (options_.online && stored == ModuleFormat{} && online_quantizes(options_.online->coverage, module))
+    format = options_.online->format;
+  if (format.inputs == InputFormat::nvfp4 && options_.nvfp4_per_token) format.inputs = InputFormat::nvfp4_token;
+  return format;
+}
+
+float Loader::online_input_scale(InputFormat inputs, const std::string& observed) const {
+  const auto found = options_.amax.find(observed);
+  check(found != options_.amax.end(),
+        "{} inputs of {} need a calibrated scale, and quantising while loading has none; use "
+        "--nvfp4-per-token-activation, or write a calibrated checkpoint with: sluice quantize IN OUT --format nvfp4 "
+        "--calibration TEXT",
+        name_of(format::kInputFormats, inputs), observed);
+  return static_scale(inputs, found->second, observed);
+}
+
+void Loader::warn_if_not_excluded(std::string_view module, const ModuleFormat& stored) {
+  if (warned_ || stored == scheme_.of(module)) return;
+  warned_ = true;
+  context_.log(
+      LogLevel::warning,
+      fmt::format("{} is stored unquantised, although {} ({}) does not exclude it; it runs in BF16, and so does "
+                  "every other such module",
+                  module, scheme_.source(), scheme_.method()));
+}
+
+void Loader::report(int64_t bytes) {
+  done_ += bytes;
+  context_.progress({"loading", done_, std::max(done_, checkpoint_.bytes()), "B"});
+}
+
+Tensor Loader::floats(std::string_view name, const Shape& shape) const { return read_floats(checkpoint_, name, shape); }
+
+LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols) {
+  const StoredNames names = linear_names(checkpoint_, module);
+  const ModuleFormat stored = stored_format(checkpoint_, scheme_, module, names);
+  warn_if_not_excluded(module, stored);
+  const ModuleFormat wanted = target(module, stored);
+
+  LoadedLinear out;
+  out.inputs = wanted.inputs;
+  out.w = open_stored(checkpoint_, names, stored.weights, {1, rows, cols, false});
+  out.w.codes = copy_in_parallel(context_, out.w.codes);
+  out.w.scales = out.w.scales.clone();
+  check_codes(checkpoint_, names.weight, out.w, 0);
+  report(out.w.codes.bytes());
+
+  if (format::is_static(wanted.inputs)) {
+    const bool online = stored != wanted && stored == ModuleFormat{};
+    out.input_scale = online ? online_input_scale(wanted.inputs, std::string(module))
+                             : read_static_input_scale(checkpoint_, {names}, wanted.inputs);
+  }
+  out.w = quantize(context_, wanted.weights, out.w);
+  return out;
+}
+
+}  // namespace sluice::weights

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linears and experts out of a checkpoint, in the format that they are stored in or quantised to while loading.
+// Every tensor is copied once, in parallel, straight from the mapped files; of a shard nothing else is read.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/context.h"
+#include "io/checkpoint.h"
+#include "weights/expert_weights.h"
+#include "weights/gate_up.h"
+#include "weights/online.h"
+#include "weights/shard.h"
+
+namespace sluice::weights {
+
+struct LoadOptions {
+  // --quantization, for modules that are stored in BF16. A checkpoint that is quantised already is refused.
+  std::optional<OnlineFormat> online;
+  // Static NVFP4 inputs (calibrated scale) become nvfp4_token; the checkpoint's input scales are then ignored.
+  bool nvfp4_per_token = false;
+  // Largest |x| of inputs from a calibration run (ActivationObserver), for online formats with static inputs.
+  std::map<std::string, float> amax;
+  Shard shard;  // of experts; linears are always whole
+};
+
+struct LoadedLinear {
+  QuantTensor w;  // experts = 1, [1, N, K]
+  format::InputFormat inputs = format::InputFormat::plain;
+  float input_scale = 1.0f;  // decode factor of fp8_static and nvfp4 inputs
+};
+
+// How an architecture names its experts; the defaults are Hugging Face's.
+struct ExpertNames {
+  std::string module;              // "model.layers.3.mlp.experts"
+  std::string gate = "gate_proj";  // "" when there is no gate (NemotronH); MiniMax: w1
+  std::string up = "up_proj";      // w3
+  std::string down = "down_proj";  // w2
+  // Of fused tensors (experts.gate_up_proj [E, 2I, H], experts.down_proj [E, H, I]): the order of the rows, and
+  // whether BF16 tensors are stored transposed ([E, H, 2I], [E, I, H]: gpt-oss in BF16, Llama 4).
+  GateUpOrder order = GateUpOrder::gate_up;
+  bool transposed = false;
+};
+
+struct ExpertShape {
+  int64_t experts = 0, inter = 0, hidden = 0;  // global, as config.json says
+};
+
+struct LoadedExperts {
+  ExpertWeights weights;  // this rank's part: shard.h's part_of() says which
+  ModuleFormat format;
+};
+
+class Loader {
+ public:
+  // Throws unsupported for an unknown quantisation method, invalid_argument for `online` on a quantised checkpoint.
+  Loader(Context& context, io::Checkpoint checkpoint, LoadOptions options = {});
+
+  const io::Checkpoint& checkpoint() const { return checkpoint_; }
+  const QuantScheme& scheme() const { return scheme_; }
+
+  // [rows, cols] = [N, K]. Throws not_found, bad_file: see stored.h.
+  LoadedLinear linear(std::string_view module, int64_t rows, int64_t cols);
+
+  // Per-expert tensors (experts.{e}.{gate,up,down}), fused ones, or gpt-oss's blocks, whichever the checkpoint has.
+  // Gate and up keep their own scales: other stacks requantise both with the larger one. input_scale1 and
+  // input_scale2 are the largest over ALL experts, so that every rank of an expert-parallel group rounds alike.
+  // Biases of fused tensors ([E, 2I], [E, H]) are taken along; alpha, beta and limit are for the model to fill.
+  LoadedExperts experts(const ExpertNames& names, const ExpertShape& shape);
+
+  // A small float tensor (norms, biases, router weights) as float32.
+  Tensor floats(std::string_view name, const Shape& shape) const;
+
+ private:
+  struct Source;
+  ModuleFormat target(std::string_view module, const ModuleFormat& stored) const;
+  float online_input_scale(format::InputFormat inputs, const std::string& observed) const;
+  void warn_if_not_excluded(std::string_view module, const ModuleFormat& stored);
+  void report(int64_t bytes);
+  std::vector<Source> find_sources(const ExpertNames& names, const ExpertShape& shape, ExpertWeights& w) const;
+  ModuleFormat format_of_experts(const ExpertNames& names, const std::vector<Source>& sources) const;
+  void copy_experts(const std::vector<Source>& sources, const ModuleFormat& stored, Range experts, Range inter);
+  void read_biases(const ExpertNames& names, const ExpertShape& shape, Range experts, Range inter,
+                   ExpertWeights& w) const;
+
+  Context& context_;
+  io::Checkpoint checkpoint_;
+  LoadOptions options_;
+  QuantScheme scheme_;
+  int64_t done_ = 0;
+  bool warned_ = false;
+};
+
+}  // namespace sluice::weights
