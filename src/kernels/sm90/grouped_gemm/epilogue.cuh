@@ -129,12 +129,6 @@ __device__ inline void finish_chunk(const Gemm& g, const Tile& tile, const int* 
       for (int i = 0; i < 8; ++i) v[h][i] *= factor;
     }
   }
-  if (g.pair_weight != nullptr && real) {
-    const float w = g.pair_weight[row_pair[s.row()]];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[0][i] *= w, v[1][i] *= w;
-  }
-
   if (g.store == Store::raw) {
     if (!real) return;
     float* out = static_cast<float*>(g.out) + s.row() * (g.gated ? 2 : 1) * g.columns;
@@ -158,6 +152,11 @@ __device__ inline void finish_chunk(const Gemm& g, const Tile& tile, const int* 
     return;
   }
 
+  if (g.pair_weight != nullptr && real) {
+    const float w = g.pair_weight[row_pair[s.row()]];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[0][i] *= w, v[1][i] *= w;
+  }
   activation::Params params;
   if (g.alpha != nullptr) params.alpha = g.alpha[tile.expert];
   if (g.beta != nullptr) params.beta = g.beta[tile.expert];

@@ -24,7 +24,7 @@ __device__ inline Source source_of(const PrepareArgs& a, int64_t expert, int row
 
 // Decode factor of the row's block scales: MX operands keep scales relative to the row's largest.
 __device__ inline uint8_t largest_scale(const PrepareArgs& a, const Source& s) {
-  const int64_t groups = a.shape.k / 32;
+  const int64_t groups = ceil_div<int64_t>(a.shape.k, 32);
   const auto* scales = static_cast<const uint8_t*>(s.stack->scales) + s.row * groups;
   uint8_t largest = 0;
   for (int64_t i = 0; i < groups; ++i) largest = scales[i] > largest ? scales[i] : largest;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ 
     codes[r][piece] = s.row < 0 ? uint4{} : row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(slab) * pieces * 16 + piece * 16);
   }
   const int group = op == Operand::nvfp4 ? 16 : 32, groups = 64 / group;
-  const int64_t row_groups = shape.k / group;
+  const int64_t row_groups = ceil_div<int64_t>(shape.k, group);
   for (int i = threadIdx.x; i < 128 * groups; i += kThreads) {
     const int r = i / groups, j = i % groups;
     const Source s = source_of(a, expert, row_tile, r);

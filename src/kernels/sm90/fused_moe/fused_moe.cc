@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/fused_moe/fused_moe.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "format/quantize.h"
+#include "kernels/sm90/combine/combine.h"
+#include "kernels/sm90/grouped_gemm/launch.h"
+#include "kernels/sm90/quantize/rows.h"
+#include "kernels/sm90/route/route.h"
+
+namespace sluice::sm90 {
+
+namespace {
+
+using format::Format;
+using format::InputFormat;
+
+Round round_of(InputFormat f) {
+  switch (f) {
+    case InputFormat::plain: return Round::plain;
+    case InputFormat::fp8_static: return Round::fp8_static;
+    case InputFormat::fp8_token: return Round::fp8_token;
+    case InputFormat::fp8_group: return Round::fp8_group;
+    case InputFormat::mxfp8: return Round::mxfp8;
+    case InputFormat::nvfp4: return Round::nvfp4;
+    case InputFormat::nvfp4_token: return Round::nvfp4_token;
+  }
+  return Round::plain;
+}
+bool is_static(Round r) { return r == Round::fp8_static || r == Round::nvfp4; }
+bool scales_rows(Round r) { return r == Round::fp8_token || r == Round::nvfp4_token; }
+
+// What GEMM1 leaves for GEMM2: final rows where its tile holds every column that the rounding needs.
+Store store_of(const MoeSpec& spec, Operand op) {
+  const Round r = round_of(spec.inputs);
+  if (spec.fp8_block_trtllm) return Store::raw;
+  if (scales_rows(r)) return Store::activated;
+  if (r == Round::fp8_group) return spec.gated() ? Store::activated : Store::rows_group;
+  return is_fp8(op) ? Store::rows_e4m3 : Store::rows;
+}
+
+}  // namespace
+
+Support supports_spec(const MoeSpec& spec) {
+  const Operand op = operand_of(spec.weights);
+  const Round r = round_of(spec.inputs);
+  const auto inputs = name_of(format::kInputFormats, spec.inputs);
+  const auto weights = name_of(format::kFormats, spec.weights);
+  if (spec.dtype != DType::bf16 && spec.dtype != DType::f32)
+    return Support::no("hidden states must be bfloat16 or float32");
+  if (r == Round::plain && spec.dtype == DType::f32)
+    return Support::no("float32 inputs that are not rounded have no tensor core path; use bfloat16");
+  if (op == Operand::fp8_block && r != Round::fp8_group)
+    return Support::no(fmt::format("fp8_block weights take fp8_group inputs on sm90, not {}", inputs));
+  if (op == Operand::fp8 && r != Round::fp8_static && r != Round::fp8_token)
+    return Support::no(fmt::format("{} weights take fp8_static or fp8_token inputs on sm90, not {}", weights, inputs));
+  if (op != Operand::fp8_block && r == Round::fp8_group)
+    return Support::no(fmt::format("fp8_group inputs need fp8_block weights on sm90, not {}", weights));
+  if (spec.top_k > kMaxTopK) return Support::no(fmt::format("top_k is {}; sm90 takes up to {}", spec.top_k, kMaxTopK));
+  if (spec.experts > kMaxExperts)
+    return Support::no(fmt::format("experts is {}; sm90 takes up to {}", spec.experts, kMaxExperts));
+  if (spec.groups > 32) return Support::no(fmt::format("groups is {}; sm90 takes up to 32", spec.groups));
+  if (spec.fp8_block_trtllm && spec.weight_on_input)
+    return Support::no("fp8_block_trtllm with the weight on the input is not built for sm90");
+  return Support::yes();
+}
+
+FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors) : spec_(spec) {
+  const Support s = supports_spec(spec);
+  check(static_cast<bool>(s), "{}", s.reason);
+  multiprocessors_ = multiprocessors > 0 ? multiprocessors : sm90::multiprocessors();
+  const Operand op = operand_of(spec.weights);
+  second_.shape = {op, spec.locals(), spec.hidden, spec.inter, false, 0};
+  // Every slab of GEMM2's rows must be written by some row tile of GEMM1.
+  const int64_t columns = static_cast<int64_t>(second_.shape.slabs()) * slab_k(op);
+  first_.shape = {op, spec.locals(), spec.inter, spec.hidden, spec.gated(), ceil_div<int64_t>(columns, spec.gated() ? 64 : 128)};
+  for (Matrix* m : {&first_, &second_}) {
+    m->weights = DeviceBuffer(m->shape.bytes());
+    if (has_row_scale(op)) m->row_scale = DeviceBuffer(m->shape.row_scales() * 4);
+    m->block_scale = DeviceBuffer(m->shape.block_scales() * 4);
+  }
+}
+
+int64_t FusedMoe::weight_bytes() const {
+  int64_t bytes = 0;
+  for (const Matrix* m : {&first_, &second_}) bytes += m->weights.bytes() + m->row_scale.bytes() + m->block_scale.bytes();
+  return bytes;
+}
+
+void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
+  const auto upload = [&](DeviceBuffer& to, const Tensor& from) {
+    if (to.bytes() != from.bytes()) to = DeviceBuffer(from.bytes());
+    copy_to_device(to.data(), from.data(), from.bytes(), stream);
+  };
+  const auto prepare = [&](Matrix& m, const weights::QuantTensor& up, const weights::QuantTensor* gate) {
+    DeviceBuffer staged[6];
+    const auto stack = [&](const weights::QuantTensor& q, int base) {
+      upload(staged[base], q.codes);
+      upload(staged[base + 1], q.scales);
+      upload(staged[base + 2], q.global);
+      return CanonicalStack{staged[base].data(), staged[base + 1].data(), staged[base + 2].as<float>()};
+    };
+    PrepareArgs args{};
+    args.format = spec_.weights;
+    args.shape = m.shape;
+    args.up = stack(up, 0);
+    if (gate != nullptr) args.gate = stack(*gate, 3);
+    args.weights = m.weights.as<uint8_t>();
+    args.row_scale = m.row_scale.as<float>();
+    args.block_scale = m.block_scale.as<float>();
+    launch_prepare(args, stream);
+    synchronize(stream);  // the staged copies go away
+  };
+  prepare(first_, w.up, spec_.gated() ? &w.gate : nullptr);
+  prepare(second_, w.down, nullptr);
+  upload(bias_up_, w.bias_up);
+  upload(bias_gate_, w.bias_gate);
+  upload(bias_down_, w.bias_down);
+  upload(alpha_, w.alpha);
+  upload(beta_, w.beta);
+  upload(limit_, w.limit);
+  input_scale_[0] = w.input_scale1;
+  input_scale_[1] = w.input_scale2;
+  synchronize(stream);
+}
+
+GemmChoice FusedMoe::choice(int64_t tokens, const std::string& instance) const {
+  GemmProblem p{};
+  p.operand = first_.shape.operand;
+  p.tokens = tokens;
+  p.top_k = spec_.top_k;
+  p.experts = spec_.experts;
+  p.locals = spec_.locals();
+  p.row_tiles[0] = first_.shape.row_tiles();
+  p.row_tiles[1] = second_.shape.row_tiles();
+  p.slabs[0] = first_.shape.slabs();
+  p.slabs[1] = second_.shape.slabs();
+  return choose_gemm(p, multiprocessors_, instance);
+}
+
+// Workspace pieces; with a null workspace only `bytes` means anything.
+struct FusedMoe::Plan {
+  GemmChoice choice;
+  Store store;
+  int64_t rows, tiles, bytes = 0;
+  RouteTables tables{};
+  uint8_t *x1, *x2;
+  float *x1_row_scale, *x2_row_scale, *x1_block_scale, *x2_block_scale, *middle, *partial[2];
+  void* results;
+};
+
+FusedMoe::Plan FusedMoe::plan(int64_t tokens, const std::string& instance, void* workspace) const {
+  Plan p{};
+  p.choice = choice(tokens, instance);
+  const Instance& tile = p.choice.instance;
+  p.store = store_of(spec_, tile.operand);
+  const int64_t pairs = tokens * spec_.top_k, locals = spec_.locals();
+  p.tiles = max_tiles(pairs, locals, tile.max_n);
+  p.rows = max_rows(pairs, locals, tile.max_n, tile.step_n());
+  const auto take = [&](int64_t bytes) -> void* {
+    char* at = workspace == nullptr ? nullptr : static_cast<char*>(workspace) + p.bytes;
+    p.bytes = round_up<int64_t>(p.bytes + bytes, 256);
+    return bytes == 0 ? nullptr : at;
+  };
+  const auto ints = [&](int64_t n) { return static_cast<int32_t*>(take(4 * n)); };
+  const auto floats = [&](int64_t n) { return static_cast<float*>(take(4 * n)); };
+  p.tables.header = static_cast<Header*>(take(sizeof(Header)));
+  p.tables.ids = ints(pairs);
+  p.tables.weights = floats(pairs);
+  p.tables.rank = ints(pairs);
+  p.tables.counts = ints(route_blocks(tokens, spec_.top_k) * locals);
+  p.tables.expert_tile = ints(locals);
+  p.tables.expert_per = ints(locals);
+  p.tables.tiles = static_cast<Tile*>(take(p.tiles * static_cast<int64_t>(sizeof(Tile))));
+  p.tables.pair_row = ints(pairs);
+  p.tables.row_pair = ints(p.rows);
+  p.tables.ready = ints(p.tiles);
+  const Round round = round_of(spec_.inputs);
+  for (int g = 0; g < 2; ++g) {
+    const Matrix& m = g == 0 ? first_ : second_;
+    const int units = static_cast<int>(ceil_div(m.shape.row_tiles(), tile.m_tiles));
+    const bool split = p.choice.splits[g] > 1;
+    p.tables.arrivals[g] = split ? ints(p.tiles * units) : nullptr;
+    p.partial[g] = split ? floats(p.rows * units * tile.m_tiles * kTileRows * p.choice.splits[g]) : nullptr;
+    const int64_t slabs = m.shape.slabs();
+    (g == 0 ? p.x1 : p.x2) = static_cast<uint8_t*>(take(p.rows * slabs * 128));
+    (g == 0 ? p.x1_row_scale : p.x2_row_scale) = scales_rows(round) ? floats(p.rows) : nullptr;
+    (g == 0 ? p.x1_block_scale : p.x2_block_scale) = round == Round::fp8_group ? floats(p.rows * slabs) : nullptr;
+  }
+  const int64_t middle = p.store == Store::activated ? spec_.inter
+                         : p.store == Store::raw     ? spec_.inter * (spec_.gated() ? 2 : 1)
+                                                     : 0;
+  p.middle = floats(p.rows * middle);
+  p.results = take(spec_.finalize ? pairs * spec_.hidden * bytes_of(spec_.dtype) : 0);
+  return p;
+}
+
+int64_t FusedMoe::workspace_bytes(int64_t tokens, const std::string& instance) const {
+  return plan(tokens, instance, nullptr).bytes;
+}
+
+void FusedMoe::run(const MoeCall& call, Stream stream) const {
+  if (call.tokens == 0) return;
+  Plan p = plan(call.tokens, call.instance, call.workspace);
+  const Instance& tile = p.choice.instance;
+  const Round round = round_of(spec_.inputs);
+  const bool f32 = spec_.dtype == DType::f32, e4m3 = is_fp8(tile.operand);
+  const int units[2] = {static_cast<int>(ceil_div(first_.shape.row_tiles(), tile.m_tiles)),
+                        static_cast<int>(ceil_div(second_.shape.row_tiles(), tile.m_tiles))};
+
+  RouteArgs route{};
+  route.method = spec_.routing;
+  route.params = spec_.routing_params();
+  route.logits = call.logits;
+  route.logits_bf16 = call.logits_bf16;
+  route.bias = call.bias;
+  route.bias_bf16 = call.bias_bf16;
+  route.given_ids = call.topk_ids;
+  route.given_weights = call.topk_weights;
+  route.given_bf16 = call.topk_weights_bf16;
+  route.tokens = call.tokens;
+  route.num_tokens = call.num_tokens;
+  route.local_offset = spec_.local_offset;
+  route.locals = spec_.locals();
+  route.max_n = tile.max_n;
+  route.step_n = tile.step_n();
+  route.row_units[0] = units[0];
+  route.row_units[1] = units[1];
+  route.tables = p.tables;
+  route.chosen_ids = call.chosen_ids;
+  route.chosen_weights = call.chosen_weights;
+  launch_route(route, stream, call.pdl);
+
+  RowsArgs rows{};
+  rows.tokens = call.hidden;
+  rows.tokens_f32 = f32;
+  rows.max_tokens = call.tokens;
+  rows.num_tokens = call.num_tokens;
+  rows.columns = static_cast<int>(spec_.hidden);
+  rows.top_k = spec_.top_k;
+  rows.locals = spec_.locals();
+  rows.round = round;
+  rows.e4m3 = e4m3;
+  rows.static_scale = is_static(round) ? input_scale_[0] : 1.0f;
+  rows.out = p.x1;
+  rows.out_slabs = first_.shape.slabs();
+  rows.row_scale = p.x1_row_scale;
+  rows.block_scale = p.x1_block_scale;
+  rows.ids = p.tables.ids;
+  rows.rank = p.tables.rank;
+  rows.counts = p.tables.counts;
+  rows.expert_tile = p.tables.expert_tile;
+  rows.expert_per = p.tables.expert_per;
+  rows.tiles = p.tables.tiles;
+  rows.header = p.tables.header;
+  rows.pair_row = p.tables.pair_row;
+  rows.row_pair = p.tables.row_pair;
+  rows.local_offset = spec_.local_offset;
+  rows.experts = spec_.experts;
+  rows.zero_absent = spec_.finalize ? nullptr : call.output;
+  rows.result_bytes = spec_.hidden * bytes_of(spec_.dtype);
+  launch_gather(rows, stream, call.pdl);
+
+  GroupedGemmArgs gemm{};
+  gemm.tiles = p.tables.tiles;
+  gemm.header = p.tables.header;
+  gemm.row_pair = p.tables.row_pair;
+  gemm.ready = p.tables.ready;
+  for (int g = 0; g < 2; ++g) {
+    const Matrix& m = g == 0 ? first_ : second_;
+    Gemm& to = gemm.gemm[g];
+    to.weights = m.weights.as<uint8_t>();
+    to.row_scale = m.row_scale.as<float>();
+    to.block_scale = m.block_scale.as<float>();
+    to.x = g == 0 ? p.x1 : p.x2;
+    to.x_row_scale = g == 0 ? p.x1_row_scale : p.x2_row_scale;
+    to.x_block_scale = g == 0 ? p.x1_block_scale : p.x2_block_scale;
+    to.scale = is_static(round) ? input_scale_[g] : 1.0f;
+    // NVFP4 rows hold codes times block scales; their global factor is the reciprocal of the rounded reciprocal.
+    if (round == Round::nvfp4) to.scale = format::nvfp4_global(input_scale_[g]).decode;
+    to.slabs = m.shape.slabs();
+    to.row_tiles = m.shape.row_tiles();
+    to.splits = p.choice.splits[g];
+    to.partial = p.partial[g];
+    gemm.arrivals[g] = p.tables.arrivals[g];
+  }
+  Gemm& one = gemm.gemm[0];
+  one.store = p.store;
+  one.round = round;
+  one.gated = spec_.gated();
+  one.act = spec_.act;
+  one.columns = static_cast<int>(spec_.inter);
+  one.bias = bias_up_.as<float>();
+  one.bias_gate = bias_gate_.as<float>();
+  one.alpha = alpha_.as<float>();
+  one.beta = beta_.as<float>();
+  one.limit = limit_.as<float>();
+  one.pair_weight = spec_.weight_on_input ? p.tables.weights : nullptr;
+  one.out = p.store == Store::activated || p.store == Store::raw ? static_cast<void*>(p.middle) : p.x2;
+  one.out_block_scale = p.x2_block_scale;
+  one.out_slabs = second_.shape.slabs();
+  one.out_scale = is_static(round) ? input_scale_[1] : 1.0f;
+  Gemm& two = gemm.gemm[1];
+  two.store = Store::result;
+  two.out_f32 = f32;
+  two.columns = static_cast<int>(spec_.hidden);
+  two.bias = bias_down_.as<float>();
+  two.out = spec_.finalize ? p.results : call.output;
+
+  if (p.middle == nullptr) {
+    gemm.gemms = 2;
+    launch_grouped_gemm(gemm, tile, stream, call.pdl);
+  } else {
+    gemm.gemms = 1;
+    launch_grouped_gemm(gemm, tile, stream, call.pdl);
+    rows.tokens = nullptr;
+    rows.rows = p.middle;
+    rows.columns = static_cast<int>(spec_.inter);
+    rows.raw = p.store == Store::raw;
+    rows.gated = spec_.gated();
+    rows.act = spec_.act;
+    rows.bias = bias_up_.as<float>();
+    rows.bias_gate = bias_gate_.as<float>();
+    rows.alpha = alpha_.as<float>();
+    rows.beta = beta_.as<float>();
+    rows.limit = limit_.as<float>();
+    rows.round_to_bf16_first = round == Round::nvfp4_token && !f32;
+    rows.static_scale = one.out_scale;
+    rows.out = p.x2;
+    rows.out_slabs = second_.shape.slabs();
+    rows.row_scale = p.x2_row_scale;
+    rows.block_scale = p.x2_block_scale;
+    launch_requantize(rows, p.rows, stream, call.pdl);
+    gemm.gemm[0] = two;
+    gemm.arrivals[0] = gemm.arrivals[1];
+    gemm.ticket = 1;
+    launch_grouped_gemm(gemm, tile, stream, call.pdl);
+  }
+
+  if (spec_.finalize) {
+    CombineArgs combine{};
+    combine.results = p.results;
+    combine.weights = spec_.weight_on_input ? nullptr : p.tables.weights;
+    combine.pair_row = p.tables.pair_row;
+    combine.out = call.output;
+    combine.f32 = f32;
+    combine.tokens = call.tokens;
+    combine.num_tokens = call.num_tokens;
+    combine.columns = static_cast<int>(spec_.hidden);
+    combine.top_k = spec_.top_k;
+    launch_combine(combine, stream, call.pdl);
+  }
+}
+
+}  // namespace sluice::sm90

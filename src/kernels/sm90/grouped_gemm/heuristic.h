@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which compiled tile runs, and into how many parts K is cut: pure functions of the problem, tested on the host.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "kernels/sm90/layout.h"
+
+namespace sluice::sm90 {
+
+struct Instance {
+  Operand operand;
+  int m_tiles, max_n, slabs, blocks_per_sm;
+  int step_n() const { return max_n <= 64 ? 8 : 16; }
+  std::string name() const;  // "nvfp4_128x64_k128"
+  bool operator==(const Instance&) const = default;
+};
+std::span<const Instance> instances();
+
+struct GemmProblem {
+  Operand operand;
+  int64_t tokens, top_k, experts, locals;
+  int row_tiles[2], slabs[2];
+};
+struct GemmChoice {
+  Instance instance;
+  int splits[2];
+};
+// `multiprocessors` of the device; a value, so that the choice can be tested anywhere. `forced`: an instance's name, or
+// empty.
+GemmChoice choose_gemm(const GemmProblem& problem, int multiprocessors, const std::string& forced = "");
+
+}  // namespace sluice::sm90

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sm90 backend against the reference backend (plain float32 loops on the host) on fresh random data.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "kernels/sm90/device.h"
+#include "kernels/sm90/fused_moe/fused_moe.h"
+#include "moe/backend_reference.h"
+#include "moe/backend_sm90.h"
+#include "routing/route.h"
+#include "weights/requantize.h"
+
+namespace sluice {
+namespace {
+
+#define SKIP_WITHOUT_DEVICE()                                               \
+  if (const std::string problem = sm90::device_problem(); !problem.empty()) \
+  GTEST_SKIP() << problem
+
+uint64_t fresh_seed() {
+  static const uint64_t seed = [] {
+    const char* given = std::getenv("SLUICE_TEST_SEED");
+    const uint64_t s = given ? std::strtoull(given, nullptr, 10)
+                             : static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+    std::printf("SLUICE_TEST_SEED=%llu\n", static_cast<unsigned long long>(s));
+    return s;
+  }();
+  return seed;
+}
+
+struct Problem {
+  MoeSpec spec;
+  weights::ExpertWeights w;
+  Tensor hidden, logits, bias, ids, ids_weights;
+};
+
+Tensor random_tensor(std::mt19937_64& rng, DType d, Shape shape, float scale) {
+  Tensor t(d, std::move(shape));
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::uniform_real_distribution<float> uniform(0.0f, 1.0f);
+  for (int64_t i = 0; i < t.elements(); ++i) {
+    // Outliers: one value in 200 is 10 times as large.
+    const float v = normal(rng) * (uniform(rng) < 0.005f ? 10.0f : 1.0f);
+    if (d == DType::bf16)
+      t.as<uint16_t>()[i] = float_to_bf16(v);
+    else
+      t.as<float>()[i] = v;
+  }
+  return t;
+}
+
+Problem make_problem(Context& ctx, MoeSpec spec, int64_t tokens, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  Problem p;
+  const auto stack = [&](int64_t rows, int64_t cols) {
+    weights::QuantTensor q;
+    q.format = format::Format::bf16;
+    q.experts = spec.locals(), q.rows = rows, q.cols = cols;
+    q.codes = random_tensor(rng, DType::bf16, {spec.locals(), rows, cols}, 1.0f / std::sqrt(static_cast<float>(cols)));
+    return q;
+  };
+  p.w.up = stack(spec.inter, spec.hidden);
+  if (spec.gated()) p.w.gate = stack(spec.inter, spec.hidden);
+  p.w.down = stack(spec.hidden, spec.inter);
+  if (spec.weights != format::Format::bf16) p.w = weights::quantize(ctx, spec.weights, p.w);
+  const bool nvfp4 = spec.inputs == format::InputFormat::nvfp4;
+  if (nvfp4 || spec.inputs == format::InputFormat::fp8_static) {
+    p.w.input_scale1 = 4.5f / (nvfp4 ? 448.0f * 6.0f : 448.0f);
+    p.w.input_scale2 = 7.0f / (nvfp4 ? 448.0f * 6.0f : 448.0f);
+  }
+  if (spec.bias) {
+    p.w.bias_up = random_tensor(rng, DType::f32, {spec.locals(), spec.inter}, 0.3f);
+    if (spec.gated()) p.w.bias_gate = random_tensor(rng, DType::f32, {spec.locals(), spec.inter}, 0.3f);
+    p.w.bias_down = random_tensor(rng, DType::f32, {spec.locals(), spec.hidden}, 0.3f);
+  }
+  if (spec.act_params) {
+    const auto fill = [&](Tensor& t, float v) {
+      t = Tensor(DType::f32, {spec.locals()});
+      for (int64_t i = 0; i < spec.locals(); ++i) t.as<float>()[i] = v;
+    };
+    fill(p.w.alpha, 1.702f);
+    fill(p.w.beta, 1.0f);
+    fill(p.w.limit, 1.5f);
+  }
+  p.hidden = random_tensor(rng, spec.dtype, {tokens, spec.hidden}, 1.0f);
+  p.logits = random_tensor(rng, DType::f32, {tokens, spec.experts}, 1.5f);
+  if (routing::takes_bias(spec.routing)) p.bias = random_tensor(rng, DType::f32, {spec.experts}, 0.2f);
+  if (spec.routed) {
+    p.ids = Tensor(DType::i32, {tokens, spec.top_k});
+    p.ids_weights = random_tensor(rng, DType::f32, {tokens, spec.top_k}, 0.3f);
+    for (int64_t i = 0; i < p.ids.elements(); ++i)
+      p.ids.as<int32_t>()[i] = rng() % 11 == 0 ? -1 : static_cast<int32_t>(rng() % static_cast<uint64_t>(spec.experts));
+  }
+  p.spec = spec;
+  return p;
+}
+
+struct Result {
+  Tensor output, ids, weights;
+};
+
+Result run(Context& ctx, const moe::Backend& backend, const Problem& p, int64_t tokens, int repeats = 1) {
+  const auto layer = backend.prepare(ctx, p.spec, p.w);
+  Result r;
+  const MoeSpec& s = p.spec;
+  r.output = s.finalize ? Tensor(s.dtype, {tokens, s.hidden}) : Tensor(s.dtype, {tokens, s.top_k, s.hidden});
+  std::memset(r.output.data(), 0xff, static_cast<size_t>(r.output.bytes()));
+  r.ids = Tensor(DType::i32, {tokens, s.top_k});
+  r.weights = Tensor(DType::f32, {tokens, s.top_k});
+  Tensor workspace(DType::u8, {layer->workspace_bytes(tokens) + 64});
+  moe::MoeArgs a;
+  a.tokens = tokens;
+  a.hidden = p.hidden.data();
+  a.logits = s.routed ? nullptr : p.logits.data();
+  a.logits_dtype = DType::f32;
+  a.bias = p.bias.empty() ? nullptr : p.bias.data();
+  if (s.routed) {
+    a.topk_ids = p.ids.as<int32_t>();
+    a.topk_weights = p.ids_weights.data();
+  }
+  a.output = r.output.data();
+  a.workspace = workspace.data();
+  a.chosen_ids = r.ids.as<int32_t>();
+  a.chosen_weights = r.weights.as<float>();
+  Tensor first;
+  for (int i = 0; i < repeats; ++i) {
+    layer->run(ctx, a);
+    if (i == 0) first = r.output.clone();
+    EXPECT_EQ(0, std::memcmp(first.data(), r.output.data(), static_cast<size_t>(first.bytes()))) << "run " << i;
+  }
+  return r;
+}
+
+float value(const Tensor& t, int64_t i) {
+  return t.dtype() == DType::bf16 ? bf16_to_float(t.as<uint16_t>()[i]) : t.as<float>()[i];
+}
+
+// ||a - b|| / ||b||, NaN if anything is not finite.
+double relative_error(const Tensor& a, const Tensor& b) {
+  double d = 0, n = 0;
+  for (int64_t i = 0; i < a.elements(); ++i) {
+    const double x = value(a, i), y = value(b, i);
+    d += (x - y) * (x - y);
+    n += y * y;
+  }
+  return n == 0 ? std::sqrt(d) : std::sqrt(d / n);
+}
+
+// Both sides make the same roundings, of sums that were added in another order. A sum that sits at a rounding boundary
+// flips one code: rarely, so the error stays well below one rounding of the format. FP8 tensor cores keep fewer bits of
+// partial sums, which flips more.
+double bound(const MoeSpec& s) {
+  using format::InputFormat;
+  switch (s.inputs) {
+    case InputFormat::plain:
+      return 2e-3;
+    case InputFormat::nvfp4:
+    case InputFormat::nvfp4_token:
+      return 1e-2;
+    default:
+      return 6e-3;
+  }
+}
+
+void check_case(const std::string& line, int64_t tokens, uint64_t seed) {
+  ThreadPool pool(2);
+  Context ctx{pool};
+  const MoeSpec spec = parse_moe_spec(line);
+  validate(spec);
+  const Problem p = make_problem(ctx, spec, tokens, seed);
+  const Result want = run(ctx, *moe::make_reference_backend(), p, tokens);
+  const Result got = run(ctx, *moe::make_sm90_backend(), p, tokens, 2);
+  const double error = relative_error(got.output, want.output);
+  std::printf("%-7s T=%-4lld err %.2e  %s\n", error <= bound(spec) ? "ok" : "FAIL", static_cast<long long>(tokens), error,
+              line.c_str());
+  std::fflush(stdout);
+  EXPECT_LE(error, bound(spec)) << line << " T=" << tokens;
+  EXPECT_TRUE(std::isfinite(error)) << line << " T=" << tokens;
+  if (!spec.routed)
+    EXPECT_EQ(0, std::memcmp(got.ids.data(), want.ids.data(), static_cast<size_t>(got.ids.bytes()))) << line;
+}
+
+std::string base(const std::string& rest) { return "experts=16 top_k=4 hidden=256 inter=128 " + rest; }
+
+const std::string kFormats[] = {
+    "weights=bf16 inputs=plain",          "weights=fp8_tensor inputs=fp8_token", "weights=fp8_tensor inputs=fp8_static",
+    "weights=fp8_channel inputs=fp8_token", "weights=fp8_block inputs=fp8_group",  "weights=mxfp8 inputs=mxfp8",
+    "weights=nvfp4 inputs=nvfp4",         "weights=nvfp4 inputs=nvfp4_token",    "weights=mxfp4 inputs=plain",
+    "weights=mxfp4 inputs=mxfp8",         "weights=nvfp4 inputs=plain"};
+
+TEST(FusedMoe, EveryFormatAtSeveralTokenCounts) {
+  SKIP_WITHOUT_DEVICE();
+  uint64_t seed = fresh_seed();
+  for (const auto& f : kFormats)
+    for (int64_t t : {1, 7, 96, 400})
+      for (const char* act : {"swiglu", "relu2"}) check_case(base(f + " act=" + act), t, ++seed);
+}
+
+TEST(FusedMoe, Activations) {
+  SKIP_WITHOUT_DEVICE();
+  uint64_t seed = fresh_seed() + 1000;
+  for (const char* act : {"gelu", "silu", "swiglu", "geglu", "relu2", "geglu_tanh", "identity"})
+    for (const auto& f : kFormats) check_case(base(f + " act=" + act), 9, ++seed);
+}
+
+TEST(FusedMoe, RoutingMethods) {
+  SKIP_WITHOUT_DEVICE();
+  uint64_t seed = fresh_seed() + 2000;
+  for (const char* m : {"softmax", "renormalize", "deepseek_v3", "renormalize_naive", "topk", "sigmoid_renorm", "minimax2",
+                        "sigmoid", "topk_sigmoid"})
+    for (int64_t t : {1, 33, 300}) check_case(base(std::string("routing=") + m), t, ++seed);
+  check_case("experts=64 top_k=6 hidden=256 inter=128 routing=deepseek_v3 groups=8 top_groups=4 routed_scale=2.5", 65, ++seed);
+  check_case("experts=512 top_k=22 hidden=128 inter=64 routing=deepseek_v3 routed_scale=5", 40, ++seed);
+  check_case("experts=16 top_k=1 hidden=256 inter=128 routing=llama4", 21, ++seed);
+  check_case("experts=16 top_k=1 hidden=256 inter=128 weights=fp8_tensor inputs=fp8_token routing=llama4 weight_on_input=1", 21, ++seed);
+}
+
+TEST(FusedMoe, Sizes) {
+  SKIP_WITHOUT_DEVICE();
+  uint64_t seed = fresh_seed() + 3000;
+  for (const auto& f : kFormats)
+    for (const char* size : {"hidden=288 inter=232", "hidden=320 inter=704", "hidden=672 inter=464", "hidden=96 inter=48"})
+      for (const char* act : {"swiglu", "relu2"}) {
+        if (f.find("fp8_block") != std::string::npos && std::string(size).find("96") != std::string::npos) continue;
+        check_case("experts=8 top_k=2 " + std::string(size) + " " + f + " act=" + act, 19, ++seed);
+      }
+}
+
+TEST(FusedMoe, EdgeCases) {
+  SKIP_WITHOUT_DEVICE();
+  uint64_t seed = fresh_seed() + 4000;
+  for (const auto& f : kFormats) {
+    check_case(base(f + " routed=1"), 33, ++seed);
+    check_case(base(f + " routed=1 finalize=0"), 33, ++seed);
+    check_case("experts=16 top_k=4 hidden=256 inter=128 local_offset=4 local_experts=8 " + f, 50, ++seed);
+    check_case("experts=1 top_k=1 hidden=256 inter=128 " + f, 700, ++seed);
+    check_case("experts=16 top_k=1 hidden=256 inter=128 " + f, 3, ++seed);
+    if (f.find("plain") == std::string::npos) check_case(base(f + " dtype=float32"), 12, ++seed);
+    check_case(base(f + " bias=1"), 12, ++seed);
+    check_case(base(f + " bias=1 act_params=1"), 12, ++seed);
+  }
+  check_case(base("weights=fp8_block inputs=fp8_group fp8_block_trtllm=1"), 40, ++seed);
+  check_case(base("weights=fp8_block inputs=fp8_group fp8_block_trtllm=1 act=relu2"), 3, ++seed);
+}
+
+}  // namespace
+}  // namespace sluice
