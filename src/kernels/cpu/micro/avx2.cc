@@ -6,6 +6,7 @@
 
 #pragma GCC target("avx2,fma,f16c")
 
+#include "kernels/cpu/micro/probe.h"
 #include "kernels/cpu/micro/rows.h"
 #include "kernels/cpu/micro/tile.h"
 
@@ -38,6 +39,7 @@ struct Avx2 {
     const __m256 v = _mm256_broadcast_ss(static_cast<const float*>(p));
     return {v, v};
   }
+  SLUICE_INLINE F add(F a, F b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
   SLUICE_INLINE F multiply(F a, F b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
   SLUICE_INLINE F multiply_add(W w, X x, F acc) {
     return {_mm256_fmadd_ps(w.low, x, acc.low), _mm256_fmadd_ps(w.high, x, acc.high)};
@@ -103,6 +105,8 @@ const Micro kAvx2 = {{gemm<Avx2, Bf16Coding>, gemm<Avx2, E4m3Coding>, gemm<Avx2,
                      prepare_row<Avx2>,
                      activate<Avx2>,
                      combine<Avx2>,
-                     round_bf16<Avx2>};
+                     round_bf16<Avx2>,
+ dot_probe<Avx2>,
+ read_probe<Avx2>};
 
 }  // namespace sluice::kernels::cpu

@@ -9,6 +9,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512")
 
+#include "kernels/cpu/micro/probe.h"
 #include "kernels/cpu/micro/rows.h"
 #include "kernels/cpu/micro/tile.h"
 //
@@ -24,6 +25,8 @@ const Micro kAvx512 = {{gemm<Avx512, Bf16Coding>, gemm<Avx512, E4m3Coding>, gemm
                        prepare_row<Avx512>,
                        activate<Avx512>,
                        combine<Avx512>,
-                       round_bf16<Avx512>};
+                       round_bf16<Avx512>,
+ dot_probe<Avx512>,
+ read_probe<Avx512>};
 
 }  // namespace sluice::kernels::cpu

@@ -12,6 +12,7 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx512bf16")
 #pragma GCC target("prefer-vector-width=512")
 
+#include "kernels/cpu/micro/probe.h"
 #include "kernels/cpu/micro/tile.h"
 //
 #include "kernels/cpu/micro/avx512_vector.h"
@@ -57,6 +58,8 @@ const Micro kAvx512Bf16 = {
     nullptr,
     nullptr,
     nullptr,
+    nullptr,
+    dot_probe<Avx512Bf16>,
     nullptr};
 
 }  // namespace sluice::kernels::cpu

@@ -33,6 +33,7 @@ struct Avx512 {
   SLUICE_INLINE void store_weights(uint8_t* p, W w) { _mm512_store_ps(p, w); }
   SLUICE_INLINE X broadcast_x(const uint8_t* p) { return _mm512_set1_ps(*reinterpret_cast<const float*>(p)); }
   SLUICE_INLINE F broadcast_f32(const void* p) { return _mm512_set1_ps(*static_cast<const float*>(p)); }
+  SLUICE_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
   SLUICE_INLINE F multiply(F a, F b) { return _mm512_mul_ps(a, b); }
   SLUICE_INLINE F multiply_add(W w, X x, F acc) { return _mm512_fmadd_ps(w, x, acc); }
   SLUICE_INLINE F multiply_add_f32(F a, F b, F acc) { return _mm512_fmadd_ps(a, b, acc); }

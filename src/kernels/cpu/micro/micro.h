@@ -94,6 +94,10 @@ using RoundFn = void (*)(const float* in, uint16_t* out, int64_t n);
 enum class Code : uint8_t { bf16, e4m3, e4m3_block, e4m3_mx, e2m1_nv, e2m1_mx };
 inline constexpr int kCodes = 6;
 
+// Ceilings of one core (micro/probe.h).
+using DotProbeFn = double (*)(int64_t steps);
+using ReadProbeFn = void (*)(const uint8_t* p, int64_t bytes);
+
 struct Micro {
   GemmFn gemm[kCodes];  // null: this level has none of its own for that code
   GemmFn nvfp4_dot;     // NVFP4 weights and inputs as integers; null: use gemm
@@ -101,6 +105,8 @@ struct Micro {
   ActivateFn activate;
   CombineFn combine;
   RoundFn round_bf16;
+  DotProbeFn dot_probe;
+  ReadProbeFn read_probe;
 };
 
 extern const Micro kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx;

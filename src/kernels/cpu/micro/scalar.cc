@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reference level: plain C++, any processor.
+#include "kernels/cpu/micro/probe.h"
 #include "kernels/cpu/micro/rows.h"
 #include "kernels/cpu/micro/tile.h"
 
@@ -34,6 +35,11 @@ struct Scalar {
   SLUICE_INLINE F broadcast_f32(const void* p) {
     F f;
     for (float& v : f.v) v = load_one(p);
+    return f;
+  }
+  SLUICE_INLINE F add(const F& a, const F& b) {
+    F f;
+    for (int i = 0; i < 16; ++i) f.v[i] = a.v[i] + b.v[i];
     return f;
   }
   SLUICE_INLINE F multiply(const F& a, const F& b) {
@@ -109,6 +115,8 @@ const Micro kScalar = {{gemm<Scalar, Bf16Coding>, gemm<Scalar, E4m3Coding>, gemm
                        prepare_row<Scalar>,
                        activate<Scalar>,
                        combine<Scalar>,
-                       round_bf16<Scalar>};
+                       round_bf16<Scalar>,
+ dot_probe<Scalar>,
+ read_probe<Scalar>};
 
 }  // namespace sluice::kernels::cpu
