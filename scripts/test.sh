@@ -37,7 +37,7 @@ ctest --preset asan 2>&1 | tee build/logs/ctest-asan.txt
 stage "fuzzing, $fuzz_seconds s a target"
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz
-ctest --preset fuzz
+tests/fuzz/run.sh "$fuzz_seconds"
 
 stage "done"
 echo "sanitized: $(summary_of build/logs/ctest-asan.txt)"

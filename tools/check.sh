@@ -32,9 +32,11 @@ if [[ ${#sources[@]} -gt 0 ]]; then
   if [[ -z $formatter ]]; then
     fail "clang-format-14 is not installed" "scripts/setup.sh test installs it"
   else
-    # In batches on every core; --Werror turns a difference into a diagnostic that names the line.
-    wrong=$(printf '%s\0' "${sources[@]}" | xargs -0 -n 12 -P "$(nproc)" "$formatter" --dry-run --Werror 2>&1 |
-      grep -E 'error:' | cut -d: -f1 | sort | uniq -c)
+    # In batches on every core; --Werror turns a difference into a diagnostic that names the file.
+    # shellcheck disable=SC2016
+    wrong=$(printf '%s\0' "${sources[@]}" |
+      xargs -0 -n 12 -P "$(nproc)" sh -c '"$0" --dry-run --Werror "$@" 2>&1 | grep " error: " | cut -d: -f1' "$formatter" |
+      sort | uniq -c)
     [[ -z $wrong ]] || fail "not formatted (places, file); run clang-format-14 -i on them" "$wrong"
   fi
   unlicensed=$(for f in "${sources[@]}"; do head -1 "$f" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "$f"; done)
