@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trained checkpoints against transformers' outputs in float32 (shared/models cards; issue 2 section 4).
+#include "model/generate.h"
+#include "model/perplexity.h"
 #include "tests/model/fixture.h"
 
 namespace sluice::model {
@@ -76,12 +78,103 @@ TEST_P(Golden, GreedyTokens) {
   EXPECT_EQ(output, expected);
 }
 
+TEST_P(Golden, PerplexityOfTheValidationText) {
+  const nlohmann::json expected = nlohmann::json::parse(std::ifstream(folder() + "/expected.json"));
+  const test::GoldenFile golden(folder() + "/golden.safetensors");
+  Context ctx = test_context();
+  const auto ids = golden.values<int32_t>("valid.input_ids");
+  const Perplexity exact = perplexity(ctx, *load(folder(), DType::f32), ids);
+  EXPECT_EQ(exact.scored_tokens, expected["valid"]["scored_tokens"]);
+  // Five digits.
+  const double card = expected["valid"]["ppl"];
+  EXPECT_NEAR(exact.value(), card, 0.5e-4 * std::pow(10, std::floor(std::log10(card))));
+  // A BF16 run rounds at other places than transformers' own does; it may be off by as much as that one, twice.
+  const double bf16_card = expected["valid"]["ppl_of_a_bf16_run"];
+  const Perplexity rounded = perplexity(ctx, *load(folder(), DType::bf16), ids);
+  EXPECT_NEAR(rounded.value(), card, 2 * std::abs(bf16_card - card));
+  std::printf("    float32 %.6f (card %.6f), bfloat16 %.6f (card %.6f)\n", exact.value(), card, rounded.value(),
+              bf16_card);
+}
+
+// A BF16 run stays as close to the float32 goldens as the card says of transformers' BF16 run.
+TEST_P(Golden, Bfloat16Run) {
+  const nlohmann::json expected = nlohmann::json::parse(std::ifstream(folder() + "/expected.json"));
+  const test::GoldenFile golden(folder() + "/golden.safetensors");
+  const auto ids = golden.values<int32_t>("input_ids");
+  const auto logits = golden.values<float>("logits");
+  const auto n = static_cast<size_t>(golden.shape("input_ids")[1]);
+  const auto model = load(folder(), DType::bf16);
+  Runner runner(*model, 2);
+  const auto actual = runner.forward({{0, part(ids, 0, n)}, {1, part(ids, n, n)}});
+  double difference = 0, norm = 0;
+  int same = 0;
+  const auto vocab = static_cast<size_t>(model->info().vocab);
+  for (size_t t = 0; t < 2 * n; ++t) {
+    for (size_t i = t * vocab; i < (t + 1) * vocab; ++i) {
+      difference += std::pow(static_cast<double>(actual[i]) - logits[i], 2);
+      norm += std::pow(static_cast<double>(logits[i]), 2);
+    }
+    same += argmax(actual.data() + t * vocab, static_cast<int64_t>(vocab)) ==
+            argmax(logits.data() + t * vocab, static_cast<int64_t>(vocab));
+  }
+  const nlohmann::json& card = expected["bf16_run_vs_float32"];
+  const double relative = std::sqrt(difference / norm), agreement = same / static_cast<double>(2 * n);
+  std::printf("    relative %.4f (card %.4f), first choice %.4f (card %.4f)\n", relative,
+              card["logits_rel_fro"].get<double>(), agreement, card["argmax_agreement"].get<double>());
+  EXPECT_LE(relative, 1.5 * card["logits_rel_fro"].get<double>());
+  EXPECT_GE(agreement, card["argmax_agreement"].get<double>() - 0.015);  // three of 192 near ties
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::Values("tiny-qwen3-moe", "tiny-nemotron-h", "tiny-deepseek-v3"),
                          [](const auto& p) {
                            std::string name = p.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+TEST(GoldenDraft, LogitsAndDrafts) {
+  SLUICE_SKIP_WITHOUT_MODELS();
+  const std::string folder = test::test_models() + "/tiny-deepseek-v3";
+  const auto model = load(folder, DType::f32);
+  const test::GoldenFile golden(folder + "/golden.safetensors");
+  const auto ids = golden.values<int32_t>("input_ids");
+  const auto n = static_cast<size_t>(golden.shape("input_ids")[1]);
+  Runner runner(*model, 2);
+  runner.forward({{0, part(ids, 0, n)}, {1, part(ids, n, n)}});
+  // The pair i of a sequence is (hidden[i], token[i + 1]); the last position has no next token.
+  const size_t row = static_cast<size_t>(model->info().hidden) * sizeof(float);
+  std::vector<std::byte> hidden = part(runner.hidden(), 0, (n - 1) * row);
+  const auto second = part(runner.hidden(), n * row, (n - 1) * row);
+  hidden.insert(hidden.end(), second.begin(), second.end());
+  const auto logits = runner.draft({{0, part(ids, 1, n - 1)}, {1, part(ids, n + 1, n - 1)}}, hidden);
+  const auto vocab = static_cast<size_t>(model->info().vocab);
+  expect_close(part(logits, 0, (n - 1) * vocab), golden.values<float>("mtp.logits"), 2e-4, 2e-4, "mtp.logits");
+  const int64_t rows = static_cast<int64_t>(2 * (n - 1)), width = model->info().hidden;
+  expect_close(to_floats({runner.hidden().data(), DType::f32, rows, width, width}), golden.values<float>("mtp.hidden"),
+               2e-4, 2e-4, "mtp.hidden");
+  const auto drafts = golden.values<int32_t>("mtp.draft_ids");
+  for (size_t i = 0; i < drafts.size(); ++i)
+    EXPECT_EQ(argmax(logits.data() + i * vocab, static_cast<int64_t>(vocab)), drafts[i]) << i;
+}
+
+TEST(GoldenDraft, GreedyDrafts) {
+  SLUICE_SKIP_WITHOUT_MODELS();
+  const std::string folder = test::test_models() + "/tiny-deepseek-v3";
+  const auto model = load(folder, DType::f32);
+  const test::GoldenFile golden(folder + "/golden.safetensors");
+  auto ids = golden.values<int32_t>("greedy.prompt_ids");
+  const size_t prompt = ids.size();
+  const auto output = golden.values<int32_t>("greedy.output_ids");
+  ids.insert(ids.end(), output.begin(), output.end());
+  Runner runner(*model);
+  runner.forward({{0, part(ids, 0, ids.size() - 1)}});
+  const auto hidden = runner.hidden();
+  const auto logits = runner.draft({{0, part(ids, 1, ids.size() - 1)}}, hidden);
+  const auto expected = golden.values<int32_t>("mtp.greedy_draft_ids");
+  const auto vocab = static_cast<size_t>(model->info().vocab);
+  for (size_t j = 0; j < expected.size(); ++j)
+    EXPECT_EQ(argmax(logits.data() + (prompt - 1 + j) * vocab, static_cast<int64_t>(vocab)), expected[j]) << j;
+}
 
 }  // namespace
 }  // namespace sluice::model

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/calibrate.h"
+
+#include "model/windows.h"
+
+namespace sluice::model {
+
+namespace {
+struct Recorder : Observer {
+  weights::ActivationObserver recorded;
+  weights::ActivationObserver* activations() override { return &recorded; }
+};
+}  // namespace
+
+std::map<std::string, float> calibrate(Context& ctx, const Model& model, std::span<const int32_t> ids,
+                                       int64_t window) {
+  check(!ids.empty(), "the calibration text has no tokens");
+  Recorder recorder;
+  run_windows(ctx, model, ids, window, false, &recorder, "calibrating", [](const WindowPiece&) {});
+  return recorder.recorded.amax();
+}
+
+}  // namespace sluice::model

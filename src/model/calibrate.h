@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The largest inputs of every linear and of every layer's experts on a text: what formats with static activation scales
+// (fp8_static, nvfp4) need when a BF16 checkpoint is quantised.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+
+#include "model/model.h"
+
+namespace sluice::model {
+
+// By module name, for LoadOptions::amax and for `sluice quantize`. Windows as for perplexity().
+std::map<std::string, float> calibrate(Context& ctx, const Model& model, std::span<const int32_t> ids,
+                                       int64_t window = 512);
+
+}  // namespace sluice::model
