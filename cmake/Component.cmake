@@ -2,13 +2,14 @@
 include(GoogleTest)
 
 # sluice_component(<folder> [DEPS folder...] [LIBS target...] [SOURCES extra...])
-# One folder under src/ = one OBJECT library sluice_<folder with _>, from its *.cc files.
+# One folder under src/ = one OBJECT library sluice_<folder with _>, from the *.cc files in it and below.
 # DEPS are lower floors: the order of add in src/CMakeLists.txt is the order of the floors.
 function(sluice_component folder)
   cmake_parse_arguments(A "" "" "DEPS;LIBS;SOURCES" ${ARGN})
   string(REPLACE "/" "_" name ${folder})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cc)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cc)
   list(APPEND sources ${A_SOURCES})
+  list(REMOVE_DUPLICATES sources)
   if(NOT sources)
     add_library(sluice_${name} INTERFACE)
     target_include_directories(sluice_${name} INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
