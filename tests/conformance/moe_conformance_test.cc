@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every backend of the list over every case, against the double-precision reference. A backend that refuses a case is
+// skipped for it, and the refusals are counted and printed.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "moe/backends.h"
+#include "tests/support/cases.h"
+#include "tests/support/reference_moe.h"
+#include "tests/support/reference_routing.h"
+
+namespace sluice::test {
+namespace {
+
+std::vector<float> widened(const Tensor& t) {
+  std::vector<float> out(static_cast<size_t>(t.elements()));
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = t.dtype() == DType::bf16 ? bf16_to_float(t.as<bf16_t>()[i]) : t.as<float>()[i];
+  return out;
+}
+
+Tensor poisoned(DType d, Shape shape) {
+  Tensor t(d, std::move(shape));
+  std::memset(t.data(), 0xff, static_cast<size_t>(t.bytes()));  // NaN in every float type
+  return t;
+}
+
+struct Call {
+  std::vector<float> output;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Call call(const moe::MoeLayer& layer, const Problem& p, Context& ctx, moe::Trace* trace = nullptr) {
+  const MoeSpec& s = p.spec;
+  Tensor out = poisoned(s.dtype, s.finalize ? Shape{p.tokens, s.hidden} : Shape{p.tokens, s.top_k, s.hidden});
+  Tensor workspace = poisoned(DType::u8, {layer.workspace_bytes(p.tokens)});
+  Call c;
+  c.ids.assign(static_cast<size_t>(p.tokens * s.top_k), -9);
+  c.weights.assign(c.ids.size(), NAN);
+  moe::MoeArgs args = p.args();
+  args.output = out.data();
+  args.workspace = workspace.data();
+  args.chosen_ids = c.ids.data();
+  args.chosen_weights = c.weights.data();
+  args.trace = trace;
+  layer.run(ctx, args);
+  c.output = widened(out);
+  return c;
+}
+
+// What was chosen: exact where float32 can tell, weights within their own rounding.
+void check_routing(const Problem& p, const Call& c) {
+  const MoeSpec& s = p.spec;
+  const auto k = static_cast<size_t>(s.top_k);
+  if (s.routed) {
+    for (size_t i = 0; i < c.ids.size(); ++i) {
+      const int32_t given = p.ids.as<int32_t>()[i];
+      const int32_t id = p.given_weights.empty() ? given >> 16 : given;
+      const bool there = id >= 0 && id < s.experts;
+      ASSERT_EQ(c.ids[i], there ? id : -1);
+      const float w =
+          p.given_weights.empty() ? bf16_to_float(static_cast<bf16_t>(given & 0xffff)) : widened(p.given_weights)[i];
+      ASSERT_EQ(c.weights[i], w);
+    }
+    return;
+  }
+  const std::vector<float> logits = widened(p.logits), bias = p.bias.empty() ? std::vector<float>{} : widened(p.bias);
+  const auto experts = static_cast<size_t>(s.experts);
+  for (size_t t = 0; t < static_cast<size_t>(p.tokens); ++t) {
+    const std::vector<double> row(logits.begin() + static_cast<std::ptrdiff_t>(t * experts),
+                                  logits.begin() + static_cast<std::ptrdiff_t>((t + 1) * experts));
+    const auto expected = reference_route(s.routing, s.routing_params(), row, {bias.begin(), bias.end()});
+    if (!expected.certain) continue;
+    for (size_t i = 0; i < k; ++i) {
+      ASSERT_EQ(c.ids[t * k + i], expected.ids[i]) << "token " << t << " slot " << i;
+      const double w = expected.weights[i];
+      ASSERT_NEAR(c.weights[t * k + i], w,
+                  (s.dtype == DType::bf16 ? 0x1p-8 : 0x1p-22) * std::fabs(w) + expected.weight_error);
+    }
+  }
+}
+
+// Largest excursion from the reference in units of what is allowed; above 1 is a failure.
+struct Score {
+  double worst = 0;
+  int64_t values = 0, equal = 0;
+  void add(double got, double expected, double lowest, double highest) {
+    ++values;
+    equal += got == expected;
+    const double room = got < expected ? expected - lowest : highest - expected;
+    double ratio = got == expected ? 0 : std::fabs(got - expected) / std::max(room, 1e-300);
+    if (std::isnan(got)) ratio = INFINITY;
+    worst = std::max(worst, ratio);
+  }
+};
+
+Score compare(const ReferenceMoe& r, const std::vector<float>& output) {
+  Score score;
+  EXPECT_EQ(output.size(), r.output.size());
+  for (size_t i = 0; i < r.output.size(); ++i) score.add(output[i], r.output[i], r.lowest[i], r.highest[i]);
+  return score;
+}
+
+Score compare(const std::vector<Bounded>& expected, const Tensor& got) {
+  Score score;
+  if (got.empty()) return score;
+  const std::vector<float> values = widened(got);
+  EXPECT_EQ(values.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Bounded& e = expected[i];
+    const double half_ulp = 0x1p-24 * std::fabs(e.value) + 1e-45;  // a trace is float32
+    score.add(values[i], e.value, e.value - e.slack - half_ulp, e.value + e.slack + half_ulp);
+  }
+  return score;
+}
+
+class Conformance : public ::testing::TestWithParam<size_t> {
+ protected:
+  const moe::Backend& backend() const { return *moe::backends()[GetParam()]; }
+  ThreadPool pool_{2};
+  Context ctx_{pool_};
+};
+
+TEST_P(Conformance, EveryCase) {
+  const auto seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  std::mt19937 rng(seed);
+  std::map<std::string, int> refused;
+  Score total;
+  int run = 0;
+  for (const Case& c : conformance_cases()) {
+    SCOPED_TRACE(c.name());
+    if (const Support s = backend().supports(c.spec); !s) {
+      ++refused[s.reason];
+      continue;
+    }
+    const Problem p = make_problem(c, rng);
+    const auto layer = backend().prepare(ctx_, p.spec, p.weights);
+    const Call got = call(*layer, p, ctx_);
+    ASSERT_NO_FATAL_FAILURE(check_routing(p, got));
+    const ReferenceMoe r = reference_moe(p.spec, p.weights, p.hidden, got.ids, got.weights);
+    const Score score = compare(r, got.output);
+    EXPECT_LE(score.worst, 1) << "backend " << backend().name();
+    total.worst = std::max(total.worst, score.worst);
+    total.values += score.values;
+    total.equal += score.equal;
+    ++run;
+
+    // A second call over the same workspace gives the same bits.
+    const Call again = call(*layer, p, ctx_);
+    EXPECT_EQ(0, std::memcmp(again.output.data(), got.output.data(), got.output.size() * sizeof(float)));
+    if (HasFailure()) return;
+  }
+  std::printf("%s: %d cases, largest excursion %.3f of what is allowed, %.2f %% of %lld values equal the reference\n",
+              std::string(backend().name()).c_str(), run, total.worst,
+              100.0 * static_cast<double>(total.equal) / static_cast<double>(total.values),
+              static_cast<long long>(total.values));
+  for (const auto& [reason, count] : refused) std::printf("  refused %d: %s\n", count, reason.c_str());
+}
+
+TEST_P(Conformance, TracesAreTheRoundingPoints) {
+  std::mt19937 rng(std::random_device{}());
+  int traced = 0;
+  for (const Case& c : conformance_cases()) {
+    if (c.tokens == 0 || c.tokens > 9 || !backend().supports(c.spec) || (c.spec.hidden * c.spec.inter > 100000))
+      continue;
+    SCOPED_TRACE(c.name());
+    const Problem p = make_problem(c, rng);
+    moe::Trace trace;
+    const Call got = call(*backend().prepare(ctx_, p.spec, p.weights), p, ctx_, &trace);
+    if (trace.input.empty()) continue;  // a backend in device memory keeps no traces
+    ++traced;
+    const ReferenceMoe r = reference_moe(p.spec, p.weights, p.hidden, got.ids, got.weights);
+    std::vector<Bounded> input;
+    for (double v : r.input) input.push_back({v, 0});
+    EXPECT_LE(compare(input, trace.input).worst, 1) << "input";
+    EXPECT_LE(compare(r.up, trace.up).worst, 1) << "up";
+    EXPECT_LE(compare(r.gate, trace.gate).worst, 1) << "gate";
+    EXPECT_EQ(trace.gate.empty(), !c.spec.gated());
+    EXPECT_LE(compare(r.activated, trace.activated).worst, 1) << "activated";
+    EXPECT_LE(compare(r.down, trace.down).worst, 1) << "down";
+    if (HasFailure()) return;
+  }
+  if (traced == 0) GTEST_SKIP() << backend().name() << " keeps no traces here";
+}
+
+// A token's output must not depend on what else is in the batch.
+TEST_P(Conformance, ATokenAloneGivesTheSameBits) {
+  std::mt19937 rng(std::random_device{}());
+  for (const auto& [f, name] : format::kFormats) {
+    Case c;
+    c.spec.experts = 16;
+    c.spec.top_k = 4;
+    c.spec.hidden = 128;
+    c.spec.inter = 96;
+    c.spec.weights = f;
+    c.spec.inputs = f == format::Format::nvfp4 ? format::InputFormat::nvfp4_token : format::info(f).input;
+    c.tokens = 37;
+    if (!backend().supports(c.spec)) continue;
+    const Problem all = make_problem(c, rng);
+    const auto layer = backend().prepare(ctx_, all.spec, all.weights);
+    const Call together = call(*layer, all, ctx_);
+    for (int64_t t = 0; t < c.tokens; t += 5) {
+      Problem one = all;
+      one.tokens = 1;
+      one.hidden_tensor = all.hidden_tensor.rows(t, t + 1);
+      one.logits = all.logits.rows(t, t + 1);
+      const Call alone = call(*layer, one, ctx_);
+      EXPECT_EQ(0, std::memcmp(alone.output.data(), together.output.data() + t * 128, 128 * sizeof(float)))
+          << name << " token " << t << " on " << backend().name();
+    }
+  }
+}
+
+TEST_P(Conformance, RefitEqualsAFreshLayer) {
+  std::mt19937 rng(std::random_device{}());
+  for (const auto& [f, name] : format::kFormats) {
+    Case c;
+    c.spec.experts = 8;
+    c.spec.top_k = 2;
+    c.spec.hidden = 64;
+    c.spec.inter = 64;
+    c.spec.weights = f;
+    c.spec.inputs = format::info(f).input;
+    c.tokens = 5;
+    if (!backend().supports(c.spec)) continue;
+    const Problem first = make_problem(c, rng), second = make_problem(c, rng);
+    const auto layer = backend().prepare(ctx_, c.spec, first.weights);
+    layer->refit(ctx_, second.weights);
+    const auto fresh = backend().prepare(ctx_, c.spec, second.weights);
+    const Call a = call(*layer, second, ctx_), b = call(*fresh, second, ctx_);
+    EXPECT_EQ(a.output, b.output) << name;
+  }
+}
+
+// The bounds must notice a wrong rounding point: each pair differs in one and must not pass for the other.
+TEST_P(Conformance, AnotherNumericsDoesNotPass) {
+  std::mt19937 rng(std::random_device{}());
+  const auto differs = [&](const std::string& line, const std::string& run, const std::string& claimed) {
+    Case c;
+    c.spec = parse_moe_spec(line + " " + run);
+    c.tokens = 16;
+    if (!backend().supports(c.spec)) return;
+    const Problem p = make_problem(c, rng);
+    const Call got = call(*backend().prepare(ctx_, p.spec, p.weights), p, ctx_);
+    const MoeSpec other = parse_moe_spec(line + " " + claimed);
+    const auto r = reference_moe(other, p.weights, p.hidden, got.ids, got.weights);
+    EXPECT_GT(compare(r, got.output).worst, 1) << run << " passes for " << claimed;
+  };
+  const std::string size = "experts=8 top_k=2 hidden=128 inter=128 ";
+  differs(size + "weights=mxfp8", "inputs=plain", "inputs=mxfp8");
+  differs(size + "weights=mxfp8", "inputs=mxfp8", "inputs=plain");
+  differs(size + "weights=nvfp4", "inputs=nvfp4", "inputs=nvfp4_token");
+  differs(size + "weights=nvfp4", "inputs=nvfp4_token", "inputs=plain");
+  differs(size + "weights=fp8_channel", "inputs=fp8_token", "inputs=plain");
+  differs(size + "weights=fp8_block", "fp8_block_trtllm=1", "");
+  differs(size + "weights=fp8_block", "", "fp8_block_trtllm=1");
+  differs(size + "dtype=float32 weights=mxfp4", "act=geglu", "act=geglu_tanh");
+}
+
+std::string backend_name(const ::testing::TestParamInfo<size_t>& param) {
+  return std::string(moe::backends()[param.param]->name());
+}
+INSTANTIATE_TEST_SUITE_P(Moe, Conformance, ::testing::Range(size_t{0}, moe::backends().size()), backend_name);
+
+}  // namespace
+}  // namespace sluice::test
