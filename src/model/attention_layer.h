@@ -16,9 +16,7 @@ struct AttentionLayer {
 
   void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
   CacheShape::Attention cache() const { return {kv_heads, head_dim, head_dim}; }
-  int64_t weight_bytes() const {
-    return q.weight_bytes() + k.weight_bytes() + v.weight_bytes() + o.weight_bytes();
-  }
+  int64_t weight_bytes() const { return q.weight_bytes() + k.weight_bytes() + v.weight_bytes() + o.weight_bytes(); }
 };
 
 }  // namespace sluice::model

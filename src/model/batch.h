@@ -14,10 +14,10 @@ namespace sluice::model {
 using Sequence = ops::Sequence;
 
 struct Batch {
-  std::span<const int32_t> tokens;       // [R]
-  std::span<const int32_t> positions;    // [R], of the rotary embedding: context + row within the sequence
-  std::span<const Sequence> sequences;   // their rows follow one another and cover [0, R)
-  std::span<const int32_t> logit_rows;   // rows whose logits are wanted, ascending
+  std::span<const int32_t> tokens;      // [R]
+  std::span<const int32_t> positions;   // [R], of the rotary embedding: context + row within the sequence
+  std::span<const Sequence> sequences;  // their rows follow one another and cover [0, R)
+  std::span<const int32_t> logit_rows;  // rows whose logits are wanted, ascending
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };
 

@@ -56,13 +56,17 @@ int64_t Cache::bytes() const {
 
 ops::Pages Cache::keys(size_t layer) const {
   const CacheShape::Attention& a = shape_.attention.at(layer);
-  return {const_cast<void*>(keys_[layer].data()), shape_.dtype, config_.blocks, config_.block_size, a.heads,
-          a.key_width};
+  return {
+      const_cast<void*>(keys_[layer].data()), shape_.dtype, config_.blocks, config_.block_size, a.heads, a.key_width};
 }
 
 ops::Pages Cache::values(size_t layer) const {
   const CacheShape::Attention& a = shape_.attention.at(layer);
-  return {const_cast<void*>(values_[layer].data()), shape_.dtype, config_.blocks, config_.block_size, a.heads,
+  return {const_cast<void*>(values_[layer].data()),
+          shape_.dtype,
+          config_.blocks,
+          config_.block_size,
+          a.heads,
           a.value_width};
 }
 
@@ -94,8 +98,9 @@ void Cache::verify(std::span<const ops::Sequence> sequences) const {
           "{} tentative rows; the cache keeps at most {} (CacheConfig::tentative_rows)", s.rows,
           config_.tentative_rows);
     const auto needed = static_cast<size_t>(ceil_div(s.context + s.rows, config_.block_size));
-    check(shape_.attention.empty() || s.blocks.size() >= needed, "a sequence of {} tokens needs {} blocks of {}, not {}",
-          s.context + s.rows, needed, config_.block_size, s.blocks.size());
+    check(shape_.attention.empty() || s.blocks.size() >= needed,
+          "a sequence of {} tokens needs {} blocks of {}, not {}", s.context + s.rows, needed, config_.block_size,
+          s.blocks.size());
     for (const int32_t b : s.blocks)
       check(b >= 0 && b < config_.blocks, "block {} is outside the cache's {} blocks", b, config_.blocks);
   }

@@ -27,10 +27,10 @@ struct CacheShape {
 };
 
 struct CacheConfig {
-  int64_t blocks = 0;           // shared by all sequences
-  int64_t block_size = 64;      // tokens
-  int slots = 1;                // sequences with states at a time
-  int64_t tentative_rows = 0;   // the most rows of a tentative sequence (speculative verification)
+  int64_t blocks = 0;          // shared by all sequences
+  int64_t block_size = 64;     // tokens
+  int slots = 1;               // sequences with states at a time
+  int64_t tentative_rows = 0;  // the most rows of a tentative sequence (speculative verification)
 };
 
 class Cache {

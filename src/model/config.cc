@@ -27,12 +27,13 @@ constexpr std::array<Named<ops::RopeType>, 3> kRopeTypes{
 ops::RopeConfig read_rope(const io::Config& c, int64_t dim) {
   ops::RopeConfig rope;
   rope.dim = dim;
-  const std::optional<io::Config> parameters = c.find_object("rope_parameters"), scaling = c.find_object("rope_scaling");
+  const std::optional<io::Config> parameters = c.find_object("rope_parameters"),
+                                  scaling = c.find_object("rope_scaling");
   if (parameters && parameters->has("rope_theta")) {
     rope.theta = parameters->number("rope_theta", kTheta);
     if (c.has("rope_theta") && c.number("rope_theta", kTheta) != rope.theta)
-      c.refuse("rope_theta", fmt::format("is {}, but rope_parameters.rope_theta is {}", c.number("rope_theta", kTheta),
-                                         rope.theta));
+      c.refuse("rope_theta",
+               fmt::format("is {}, but rope_parameters.rope_theta is {}", c.number("rope_theta", kTheta), rope.theta));
   } else {
     rope.theta = c.number("rope_theta", kTheta, 10000.0);
   }
@@ -54,8 +55,7 @@ ops::RopeConfig read_rope(const io::Config& c, int64_t dim) {
 
 void require_string(const io::Config& c, const char* key, std::string_view value) {
   const std::string given = c.string(key, value);
-  if (given != value)
-    fail(ErrorCode::unsupported, "{}: {} is \"{}\"; accepted: \"{}\"", c.source(), key, given, value);
+  if (given != value) fail(ErrorCode::unsupported, "{}: {} is \"{}\"; accepted: \"{}\"", c.source(), key, given, value);
 }
 
 void require_bool(const io::Config& c, const char* key, bool value, std::string_view why) {

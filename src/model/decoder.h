@@ -39,11 +39,11 @@ struct DraftHead {
 class Decoder : public Model {
  public:
   struct Parts {
-    ModelInfo info;  // vocab, hidden and weight_bytes are filled in here
+    ModelInfo info;    // vocab, hidden and weight_bytes are filled in here
     Tensor embedding;  // bf16 or f32 [V, hidden]
     std::vector<Sublayer> sublayers;
     Norm final_norm;
-    Dense head;  // [V, hidden]
+    Dense head;                 // [V, hidden]
     ops::RopeFrequencies rope;  // empty: no rotary embedding
     std::optional<DraftHead> draft;
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeepSeek-V3: latent attention, grouped sigmoid routing with a correction bias, shared experts, dense first layers, and
-// the multi-token-prediction layer stored behind the last one.
+// DeepSeek-V3: latent attention, grouped sigmoid routing with a correction bias, shared experts, dense first layers,
+// and the multi-token-prediction layer stored behind the last one.
 #include <cmath>
 
 #include "model/config.h"
@@ -21,8 +21,8 @@ Config read(const io::Config& c) {
   Config out;
   static_cast<CommonConfig&>(out) = read_common(c);
   if (out.kv_heads != out.heads)
-    c.refuse("num_key_value_heads", fmt::format("is {}; latent attention has one a head: num_attention_heads = {}",
-                                                out.kv_heads, out.heads));
+    c.refuse("num_key_value_heads",
+             fmt::format("is {}; latent attention has one a head: num_attention_heads = {}", out.kv_heads, out.heads));
   out.layers = c.integer("num_hidden_layers", {1, 4096});
   out.inter = c.integer("intermediate_size", kSize);
   out.moe_inter = c.integer("moe_intermediate_size", kSize);
@@ -118,8 +118,8 @@ MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t
   spec.routed_scale = c.routed_scale;
   m.experts = s.experts(m.experts_name, spec);
   if (c.shared > 0)
-    m.shared = dense_mlp(s, c, p + "shared_experts.",
-                         {c.moe_inter * c.shared, "moe_intermediate_size * n_shared_experts"});
+    m.shared =
+        dense_mlp(s, c, p + "shared_experts.", {c.moe_inter * c.shared, "moe_intermediate_size * n_shared_experts"});
   return m;
 }
 

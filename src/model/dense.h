@@ -15,7 +15,8 @@ class Dense {
   Dense() = default;
   Dense(std::string name, std::shared_ptr<const ops::Linear> linear)
       : name_(std::move(name)), linear_(std::move(linear)) {}
-  // Weights that the checkpoint stores in float32 (some routers), [N, K], multiplied as they are; bias f32 [N] or empty.
+  // Weights that the checkpoint stores in float32 (some routers), [N, K], multiplied as they are; bias f32 [N] or
+  // empty.
   Dense(std::string name, Tensor weight, Tensor bias)
       : name_(std::move(name)), weight_(std::move(weight)), bias_(std::move(bias)) {}
 

@@ -24,7 +24,7 @@ enum class FinishReason : uint8_t { stop, length, cancelled };
 struct Generated {
   std::vector<int32_t> ids;
   FinishReason reason = FinishReason::length;
-  int64_t forwards = 0;          // of the model while decoding
+  int64_t forwards = 0;  // of the model while decoding
   int64_t drafted = 0, accepted = 0;
   double prefill_seconds = 0, decode_seconds = 0;
 

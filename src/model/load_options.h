@@ -11,13 +11,13 @@
 namespace sluice::model {
 
 struct LoadOptions {
-  std::filesystem::path path;              // the checkpoint's folder
-  DType dtype = DType::bf16;               // D: bf16 or f32
-  std::string quantization;                // BF16 weights are quantised to this while loading; "": as stored
-  std::map<std::string, float> amax;       // of calibrated inputs (calibrate.h), for formats with static input scales
-  bool nvfp4_per_token = false;            // activations scaled by the token; the checkpoint's input scales are ignored
-  bool fp8_block_trtllm = false;           // FP8 block: GEMM1's result is rounded before the activation
-  std::string moe_backend = "auto";        // "auto" or a backend's name
+  std::filesystem::path path;         // the checkpoint's folder
+  DType dtype = DType::bf16;          // D: bf16 or f32
+  std::string quantization;           // BF16 weights are quantised to this while loading; "": as stored
+  std::map<std::string, float> amax;  // of calibrated inputs (calibrate.h), for formats with static input scales
+  bool nvfp4_per_token = false;       // activations scaled by the token; the checkpoint's input scales are ignored
+  bool fp8_block_trtllm = false;      // FP8 block: GEMM1's result is rounded before the activation
+  std::string moe_backend = "auto";   // "auto" or a backend's name
 };
 
 }  // namespace sluice::model

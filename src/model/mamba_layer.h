@@ -9,11 +9,11 @@ namespace sluice::model {
 
 struct MambaLayer {
   ops::MambaShape shape;
-  Dense in, out;     // in: [z | x, B, C | dt]
-  Tensor conv;       // f32 [taps, channels]
-  Tensor conv_bias;  // f32 [channels] or empty
+  Dense in, out;            // in: [z | x, B, C | dt]
+  Tensor conv;              // f32 [taps, channels]
+  Tensor conv_bias;         // f32 [channels] or empty
   Tensor dt_bias, a, skip;  // f32 [heads]; a = -exp(A_log), skip = D
-  Tensor norm;       // f32 [inner]
+  Tensor norm;              // f32 [inner]
   float eps = 1e-5f;
   size_t cache_layer = 0;
 

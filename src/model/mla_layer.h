@@ -16,9 +16,9 @@ struct MlaLayer {
   std::optional<Dense> q_a;  // none: q_b is q_proj, straight from the hidden state
   Norm q_norm;
   Dense q_b;
-  Dense kv_a;      // [latent + rope, hidden]
-  Norm kv_norm;    // over the latent part
-  Tensor kv_b;     // bf16 or f32 [heads * (nope + value), latent]; dequantised: it is applied to queries and outputs
+  Dense kv_a;    // [latent + rope, hidden]
+  Norm kv_norm;  // over the latent part
+  Tensor kv_b;   // bf16 or f32 [heads * (nope + value), latent]; dequantised: it is applied to queries and outputs
   Dense o;
   ops::RopeLayout layout = ops::RopeLayout::interleaved;
   float scale = 1;
@@ -27,8 +27,7 @@ struct MlaLayer {
   void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
   CacheShape::Attention cache() const { return {1, shape.cached(), 0}; }
   int64_t weight_bytes() const {
-    return (q_a ? q_a->weight_bytes() : 0) + q_b.weight_bytes() + kv_a.weight_bytes() + kv_b.bytes() +
-           o.weight_bytes();
+    return (q_a ? q_a->weight_bytes() : 0) + q_b.weight_bytes() + kv_a.weight_bytes() + kv_b.bytes() + o.weight_bytes();
   }
 };
 

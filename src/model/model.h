@@ -15,13 +15,13 @@
 namespace sluice::model {
 
 struct ModelInfo {
-  std::string architecture;    // "Qwen3MoeForCausalLM"
-  DType dtype = DType::bf16;   // of activations and caches
+  std::string architecture;   // "Qwen3MoeForCausalLM"
+  DType dtype = DType::bf16;  // of activations and caches
   int64_t vocab = 0, hidden = 0, layers = 0;
-  int64_t max_positions = 0;   // longest sequence that the configuration allows
-  bool has_draft = false;      // draft() works
+  int64_t max_positions = 0;  // longest sequence that the configuration allows
+  bool has_draft = false;     // draft() works
   int64_t weight_bytes = 0;
-  std::string experts;         // the MoE layers' spec line and backend, or "" when there are none
+  std::string experts;  // the MoE layers' spec line and backend, or "" when there are none
 };
 
 // Where results go; memory of the caller.

@@ -10,7 +10,8 @@
 namespace sluice::model {
 
 // Reads the configuration and all weights. Throws unsupported for an architecture that is not in the list (naming it
-// and the list), bad_file when config.json is wrong in itself or contradicts the tensors, and what io and weights throw.
+// and the list), bad_file when config.json is wrong in itself or contradicts the tensors, and what io and weights
+// throw.
 std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options);
 
 // "Qwen3MoeForCausalLM, NemotronHForCausalLM, ..."

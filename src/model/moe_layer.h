@@ -12,14 +12,14 @@
 namespace sluice::model {
 
 struct MoeLayer {
-  int index = 0;               // of the layer, for observers
-  std::string experts_name;    // "model.layers.3.mlp.experts", for calibration
-  Dense router;                // [E, hidden]
-  bool router_floats = true;   // logits in float32 whatever D (DeepSeek, NemotronH), or in D (Qwen3)
-  Tensor router_bias;          // f32 [E] or empty
+  int index = 0;                               // of the layer, for observers
+  std::string experts_name;                    // "model.layers.3.mlp.experts", for calibration
+  Dense router;                                // [E, hidden]
+  bool router_floats = true;                   // logits in float32 whatever D (DeepSeek, NemotronH), or in D (Qwen3)
+  Tensor router_bias;                          // f32 [E] or empty
   std::optional<Dense> latent_in, latent_out;  // hidden -> latent before the experts, back after them
   std::shared_ptr<const moe::MoeLayer> experts;
-  std::optional<Mlp> shared;   // sees the full hidden state, added with weight 1
+  std::optional<Mlp> shared;  // sees the full hidden state, added with weight 1
 
   void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
   int64_t weight_bytes() const;

@@ -47,8 +47,8 @@ std::vector<Kind> read_kinds(const io::Config& c) {
   if (kinds.empty()) c.refuse("layers_block_type", "and hybrid_override_pattern are both absent or empty");
   const auto count = static_cast<int64_t>(kinds.size());
   if (c.integer("num_hidden_layers", {1, 4096}, count) != count)
-    c.refuse("num_hidden_layers", fmt::format("is {}, but the pattern names {} layers",
-                                              c.integer("num_hidden_layers", {1, 4096}), count));
+    c.refuse("num_hidden_layers",
+             fmt::format("is {}, but the pattern names {} layers", c.integer("num_hidden_layers", {1, 4096}), count));
   return kinds;
 }
 
@@ -191,8 +191,8 @@ Decoder::Parts load_nemotron_h(const Source& s) {
   const Config c = read(s.config());
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
   // Published checkpoints say backbone., transformers 5 model.
-  const std::string embedding = s.first_of(
-      {"backbone.embeddings.weight", "model.embeddings.weight", "backbone.embed_tokens.weight", "model.embed_tokens.weight"});
+  const std::string embedding = s.first_of({"backbone.embeddings.weight", "model.embeddings.weight",
+                                            "backbone.embed_tokens.weight", "model.embed_tokens.weight"});
   const std::string root = embedding.substr(0, embedding.find('.') + 1);
   Decoder::Parts parts;
   parts.info.layers = static_cast<int64_t>(c.kinds.size());

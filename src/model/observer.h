@@ -13,12 +13,12 @@ namespace sluice::model {
 // One mixture of experts' step. D = the run's type.
 struct MoeView {
   int layer = 0;
-  ops::ConstMatrix input;            // D [R, hidden], after the norm
-  ops::ConstMatrix router_logits;    // [R, E]
-  std::span<const int32_t> ids;      // [R, K], descending by the method's key
-  std::span<const float> weights;    // [R, K]
-  ops::ConstMatrix routed;           // D [R, hidden], the weighted sum (after a latent projection back)
-  ops::ConstMatrix output;           // D [R, hidden], with the shared experts
+  ops::ConstMatrix input;          // D [R, hidden], after the norm
+  ops::ConstMatrix router_logits;  // [R, E]
+  std::span<const int32_t> ids;    // [R, K], descending by the method's key
+  std::span<const float> weights;  // [R, K]
+  ops::ConstMatrix routed;         // D [R, hidden], the weighted sum (after a latent projection back)
+  ops::ConstMatrix output;         // D [R, hidden], with the shared experts
 };
 
 class Observer {

@@ -11,7 +11,7 @@ namespace sluice::model {
 
 struct Perplexity {
   int64_t scored_tokens = 0;
-  double nll_sum = 0;  // sum of -ln p
+  double nll_sum = 0;    // sum of -ln p
   double value() const;  // exp(nll_sum / scored_tokens)
 };
 

@@ -25,8 +25,8 @@ Config read(const io::Config& c) {
   static_cast<CommonConfig&>(out) = read_common(c);
   out.layers = c.integer("num_hidden_layers", {1, 4096});
   if (!c.has("head_dim") && out.hidden % out.heads != 0)
-    c.refuse("num_attention_heads", fmt::format("is {}; without head_dim it must divide hidden_size = {}", out.heads,
-                                                out.hidden));
+    c.refuse("num_attention_heads",
+             fmt::format("is {}; without head_dim it must divide hidden_size = {}", out.heads, out.hidden));
   out.head_dim = c.integer("head_dim", {1, 4096}, out.hidden / out.heads);
   if (out.head_dim % 2 != 0) c.refuse("head_dim", fmt::format("is {}; rotary pairs need an even one", out.head_dim));
   out.inter = c.integer("intermediate_size", kSize);

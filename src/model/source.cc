@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "moe/backend_cpu.h"
+#include "moe/select.h"
 #include "ops/row.h"
 #include "weights/load.h"
 
@@ -120,13 +120,12 @@ std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, 
   weights::ExpertNames names;
   names.module = module;
   if (!spec.gated()) names.gate.clear();
-  const weights::LoadedExperts loaded =
-      impl_->loader.experts(names, {spec.experts, spec.inter, spec.hidden});
+  const weights::LoadedExperts loaded = impl_->loader.experts(names, {spec.experts, spec.inter, spec.hidden});
   spec.weights = loaded.format.weights;
   spec.inputs = loaded.format.inputs;
   spec.fp8_block_trtllm = options_.fp8_block_trtllm && spec.weights == format::Format::fp8_block;
   spec.bias = !loaded.weights.bias_up.empty();
-  return moe::make_cpu_backend()->prepare(ctx_, spec, loaded.weights);
+  return moe::select(spec, options_.moe_backend).prepare(ctx_, spec, loaded.weights);
 }
 
 }  // namespace sluice::model

@@ -36,11 +36,11 @@ class Source {
   std::string first_of(std::initializer_list<std::string> names) const;
 
   // All throw bad_file, naming file, tensor, shape and configuration keys, when the tensor is missing or another shape.
-  Tensor floats(const std::string& name, Dims shape) const;   // float32 copy
-  Tensor table(const std::string& name, Dims shape) const;    // bf16 or f32, as stored
+  Tensor floats(const std::string& name, Dims shape) const;  // float32 copy
+  Tensor table(const std::string& name, Dims shape) const;   // bf16 or f32, as stored
   Norm norm(const std::string& name, Dim size, float eps) const;
   Dense dense(const std::string& module, Dim rows, Dim cols, Bias bias = Bias::none) const;
-  Dense tied(const std::string& module, const Tensor& weight) const;  // a head that is the embedding
+  Dense tied(const std::string& module, const Tensor& weight) const;        // a head that is the embedding
   Tensor dequantized(const std::string& module, Dim rows, Dim cols) const;  // bf16 or f32 [N, K]
 
   // The experts under `module` ("model.layers.0.mlp.experts"), one by one or fused, prepared by the chosen backend.

@@ -15,7 +15,7 @@ struct Step {
   const Batch& batch;
   Cache& cache;
   ops::Workspace& workspace;
-  DType dtype = DType::bf16;                // D
+  DType dtype = DType::bf16;                       // D
   const float *cosine = nullptr, *sine = nullptr;  // [R, half], of the rotary embedding
   Observer* observer = nullptr;
 

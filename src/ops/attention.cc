@@ -64,8 +64,7 @@ void run(const Job& job, const Shape& shape, const Scratch& s, ConstMatrix q, co
   for (int64_t first = 0; first < end; first += kTile) {
     const int64_t count = std::min(kTile, end - first);
     read_pages(keys, sequence.blocks, job.key_head, first, count, s.keys, shape.key_stride);
-    if (!shape.shared)
-      read_pages(values, sequence.blocks, job.key_head, first, count, s.values, shape.value_stride);
+    if (!shape.shared) read_pages(values, sequence.blocks, job.key_head, first, count, s.values, shape.value_stride);
     const int64_t stride = shape.shared ? shape.key_stride : shape.value_stride;
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t seen = sequence.context + job.first_row + i / job.heads + 1 - first;

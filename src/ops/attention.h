@@ -11,9 +11,9 @@
 
 namespace sluice::ops {
 
-// q [rows, heads * keys.width]; heads is a multiple of keys.heads, query head h reads key head h / (heads / keys.heads).
-// out [rows, heads * value_width]. Row r of a sequence sees the positions [0, context + r]. values.data null: the
-// values are the first value_width columns of the keys (multi-head latent attention in its absorbed form).
+// q [rows, heads * keys.width]; heads is a multiple of keys.heads, query head h reads key head h / (heads /
+// keys.heads). out [rows, heads * value_width]. Row r of a sequence sees the positions [0, context + r]. values.data
+// null: the values are the first value_width columns of the keys (multi-head latent attention in its absorbed form).
 // float32 throughout, online softmax in tiles of 64 positions; out is rounded once to its type.
 void attention(Context& ctx, Workspace& workspace, ConstMatrix q, const Pages& keys, const Pages& values,
                int64_t value_width, std::span<const Sequence> sequences, float scale, Matrix out);

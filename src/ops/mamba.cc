@@ -53,8 +53,7 @@ void causal_conv(Context& ctx, const MambaShape& shape, ConstMatrix xbc, const f
     const int64_t first = task % pieces * kChannelPiece, n = std::min(kChannelPiece, channels - first);
     float ring[kMaxTaps][kChannelPiece];
     const float* window[kMaxTaps];
-    for (int64_t t = 0; t + 1 < taps; ++t)
-      std::copy_n(states.at(s.slot, 0) + t * channels + first, n, ring[t]);
+    for (int64_t t = 0; t + 1 < taps; ++t) std::copy_n(states.at(s.slot, 0) + t * channels + first, n, ring[t]);
     const auto keep = [&](int64_t row, int64_t version) {  // the taps - 1 rows that end with `row`
       float* state = states.at(s.slot, version) + first;
       for (int64_t t = 0; t + 1 < taps; ++t) std::copy_n(ring[(row + 1 + t) % taps], n, state + t * channels);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mamba-2: the causal depthwise convolution and the state recurrence, one row after another, with their states in slots.
+// Mamba-2: the causal depthwise convolution and the state recurrence, one row after another, with their states in
+// slots.
 #pragma once
 
 #include <span>
@@ -32,15 +33,16 @@ struct StateSlots {
 };
 
 // xbc D [rows, channels] -> out f32 [rows, channels], the values of D(silu(D(sum_t weight[t] * x[row - taps + 1 + t] +
-// bias))). weight f32 [taps, channels], last tap the newest; bias f32 [channels] or null. State: the last taps - 1 input
-// rows, f32 [taps - 1, channels].
+// bias))). weight f32 [taps, channels], last tap the newest; bias f32 [channels] or null. State: the last taps - 1
+// input rows, f32 [taps - 1, channels].
 void causal_conv(Context& ctx, const MambaShape& shape, ConstMatrix xbc, const float* weight, const float* bias,
                  std::span<const Sequence> sequences, const StateSlots& states, Matrix out);
 
 // For each head h, with g = h / (heads / groups), in float32:
 //   dt' = softplus(dt + dt_bias[h]);  S = exp(dt' a[h]) S + (dt' x) outer B_g;  y = S C_g + skip[h] x.
 // xbc f32 [rows, channels]; dt D [rows, heads]; a = -exp(A_log), dt_bias and skip (D) f32 [heads]; y f32 [rows, inner].
-// State: f32 [heads, state, head_dim]. time_step_limit is (0, infinity) in every published configuration and not applied.
+// State: f32 [heads, state, head_dim]. time_step_limit is (0, infinity) in every published configuration and not
+// applied.
 void state_scan(Context& ctx, const MambaShape& shape, ConstMatrix xbc, ConstMatrix dt, const float* dt_bias,
                 const float* a, const float* skip, std::span<const Sequence> sequences, const StateSlots& states,
                 Matrix y);

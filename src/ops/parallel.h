@@ -27,8 +27,7 @@ void parallel(Context& ctx, int64_t tasks, int64_t work, Body&& body) {
 template <class Body>
 void parallel_rows(Context& ctx, int64_t rows, int64_t work_per_row, Body&& body) {
   const int64_t pieces = std::min<int64_t>(rows, 4 * ctx.pool.size());
-  parallel(ctx, pieces, rows * work_per_row,
-           [&](int64_t t, int) { body(rows * t / pieces, rows * (t + 1) / pieces); });
+  parallel(ctx, pieces, rows * work_per_row, [&](int64_t t, int) { body(rows * t / pieces, rows * (t + 1) / pieces); });
 }
 
 }  // namespace sluice::ops

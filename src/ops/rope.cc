@@ -46,8 +46,7 @@ RopeFrequencies rope_frequencies(const RopeConfig& c) {
   f.inv_freq.resize(static_cast<size_t>(c.dim / 2));
   // float32 powers: the frequencies that the models were trained with.
   for (size_t i = 0; i < f.inv_freq.size(); ++i)
-    f.inv_freq[i] =
-        1.0f / std::pow(static_cast<float>(c.theta), static_cast<float>(2 * i) / static_cast<float>(c.dim));
+    f.inv_freq[i] = 1.0f / std::pow(static_cast<float>(c.theta), static_cast<float>(2 * i) / static_cast<float>(c.dim));
   if (c.type == RopeType::linear)
     for (float& v : f.inv_freq) v /= static_cast<float>(c.factor);
   if (c.type == RopeType::yarn) yarn(c, f);
@@ -90,8 +89,8 @@ void rotate(typename D::Element* x, int64_t half, int64_t step, int64_t partner,
 }
 }  // namespace
 
-void rope(Context& ctx, Matrix x, int64_t head_dim, int64_t first, int64_t half, RopeLayout layout,
-          const float* cosine, const float* sine) {
+void rope(Context& ctx, Matrix x, int64_t head_dim, int64_t first, int64_t half, RopeLayout layout, const float* cosine,
+          const float* sine) {
   const int64_t step = layout == RopeLayout::halves ? 1 : 2, partner = layout == RopeLayout::halves ? half : 1;
   parallel_rows(ctx, x.rows, x.cols * 2, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)

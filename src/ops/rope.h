@@ -20,9 +20,9 @@ enum class RopeLayout : uint8_t {
 // config.json's rope_parameters (transformers 5) or rope_theta + rope_scaling (published checkpoints).
 struct RopeConfig {
   RopeType type = RopeType::plain;
-  int64_t dim = 0;      // rotated values a head, even
+  int64_t dim = 0;  // rotated values a head, even
   double theta = 10000;
-  double factor = 1;    // linear, yarn
+  double factor = 1;  // linear, yarn
   // yarn only
   double original_max_positions = 0;
   double beta_fast = 32, beta_slow = 1;
@@ -48,7 +48,7 @@ void rope_angles(const RopeFrequencies& f, std::span<const int32_t> positions, D
 // Rotates the first 2 * half values of each of x.cols / head_dim heads, starting `first` values into the head.
 // cosine, sine [rows, half]. D rounds each of the two products and their sum, as separate tensor operations do.
 // Interleaved pairs stay where they are: q and k turn alike, so their products are those of any other order.
-void rope(Context& ctx, Matrix x, int64_t head_dim, int64_t first, int64_t half, RopeLayout layout,
-          const float* cosine, const float* sine);
+void rope(Context& ctx, Matrix x, int64_t head_dim, int64_t first, int64_t half, RopeLayout layout, const float* cosine,
+          const float* sine);
 
 }  // namespace sluice::ops

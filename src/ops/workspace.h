@@ -39,8 +39,8 @@ class Workspace {
  private:
   // Blocks never move while in use; when the outermost Scope ends several become one.
   std::vector<Tensor> blocks_;
-  size_t block_ = 0;   // the block being filled
-  int64_t used_ = 0;   // of it
+  size_t block_ = 0;  // the block being filled
+  int64_t used_ = 0;  // of it
   int depth_ = 0;
 };
 

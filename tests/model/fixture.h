@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Running a model over golden inputs: whole sequences, in chunks, or token by token; and what the run looked like inside.
+// Running a model over golden inputs: whole sequences, in chunks, or token by token; and what the run looked like
+// inside.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -152,7 +153,9 @@ inline void expect_close(const std::vector<float>& actual, const std::vector<flo
   std::printf("    %-20s max |difference| %.2e\n", what.c_str(), worst);
 }
 
-inline int32_t argmax(const float* row, int64_t n) { return static_cast<int32_t>(std::max_element(row, row + n) - row); }
+inline int32_t argmax(const float* row, int64_t n) {
+  return static_cast<int32_t>(std::max_element(row, row + n) - row);
+}
 
 template <class T>
 std::vector<T> part(const std::vector<T>& all, size_t begin, size_t count) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trained checkpoints against transformers' outputs in float32 (shared/models cards; issue 2 section 4).
+// transformers' float32 outputs: of the fixtures (tools/make_fixtures.py: odd sizes and rare options, always tested)
+// and of the trained checkpoints, whose cards say how close is close.
 #include "model/generate.h"
 #include "model/perplexity.h"
 #include "tests/model/fixture.h"
@@ -7,11 +8,20 @@
 namespace sluice::model {
 namespace {
 
+// Fixtures have no "tiny-" in their names.
+std::string folder_of(const std::string& name) {
+  return name.starts_with("tiny-") ? test::test_models() + "/" + name
+                                   : std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/" + name;
+}
+
 class Golden : public testing::TestWithParam<const char*> {
  protected:
-  void SetUp() override { SLUICE_SKIP_WITHOUT_MODELS(); }
-  std::string folder() const { return test::test_models() + "/" + GetParam(); }
+  void SetUp() override {
+    if (std::string(GetParam()).starts_with("tiny-")) SLUICE_SKIP_WITHOUT_MODELS();
+  }
+  std::string folder() const { return folder_of(GetParam()); }
 };
+class Trained : public Golden {};
 
 TEST_P(Golden, LogitsLayersAndExperts) {
   const auto model = load(folder(), DType::f32);
@@ -66,7 +76,8 @@ TEST_P(Golden, LogitsLayersAndExperts) {
 TEST_P(Golden, GreedyTokens) {
   const auto model = load(folder(), DType::f32);
   const test::GoldenFile golden(folder() + "/golden.safetensors");
-  const auto prompt = golden.values<int32_t>("greedy.prompt_ids"), expected = golden.values<int32_t>("greedy.output_ids");
+  const auto prompt = golden.values<int32_t>("greedy.prompt_ids"),
+             expected = golden.values<int32_t>("greedy.output_ids");
   Runner runner(*model);
   const int64_t vocab = model->info().vocab;
   auto logits = runner.forward({{0, prompt}});
@@ -78,7 +89,7 @@ TEST_P(Golden, GreedyTokens) {
   EXPECT_EQ(output, expected);
 }
 
-TEST_P(Golden, PerplexityOfTheValidationText) {
+TEST_P(Trained, PerplexityOfTheValidationText) {
   const nlohmann::json expected = nlohmann::json::parse(std::ifstream(folder() + "/expected.json"));
   const test::GoldenFile golden(folder() + "/golden.safetensors");
   Context ctx = test_context();
@@ -97,7 +108,7 @@ TEST_P(Golden, PerplexityOfTheValidationText) {
 }
 
 // A BF16 run stays as close to the float32 goldens as the card says of transformers' BF16 run.
-TEST_P(Golden, Bfloat16Run) {
+TEST_P(Trained, Bfloat16Run) {
   const nlohmann::json expected = nlohmann::json::parse(std::ifstream(folder() + "/expected.json"));
   const test::GoldenFile golden(folder() + "/golden.safetensors");
   const auto ids = golden.values<int32_t>("input_ids");
@@ -125,18 +136,21 @@ TEST_P(Golden, Bfloat16Run) {
   EXPECT_GE(agreement, card["argmax_agreement"].get<double>() - 0.015);  // three of 192 near ties
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::Values("tiny-qwen3-moe", "tiny-nemotron-h", "tiny-deepseek-v3"),
-                         [](const auto& p) {
-                           std::string name = p.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+std::string name_of_model(const testing::TestParamInfo<const char*>& p) {
+  std::string name = p.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+constexpr auto kTrained = {"tiny-qwen3-moe", "tiny-nemotron-h", "tiny-deepseek-v3"};
+INSTANTIATE_TEST_SUITE_P(Fixtures, Golden, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"), name_of_model);
+INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(kTrained), name_of_model);
+INSTANTIATE_TEST_SUITE_P(Models, Trained, testing::ValuesIn(kTrained), name_of_model);
 
-TEST(GoldenDraft, LogitsAndDrafts) {
-  SLUICE_SKIP_WITHOUT_MODELS();
-  const std::string folder = test::test_models() + "/tiny-deepseek-v3";
-  const auto model = load(folder, DType::f32);
-  const test::GoldenFile golden(folder + "/golden.safetensors");
+class GoldenDraft : public Golden {};
+
+TEST_P(GoldenDraft, LogitsAndDrafts) {
+  const auto model = load(folder(), DType::f32);
+  const test::GoldenFile golden(folder() + "/golden.safetensors");
   const auto ids = golden.values<int32_t>("input_ids");
   const auto n = static_cast<size_t>(golden.shape("input_ids")[1]);
   Runner runner(*model, 2);
@@ -157,7 +171,9 @@ TEST(GoldenDraft, LogitsAndDrafts) {
     EXPECT_EQ(argmax(logits.data() + i * vocab, static_cast<int64_t>(vocab)), drafts[i]) << i;
 }
 
-TEST(GoldenDraft, GreedyDrafts) {
+INSTANTIATE_TEST_SUITE_P(All, GoldenDraft, testing::Values("deepseek-v3", "tiny-deepseek-v3"), name_of_model);
+
+TEST(GoldenDraftTrained, GreedyDrafts) {
   SLUICE_SKIP_WITHOUT_MODELS();
   const std::string folder = test::test_models() + "/tiny-deepseek-v3";
   const auto model = load(folder, DType::f32);
