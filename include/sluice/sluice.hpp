@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "sluice/c.h"
 
@@ -36,6 +38,32 @@ struct Destroy {
     destroy(handle);
   }
 };
+
+// Asks for the length, then for the text.
+template <class Call>
+std::string read_text(const Call& call) {
+  size_t needed = 0;
+  if (const sluice_status status = call(nullptr, 0, &needed); status != SLUICE_BUFFER_TOO_SMALL) check(status);
+  std::string text(needed, '\0');
+  check(call(text.data(), text.size(), nullptr));
+  text.resize(needed > 0 ? needed - 1 : 0);
+  return text;
+}
+
+// A callback's exception may not pass through the library: it cancels, and is thrown again behind it.
+struct TokenCall {
+  const std::function<bool(int32_t, std::string_view)>* body;
+  std::exception_ptr thrown;
+};
+inline int call_token(void* user, int32_t id, const char* text) {
+  auto* call = static_cast<TokenCall*>(user);
+  try {
+    return (*call->body)(id, text) ? 0 : 1;
+  } catch (...) {
+    call->thrown = std::current_exception();
+    return 1;
+  }
+}
 
 }  // namespace detail
 
@@ -75,15 +103,76 @@ class MoeLayer {
   std::unique_ptr<sluice_moe, detail::Destroy<sluice_moe_destroy>> handle_;
 };
 
+// A checkpoint folder: weights and tokenizer.
+class Model {
+ public:
+  Model(Context& context, const std::string& folder, const sluice_model_options& options = default_options()) {
+    sluice_model* made = nullptr;
+    detail::check(sluice_model_load(context.get(), folder.c_str(), &options, &made));
+    handle_.reset(made);
+  }
+  static sluice_model_options default_options() { return SLUICE_INIT(sluice_model_options); }
+
+  sluice_model_info info() const {
+    auto info = SLUICE_INIT(sluice_model_info);
+    detail::check(sluice_model_get_info(handle_.get(), &info));
+    return info;
+  }
+  std::vector<int32_t> encode(std::string_view text) const {
+    std::vector<int32_t> ids(text.size() + 8);  // byte-level: never more ids than bytes, but for the tokens around it
+    size_t count = 0;
+    detail::check(sluice_model_encode(handle_.get(), text.data(), text.size(), ids.data(), ids.size(), &count));
+    ids.resize(count);
+    return ids;
+  }
+  std::string decode(const std::vector<int32_t>& ids, bool skip_special_tokens = false) const {
+    return detail::read_text([&](char* buffer, size_t size, size_t* needed) {
+      return sluice_model_decode(handle_.get(), ids.data(), ids.size(), skip_special_tokens, buffer, size, needed);
+    });
+  }
+  // on_token gets each new id and the whole characters that it completes; false cancels.
+  sluice_generated generate(const std::vector<int32_t>& prompt, const sluice_generate_options& options,
+                            const std::function<bool(int32_t, std::string_view)>& on_token = {}) const {
+    auto result = SLUICE_INIT(sluice_generated);
+    detail::TokenCall call{&on_token, nullptr};
+    detail::check(sluice_model_generate(handle_.get(), prompt.data(), prompt.size(), &options,
+                                        on_token ? detail::call_token : nullptr, &call, &result));
+    if (call.thrown) std::rethrow_exception(call.thrown);
+    return result;
+  }
+  sluice_model* get() const { return handle_.get(); }
+
+ private:
+  std::unique_ptr<sluice_model, detail::Destroy<sluice_model_destroy>> handle_;
+};
+
+// One sequence, for callers with a sampler of their own.
+class Session {
+ public:
+  Session(const Model& model, int64_t max_tokens) : vocab_(static_cast<size_t>(model.info().vocab)) {
+    sluice_session* made = nullptr;
+    detail::check(sluice_session_create(model.get(), max_tokens, &made));
+    handle_.reset(made);
+  }
+  // The logits [vocab] that follow the last of the tokens.
+  std::vector<float> append(const std::vector<int32_t>& ids) {
+    std::vector<float> logits(vocab_);
+    detail::check(sluice_session_append(handle_.get(), ids.data(), ids.size(), logits.data()));
+    return logits;
+  }
+  int64_t length() const { return sluice_session_length(handle_.get()); }
+  void reset() { sluice_session_reset(handle_.get()); }
+
+ private:
+  size_t vocab_;
+  std::unique_ptr<sluice_session, detail::Destroy<sluice_session_destroy>> handle_;
+};
+
 // Each backend's answer to a spec, one line each.
 inline std::string explain(const std::string& spec) {
-  size_t needed = 0;
-  const sluice_status status = sluice_moe_explain(spec.c_str(), nullptr, 0, &needed);
-  if (status != SLUICE_BUFFER_TOO_SMALL) detail::check(status);
-  std::string text(needed, '\0');
-  detail::check(sluice_moe_explain(spec.c_str(), text.data(), text.size(), nullptr));
-  text.pop_back();
-  return text;
+  return detail::read_text([&](char* buffer, size_t size, size_t* needed) {
+    return sluice_moe_explain(spec.c_str(), buffer, size, needed);
+  });
 }
 
 }  // namespace sluice

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole models: load, encode, decode, generate, and one sequence step by step.
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "base/math.h"
+#include "capi/context.h"
+#include "capi/status.h"
+#include "io/checkpoint.h"
+#include "io/tokenizer_json.h"
+#include "model/generate.h"
+#include "model/models.h"
+#include "text/detokenizer.h"
+
+using namespace sluice;
+using capi::guard;
+using capi::read_struct;
+using capi::required;
+
+namespace {
+
+struct LoadedModel {
+  std::shared_ptr<capi::SharedContext> shared;
+  std::unique_ptr<model::Model> model;
+  text::Tokenizer tokenizer;
+  std::vector<int32_t> stop_tokens;
+};
+
+// generation_config.json knows best (several ends of turn), config.json is the fallback.
+std::vector<int32_t> stop_tokens(const io::Checkpoint& checkpoint, int64_t vocab) {
+  const io::Config& config = checkpoint.generation_config() ? *checkpoint.generation_config() : checkpoint.config();
+  if (!config.has("eos_token_id")) return {};
+  std::vector<int32_t> ids;
+  for (int64_t id : config.integers("eos_token_id", {0, vocab - 1})) ids.push_back(static_cast<int32_t>(id));
+  return ids;
+}
+
+model::LoadOptions read_options(const char* folder, const sluice_model_options* given) {
+  model::LoadOptions options;
+  options.path = &required(folder, "folder");
+  if (given == nullptr) return options;
+  const auto o = read_struct(given, "options", sizeof(sluice_model_options));
+  if (o.dtype != nullptr) {
+    options.dtype = parse_name(kDTypes, "options.dtype", o.dtype);
+    check(options.dtype == DType::bf16 || options.dtype == DType::f32,
+          "options.dtype is \"{}\"; accepted: bfloat16, float32", o.dtype);
+  }
+  if (o.quantization != nullptr) options.quantization = o.quantization;
+  if (o.moe_backend != nullptr) options.moe_backend = o.moe_backend;
+  options.nvfp4_per_token = o.nvfp4_per_token_activation != 0;
+  options.fp8_block_trtllm = o.fp8_block_trtllm != 0;
+  return options;
+}
+
+std::span<const int32_t> ids_of(const int32_t* ids, size_t count) {
+  check(ids != nullptr || count == 0, "ids is NULL and count is {}", count);
+  return {ids, count};
+}
+
+// A result struct keeps its size; an older caller's shorter one gets the fields that it knows.
+template <class T>
+void write_struct(const T& value, T* out, const char* name) {
+  const size_t size = required(out, name).struct_size;
+  check(size >= sizeof(size_t) && size <= 4096, "{}.struct_size is {}; set it with SLUICE_INIT", name, size);
+  std::memcpy(reinterpret_cast<char*>(out) + sizeof(size_t), reinterpret_cast<const char*>(&value) + sizeof(size_t),
+              std::min(size, sizeof(T)) - sizeof(size_t));
+}
+
+}  // namespace
+
+struct sluice_model {
+  std::shared_ptr<const LoadedModel> loaded;
+};
+
+struct sluice_session {
+  static constexpr int64_t kBlockSize = 64;
+
+  sluice_session(std::shared_ptr<const LoadedModel> from, int64_t tokens)
+      : loaded(std::move(from)), max_tokens(tokens) {
+    const int64_t longest = loaded->model->info().max_positions;
+    check(tokens > 0 && tokens <= longest, "max_tokens is {}; the model allows 1 to {}", tokens, longest);
+    const int64_t blocks = ceil_div(tokens, kBlockSize);
+    cache = loaded->model->make_cache({.blocks = blocks, .block_size = kBlockSize});
+    block_table.resize(static_cast<size_t>(blocks));
+    std::iota(block_table.begin(), block_table.end(), 0);
+  }
+
+  void append(std::span<const int32_t> ids, float* logits) {
+    const auto rows = static_cast<int64_t>(ids.size());
+    check(rows > 0, "count is 0; append at least one token");
+    check(rows <= max_tokens - length, "{} tokens after {} are more than the session's max_tokens, {}", rows, length,
+          max_tokens);
+    positions.resize(ids.size());
+    std::iota(positions.begin(), positions.end(), static_cast<int32_t>(length));
+    const ops::Sequence sequence{0, 0, rows, length, block_table, false};
+    const auto last = static_cast<int32_t>(rows - 1);
+    std::span<const int32_t> wanted;
+    if (logits != nullptr) wanted = {&last, 1};
+    loaded->shared->use([&](Context& ctx) {
+      loaded->model->forward(ctx, {ids, positions, {&sequence, 1}, wanted}, *cache, workspace, {.logits = logits});
+    });
+    length += rows;
+  }
+
+  std::shared_ptr<const LoadedModel> loaded;
+  int64_t max_tokens;
+  int64_t length = 0;
+  std::unique_ptr<model::Cache> cache;
+  ops::Workspace workspace;
+  std::vector<int32_t> block_table, positions;
+};
+
+extern "C" {
+
+sluice_status sluice_model_load(sluice_context* context, const char* folder, const sluice_model_options* given,
+                                sluice_model** out) {
+  return guard([&] {
+    required(out, "out") = nullptr;
+    const auto& shared = required(context, "context").shared;
+    const model::LoadOptions options = read_options(folder, given);
+    std::unique_ptr<model::Model> model;
+    shared->use([&](Context& ctx) { model = model::load_model(ctx, options); });
+    text::Tokenizer tokenizer(io::read_tokenizer(options.path));
+    auto stop = stop_tokens(io::Checkpoint::open(options.path), model->info().vocab);
+    auto made = std::make_unique<sluice_model>();
+    made->loaded = std::make_shared<const LoadedModel>(
+        LoadedModel{shared, std::move(model), std::move(tokenizer), std::move(stop)});
+    *out = made.release();
+  });
+}
+
+void sluice_model_destroy(sluice_model* model) { delete model; }
+
+sluice_status sluice_model_get_info(const sluice_model* model, sluice_model_info* out) {
+  return guard([&] {
+    const model::ModelInfo& i = required(model, "model").loaded->model->info();
+    write_struct({0, i.vocab, i.hidden, i.layers, i.max_positions, i.weight_bytes, i.has_draft ? 1 : 0}, out, "out");
+  });
+}
+
+sluice_status sluice_model_encode(const sluice_model* model, const char* text, size_t bytes, int32_t* ids,
+                                  size_t capacity, size_t* count) {
+  return guard([&] {
+    check(text != nullptr || bytes == 0, "text is NULL and bytes is {}", bytes);
+    check(ids != nullptr || capacity == 0, "ids is NULL and capacity is {}", capacity);
+    const auto found = required(model, "model").loaded->tokenizer.encode({text, bytes});
+    required(count, "count") = found.size();
+    std::copy_n(found.begin(), std::min(found.size(), capacity), ids);
+    if (found.size() <= capacity) return SLUICE_OK;
+    return capi::record(SLUICE_BUFFER_TOO_SMALL,
+                        fmt::format("the text has {} ids, the array {}", found.size(), capacity).c_str());
+  });
+}
+
+sluice_status sluice_model_decode(const sluice_model* model, const int32_t* ids, size_t count, int skip_special_tokens,
+                                  char* buffer, size_t size, size_t* needed) {
+  return guard([&] {
+    return capi::copy_text(
+        required(model, "model").loaded->tokenizer.decode(ids_of(ids, count), skip_special_tokens != 0), buffer, size,
+        needed);
+  });
+}
+
+sluice_status sluice_model_generate(const sluice_model* model, const int32_t* ids, size_t count,
+                                    const sluice_generate_options* given, sluice_token_fn on_token, void* user,
+                                    sluice_generated* result) {
+  return guard([&] {
+    const LoadedModel& loaded = *required(model, "model").loaded;
+    const auto o = read_struct(given, "options", sizeof(sluice_generate_options));
+    const auto prompt = ids_of(ids, count);
+    model::GenerateOptions options;
+    options.max_new_tokens = o.max_new_tokens;
+    options.sampling = {o.temperature, o.top_k, o.top_p == 0 ? 1.0 : o.top_p, o.seed};
+    options.speculative_steps = o.speculative_steps;
+    if (o.ignore_eos == 0) options.stop_tokens = loaded.stop_tokens;
+    check(o.max_new_tokens > 0, "options.max_new_tokens is {}; it must be positive", o.max_new_tokens);
+
+    model::Generator generator(*loaded.model, static_cast<int64_t>(count) + o.max_new_tokens, o.speculative_steps);
+    text::Detokenizer detokenizer(loaded.tokenizer, true);
+    model::Generated made;
+    loaded.shared->use([&](Context& ctx) {
+      made = generator.run(ctx, prompt, options, [&](int32_t id) {
+        return on_token == nullptr || on_token(user, id, detokenizer.push(id).c_str()) == 0;
+      });
+    });
+    if (result == nullptr) return;
+    write_struct(
+        {0, static_cast<int64_t>(made.ids.size()), made.reason == model::FinishReason::stop,
+         made.reason == model::FinishReason::cancelled, made.prefill_seconds, made.decode_seconds, made.accept_rate()},
+        result, "result");
+  });
+}
+
+sluice_status sluice_session_create(const sluice_model* model, int64_t max_tokens, sluice_session** out) {
+  return guard([&] {
+    required(out, "out") = nullptr;
+    *out = new sluice_session(required(model, "model").loaded, max_tokens);
+  });
+}
+
+void sluice_session_destroy(sluice_session* session) { delete session; }
+
+sluice_status sluice_session_append(sluice_session* session, const int32_t* ids, size_t count, float* logits) {
+  return guard([&] { required(session, "session").append(ids_of(ids, count), logits); });
+}
+
+int64_t sluice_session_length(const sluice_session* session) { return session == nullptr ? 0 : session->length; }
+
+void sluice_session_reset(sluice_session* session) {
+  if (session != nullptr) session->length = 0;
+}
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole model behind the shared library: the bundled checkpoint, whose card says how it continues a prompt.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sluice/sluice.hpp"
+
+namespace {
+
+const std::string kFolder = std::string(SLUICE_SOURCE_DIR) + "/models/tiny-nemotron-h";
+constexpr const char* kPrompt = "Henry meditated awhile all to himself early the next morning as";
+// README.md of the checkpoint: 48 greedy tokens of transformers in float32.
+constexpr const char* kContinuation =
+    " he went down the hill to the house. He had been in the house for a long time, and had been in the house for some "
+    "time, when he had been in the house, and had been in the house for some time,";
+
+sluice_model_options float32() {
+  auto options = sluice::Model::default_options();
+  options.dtype = "float32";
+  return options;
+}
+
+sluice_generate_options greedy(int64_t tokens) {
+  auto options = SLUICE_INIT(sluice_generate_options);
+  options.max_new_tokens = tokens;
+  return options;
+}
+
+class CapiModel : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    sluice::Context context(2);
+    model_ = new sluice::Model(context, kFolder, float32());
+  }
+  static void TearDownTestSuite() { delete model_; }
+  static const sluice::Model* model_;
+};
+const sluice::Model* CapiModel::model_ = nullptr;
+
+TEST_F(CapiModel, ContinuesAsItsCardSays) {
+  std::string streamed;
+  std::vector<int32_t> ids;
+  const auto result = model_->generate(model_->encode(kPrompt), greedy(48), [&](int32_t id, std::string_view text) {
+    ids.push_back(id);
+    streamed += text;
+    return true;
+  });
+  EXPECT_EQ(streamed, kContinuation);
+  EXPECT_EQ(model_->decode(ids), kContinuation);
+  EXPECT_EQ(result.tokens, 48);
+  EXPECT_FALSE(result.stopped);
+  EXPECT_FALSE(result.cancelled);
+  EXPECT_GT(result.decode_seconds, 0);
+}
+
+TEST_F(CapiModel, SessionStepsGiveTheSameText) {
+  sluice::Session session(*model_, 128);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<int32_t> next = model_->encode(kPrompt), made;
+    const auto prompt = static_cast<int64_t>(next.size());
+    for (int i = 0; i < 48; ++i) {
+      const auto logits = session.append(next);
+      next = {static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin())};
+      made.push_back(next[0]);
+    }
+    EXPECT_EQ(session.length(), prompt + 47);
+    EXPECT_EQ(model_->decode(made), kContinuation) << "round " << round;
+    session.reset();
+    EXPECT_EQ(session.length(), 0);
+  }
+}
+
+TEST_F(CapiModel, EncodesAndDecodesTheGoldens) {
+  std::ifstream file(kFolder + "/tokenizer_golden.json");
+  const auto golden = nlohmann::json::parse(file);
+  int cases = 0;
+  for (const auto& row : golden.is_array() ? golden : golden.begin().value()) {
+    const auto text = row.at("text").get<std::string>();
+    EXPECT_EQ(model_->encode(text), row.at("ids").get<std::vector<int32_t>>()) << text;
+    ++cases;
+  }
+  EXPECT_GT(cases, 20);
+}
+
+TEST_F(CapiModel, SmallBuffersSayWhatTheyNeed) {
+  const auto ids = model_->encode(kPrompt);
+  int32_t two[2] = {-1, -1};
+  size_t count = 0;
+  EXPECT_EQ(sluice_model_encode(model_->get(), kPrompt, std::string(kPrompt).size(), two, 2, &count),
+            SLUICE_BUFFER_TOO_SMALL);
+  EXPECT_EQ(count, ids.size());
+  EXPECT_EQ(two[1], ids[1]);
+  char text[6];
+  size_t needed = 0;
+  EXPECT_EQ(sluice_model_decode(model_->get(), ids.data(), ids.size(), 0, text, sizeof text, &needed),
+            SLUICE_BUFFER_TOO_SMALL);
+  EXPECT_EQ(needed, std::string(kPrompt).size() + 1);
+  EXPECT_STREQ(text, "Henry");
+}
+
+TEST_F(CapiModel, CallbackCancelsOrThrows) {
+  const auto prompt = model_->encode(kPrompt);
+  int calls = 0;
+  const auto result = model_->generate(prompt, greedy(48), [&](int32_t, std::string_view) { return ++calls < 5; });
+  EXPECT_EQ(calls, 5);
+  EXPECT_TRUE(result.cancelled);
+  EXPECT_THROW(
+      model_->generate(prompt, greedy(48), [](int32_t, std::string_view) -> bool { throw std::logic_error("mine"); }),
+      std::logic_error);
+}
+
+TEST_F(CapiModel, RefusalsAreSentences) {
+  sluice::Context context(1);
+  EXPECT_THROW(sluice::Model(context, "/nowhere"), sluice::Error);
+  EXPECT_NE(std::string(sluice_last_error()).find("/nowhere"), std::string::npos);
+  auto options = sluice::Model::default_options();
+  options.dtype = "float16";
+  EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
+  EXPECT_NE(std::string(sluice_last_error()).find("float16"), std::string::npos);
+  options = sluice::Model::default_options();
+  options.quantization = "int3";
+  EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
+
+  EXPECT_THROW(model_->generate({}, greedy(1)), sluice::Error);
+  EXPECT_THROW(model_->generate({-1}, greedy(1)), sluice::Error);
+  EXPECT_THROW(model_->generate({1 << 30}, greedy(1)), sluice::Error);
+  EXPECT_THROW(model_->generate({1}, greedy(0)), sluice::Error);
+  EXPECT_THROW(model_->generate({1}, greedy(1 << 20)), sluice::Error);
+  auto speculative = greedy(4);
+  speculative.speculative_steps = 2;
+  EXPECT_EQ(model_->info().has_draft, 0);
+  try {
+    model_->generate({1}, speculative);
+    FAIL();
+  } catch (const sluice::Error& e) {
+    EXPECT_EQ(e.status(), SLUICE_UNSUPPORTED) << e.what();
+  }
+
+  sluice::Session session(*model_, 8);
+  EXPECT_THROW(session.append({}), sluice::Error);
+  EXPECT_THROW(session.append(std::vector<int32_t>(9, 5)), sluice::Error);
+  EXPECT_THROW(session.append({5, 1 << 30}), sluice::Error);
+  EXPECT_EQ(session.length(), 0);
+  EXPECT_NO_THROW(session.append(std::vector<int32_t>(8, 5)));
+  EXPECT_THROW(sluice::Session(*model_, 0), sluice::Error);
+  EXPECT_EQ(sluice_session_append(nullptr, nullptr, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
+TEST_F(CapiModel, SessionsOfSeveralThreads) {
+  const auto prompt = model_->encode(kPrompt);
+  std::vector<float> logits[2];
+  std::vector<std::thread> threads;
+  for (auto& mine : logits) {
+    threads.emplace_back([&] {
+      sluice::Session session(*model_, 64);
+      for (int32_t id : prompt) mine = session.append({id});
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
+TEST(CapiLoad, ProgressAndLogReachTheCaller) {
+  sluice::Context context(1);
+  struct Seen {
+    int64_t done = 0, total = -1;
+  } seen;
+  ASSERT_EQ(sluice_context_set_progress(
+                context.get(),
+                [](void* user, const char*, int64_t done, int64_t total, const char*) {
+                  *static_cast<Seen*>(user) = {done, total};
+                },
+                &seen),
+            SLUICE_OK);
+  const sluice::Model model(context, kFolder);
+  EXPECT_GT(seen.total, 0);
+  EXPECT_EQ(seen.done, seen.total);
+}
+
+}  // namespace
