@@ -42,13 +42,18 @@ Loader::Loader(Context& context, io::Checkpoint checkpoint, LoadOptions options)
         options_.online ? options_.online->name : "", scheme_.source(), scheme_.method());
 }
 
-// What a module that is stored as `stored` becomes.
-ModuleFormat Loader::target(std::string_view module, const ModuleFormat& stored) const {
-  ModuleFormat format = stored;
-  if (options_.online && stored == ModuleFormat{} && online_quantizes(options_.online->coverage, module))
-    format = options_.online->format;
-  if (format.inputs == InputFormat::nvfp4 && options_.nvfp4_per_token) format.inputs = InputFormat::nvfp4_token;
-  return format;
+// What a module that is stored as `stored` becomes. `observed`: its name in options_.amax.
+ModuleFormat Loader::target(std::string_view module, const ModuleFormat& stored, const std::string& observed) const {
+  const auto per_token = [&](ModuleFormat format) {
+    if (format.inputs == InputFormat::nvfp4 && options_.nvfp4_per_token) format.inputs = InputFormat::nvfp4_token;
+    return format;
+  };
+  if (!options_.online || stored != ModuleFormat{} || !online_quantizes(options_.online->coverage, module))
+    return per_token(stored);
+  const ModuleFormat online = per_token(options_.online->format);
+  const bool did_not_run =
+      format::is_static(online.inputs) && !options_.amax.empty() && !options_.amax.contains(observed);
+  return did_not_run ? stored : online;
 }
 
 float Loader::online_input_scale(InputFormat inputs, const std::string& observed) const {
@@ -82,7 +87,7 @@ LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols)
   const StoredNames names = linear_names(checkpoint_, module);
   const ModuleFormat stored = stored_format(checkpoint_, scheme_, module, names);
   warn_if_not_excluded(module, stored);
-  const ModuleFormat wanted = target(module, stored);
+  const ModuleFormat wanted = target(module, stored, std::string(module));
 
   LoadedLinear out;
   out.inputs = wanted.inputs;

@@ -21,7 +21,8 @@ struct LoadOptions {
   std::optional<OnlineFormat> online;
   // Static NVFP4 inputs (calibrated scale) become nvfp4_token; the checkpoint's input scales are then ignored.
   bool nvfp4_per_token = false;
-  // Largest |x| of inputs from a calibration run (ActivationObserver), for online formats with static inputs.
+  // Largest |x| of inputs from a calibration run (ActivationObserver), for online formats with static inputs. Modules
+  // that did not run then stay in BF16 (an MTP layer).
   std::map<std::string, float> amax;
   Shard shard;  // of experts; linears are always whole
 };
@@ -75,7 +76,7 @@ class Loader {
 
  private:
   struct Source;
-  ModuleFormat target(std::string_view module, const ModuleFormat& stored) const;
+  ModuleFormat target(std::string_view module, const ModuleFormat& stored, const std::string& observed) const;
   float online_input_scale(format::InputFormat inputs, const std::string& observed) const;
   void warn_if_not_excluded(std::string_view module, const ModuleFormat& stored);
   void report(int64_t bytes);

@@ -117,7 +117,7 @@ LoadedExperts Loader::experts(const ExpertNames& names, const ExpertShape& shape
   const std::vector<Source> sources = find_sources(names, shape, w);
   const ModuleFormat stored = format_of_experts(names, sources);
   warn_if_not_excluded(sources[0].fused ? names.module : fmt::format("{}.0.{}", names.module, names.up), stored);
-  const ModuleFormat wanted = out.format = target(names.module, stored);
+  const ModuleFormat wanted = out.format = target(names.module, stored, expert_inputs(names.module).gemm1);
   const bool online = stored != wanted && stored == ModuleFormat{};
 
   const Shard& shard = options_.shard;

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "weights/save.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+
+#include "format/quantize_rows.h"
+#include "io/file.h"
+#include "io/output_file.h"
+#include "io/safetensors_writer.h"
+#include "weights/calibration.h"
+#include "weights/json_text.h"
+#include "weights/requantize.h"
+#include "weights/spelling.h"
+#include "weights/stored.h"
+
+namespace sluice::weights {
+
+using format::Format;
+using format::InputFormat;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::array<std::string_view, 13> kCopiedFiles{
+    {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+     "merges.txt", "tokenizer.model", "tiktoken.model", "chat_template.jinja", "chat_template.json",
+     "generation_config.json", "preprocessor_config.json", "LICENSE"}};
+constexpr int64_t kMaxCopiedBytes = int64_t{256} << 20;
+
+// What stands beside a quantised weight; k_scale and v_scale belong to the cache and are kept.
+constexpr std::array<std::string_view, 8> kScaleNames{{"weight_scale", "weight_scale_inv", "weight_scale_2",
+                                                       "weight_global_scale", "input_scale", "input_global_scale",
+                                                       "activation_scale", "weight_packed"}};
+
+std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+std::string module_of(std::string_view name) {
+  return std::string(name.substr(0, std::min(name.rfind('.'), name.size())));
+}
+
+// The name under which an experts module or a linear was calibrated.
+std::string observed_name(const std::string& module) {
+  const size_t at = module.find(".experts.");
+  if (at == std::string::npos) return module;
+  const ExpertInputs inputs = expert_inputs(std::string_view(module).substr(0, at + 8));
+  const std::string_view projection = last_part(module);
+  return projection == "down_proj" || projection == "w2" ? inputs.gemm2 : inputs.gemm1;
+}
+
+// One tensor that is copied, or one matrix with its scales.
+struct Item {
+  std::string name;  // the tensor, or the module
+  bool matrix = false;
+  ModuleFormat stored, wanted;
+  int64_t rows = 0, cols = 0;
+  std::optional<float> input_scale;
+};
+
+class Saver {
+ public:
+  Saver(Context& ctx, const io::Checkpoint& in, const SaveOptions& options)
+      : ctx_(ctx), in_(in), options_(options), scheme_(QuantScheme::detect(in)) {
+    for (const std::string& pattern : options.exclude) excluded_.emplace_back(pattern, "exclude");
+    check_spelling(options.format);
+  }
+
+  void write(const fs::path& folder) {
+    plan();
+    write_shards(folder);
+    write_configs(folder);
+    for (std::string_view name : kCopiedFiles)
+      if (const fs::path from = in_.folder() / name; io::is_present(from))
+        io::write_file(folder / name, io::read_file(from, kMaxCopiedBytes));
+  }
+
+ private:
+  void plan() {
+    for (const std::string& name : in_.names()) {
+      const std::string module = module_of(name);
+      const std::string_view part = last_part(name);
+      const bool weight = part == "weight" || part == "weight_packed";
+      const Shape& shape = in_.find(name)->shape;
+      refuse_fused(name, shape);
+      if (weight && shape.size() == 2) {
+        items_.push_back(matrix(module));
+      } else if (weight || std::find(kScaleNames.begin(), kScaleNames.end(), part) == kScaleNames.end()) {
+        items_.push_back({name, false, {}, {}, 0, 0, {}});
+      }
+    }
+  }
+
+  void refuse_fused(const std::string& name, const Shape& shape) const {
+    const bool fused = shape.size() >= 3 && name.find("experts.") != std::string::npos;
+    if (fused)
+      fail(ErrorCode::unsupported,
+           "{} holds all experts in one tensor; only checkpoints with one tensor an expert are rewritten "
+           "(transformers' save_pretrained writes them so)",
+           in_.source_of(name));
+  }
+
+  Item matrix(const std::string& module) {
+    const StoredNames names = linear_names(in_, module);
+    Item item{module, true, stored_format(in_, scheme_, module, names), {}, 0, 0, {}};
+    const Shape& shape = in_.find(names.weight)->shape;
+    item.rows = shape[0];
+    item.cols = shape[1] * (info(item.stored.weights).bits == 4 ? 2 : 1);
+    if (!online_quantizes(options_.coverage, module) || is_excluded(module)) return item;
+    item.wanted = options_.format;
+    if (!format::is_static(item.wanted.inputs)) return item;
+    const std::string observed = observed_name(module);
+    const auto amax = options_.amax.find(observed);
+    if (amax == options_.amax.end()) {
+      uncalibrated_.insert(observed);
+      item.wanted = {};
+    } else {
+      item.input_scale = static_scale(item.wanted.inputs, amax->second, observed);
+    }
+    return item;
+  }
+
+  bool is_excluded(const std::string& module) const {
+    return std::any_of(excluded_.begin(), excluded_.end(), [&](const NamePattern& p) { return p.matches(module); });
+  }
+
+  // The shapes are those of a tensor that is never filled: memory that is not touched costs nothing.
+  std::vector<std::pair<std::string, Tensor>> shapes(const Item& item) const {
+    if (!item.matrix) return {{item.name, Tensor(in_.tensor(item.name).dtype(), in_.find(item.name)->shape)}};
+    if (is_copy(item)) return copied(item);
+    return spell(item.name, item.wanted, make_quant_tensor(item.wanted.weights, 1, item.rows, item.cols),
+                 item.input_scale);
+  }
+
+  std::vector<std::pair<std::string, Tensor>> contents(const Item& item) const {
+    if (!item.matrix) return {{item.name, in_.tensor(item.name)}};
+    if (is_copy(item)) return copied(item);
+    const StoredNames names = linear_names(in_, item.name);
+    const QuantTensor w = open_stored(in_, names, item.stored.weights, {1, item.rows, item.cols, false});
+    check_codes(in_, names.weight, w, 0);
+    return spell(item.name, item.wanted, quantize(ctx_, item.wanted.weights, w), item.input_scale);
+  }
+
+  // BF16 that stays BF16 keeps its own float type (a router in float32).
+  static bool is_copy(const Item& item) { return item.stored == ModuleFormat{} && item.wanted == ModuleFormat{}; }
+  std::vector<std::pair<std::string, Tensor>> copied(const Item& item) const {
+    return {{item.name + ".weight", in_.tensor(item.name + ".weight")}};
+  }
+
+  static int64_t bytes_of_all(const std::vector<std::pair<std::string, Tensor>>& tensors) {
+    int64_t bytes = 0;
+    for (const auto& [name, tensor] : tensors) bytes += tensor.bytes();
+    return bytes;
+  }
+
+  void write_shards(const fs::path& folder) {
+    std::vector<std::vector<const Item*>> shards(1);
+    int64_t in_shard = 0, total = 0, done = 0;
+    for (const Item& item : items_) {
+      if (in_shard >= options_.shard_bytes) {
+        shards.emplace_back();
+        in_shard = 0;
+      }
+      const int64_t bytes = bytes_of_all(shapes(item));
+      in_shard += bytes;
+      total += bytes;
+      shards.back().push_back(&item);
+    }
+    io::JsonValue::Object weight_map;
+    for (size_t s = 0; s < shards.size(); ++s) {
+      const std::string file = shards.size() == 1
+                                   ? "model.safetensors"
+                                   : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
+      io::SafetensorsWriter writer(folder / file, {{"format", "pt"}});
+      for (const Item* item : shards[s])
+        for (const auto& [name, tensor] : shapes(*item)) {
+          writer.add(name, tensor.dtype(), tensor.shape());
+          weight_map.push_back({name, {file}});
+        }
+      writer.start();
+      for (const Item* item : shards[s]) {
+        const auto tensors = contents(*item);
+        for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+        done += bytes_of_all(tensors);
+        ctx_.progress({"quantizing", done, total, "B"});
+      }
+      writer.finish();
+    }
+    if (shards.size() == 1) return;
+    std::sort(weight_map.begin(), weight_map.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+    io::JsonValue::Object metadata{{"total_size", {total}}};
+    io::write_file(folder / "model.safetensors.index.json",
+                   to_json_text({io::JsonValue::Object{{"metadata", {metadata}}, {"weight_map", {weight_map}}}}));
+  }
+
+  void write_configs(const fs::path& folder) const {
+    std::vector<std::string> plain{"lm_head"};  // also when it is tied to the embedding and has no tensor
+    for (const Item& item : items_)
+      if (item.matrix && item.wanted == ModuleFormat{} && item.name != "lm_head") plain.push_back(item.name);
+    const SpelledConfig spelled = spell_config(options_.format, plain);
+    const fs::path path = in_.folder() / "config.json";
+    io::JsonValue config =
+        io::parse_json_value(io::read_file(path, int64_t{64} << 20), path.string(), io::JsonDialect::python);
+    set_member(config, "compression_config", {});
+    set_member(config, "quantization_config",
+               spelled.quantization_config.empty()
+                   ? io::JsonValue{}
+                   : io::parse_json_value(spelled.quantization_config, "quantization_config"));
+    io::write_file(folder / "config.json", to_json_text(config));
+    if (!spelled.hf_quant_config.empty()) io::write_file(folder / "hf_quant_config.json", spelled.hf_quant_config);
+    if (!uncalibrated_.empty())
+      ctx_.log(LogLevel::warning, fmt::format("{} modules did not run during calibration and stay in BF16, the first "
+                                              "of them {}",
+                                              uncalibrated_.size(), *uncalibrated_.begin()));
+  }
+
+  Context& ctx_;
+  const io::Checkpoint& in_;
+  const SaveOptions& options_;
+  QuantScheme scheme_;
+  std::vector<NamePattern> excluded_;
+  std::vector<Item> items_;
+  std::set<std::string> uncalibrated_;
+};
+
+// Removes what it holds unless it was renamed.
+struct UnfinishedFolder {
+  fs::path path;
+  explicit UnfinishedFolder(fs::path p) : path(std::move(p)) {
+    std::error_code error;
+    fs::create_directory(path, error);
+    if (error) fail(ErrorCode::io, "{} cannot be created: {}", path.string(), error.message());
+  }
+  ~UnfinishedFolder() {
+    std::error_code ignored;
+    if (!path.empty()) fs::remove_all(path, ignored);
+  }
+  void rename_to(const fs::path& to) {
+    std::error_code error;
+    fs::rename(path, to, error);
+    if (error) fail(ErrorCode::io, "{} cannot be renamed to {}: {}", path.string(), to.string(), error.message());
+    path.clear();
+  }
+};
+
+}  // namespace
+
+SaveOptions save_options(std::string_view name, bool calibrated, bool weight_only) {
+  const OnlineFormat online = parse_online_format(name);
+  SaveOptions options;
+  options.format = online.format;
+  options.coverage = online.coverage;
+  const bool nvfp4 = online.format.weights == Format::nvfp4;
+  if (nvfp4) options.format.inputs = weight_only ? InputFormat::plain : InputFormat::nvfp4;
+  if (calibrated && online.format.weights == Format::fp8_tensor) options.format.inputs = InputFormat::fp8_static;
+  check(!weight_only || nvfp4, "weight-only is for nvfp4; {} has inputs of format {}", name,
+        name_of(format::kInputFormats, online.format.inputs));
+  check(calibrated || options.format.inputs != InputFormat::nvfp4,
+        "nvfp4 checkpoints hold calibrated input scales: give a text with --calibration, or --weight-only for BF16 "
+        "inputs; to run without calibration, quantise while loading with --quantization nvfp4 "
+        "--nvfp4-per-token-activation");
+  check(!calibrated || format::is_static(options.format.inputs),
+        "calibration is for formats with static input scales, fp8 and nvfp4; {} has {} inputs", name,
+        name_of(format::kInputFormats, options.format.inputs));
+  return options;
+}
+
+void save_quantized(Context& ctx, const io::Checkpoint& in, const fs::path& folder, const SaveOptions& options) {
+  std::error_code ignored;
+  check(!io::is_present(folder) || (fs::is_directory(folder, ignored) && fs::is_empty(folder, ignored)),
+        "{} exists already; give a new folder", folder.string());
+  fs::path clean = folder.lexically_normal();
+  if (!clean.has_filename()) clean = clean.parent_path();  // "out/"
+  fs::path beside = clean;
+  beside += fmt::format(".partial-{}", getpid());
+  UnfinishedFolder unfinished(beside);
+  Saver(ctx, in, options).write(unfinished.path);
+  unfinished.rename_to(clean);
+}
+
+}  // namespace sluice::weights

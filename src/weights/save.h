@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint written in another number format: `sluice quantize`.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/context.h"
+#include "io/checkpoint.h"
+#include "weights/online.h"
+
+namespace sluice::weights {
+
+struct SaveOptions {
+  ModuleFormat format;                     // a pair that spelling.h knows
+  Coverage coverage = Coverage::linears;   // which modules: online.h's table
+  std::vector<std::string> exclude;        // more that stay in BF16: NamePattern's globs and re:
+  std::map<std::string, float> amax;       // largest inputs by module (ActivationObserver), for static inputs
+  int64_t shard_bytes = int64_t{4} << 30;  // a file ends with the module that passes this size
+};
+
+// What `sluice quantize --format NAME` means. calibrated: static inputs for fp8 (fp8_static); NVFP4's are always static
+// but with weight_only. Throws invalid_argument: an unknown name, NVFP4 without calibration, or calibration where
+// inputs have no static scale.
+SaveOptions save_options(std::string_view name, bool calibrated, bool weight_only);
+
+// Writes `folder`: config.json with the quantization_config that says what was done, hf_quant_config.json for
+// ModelOpt's formats, safetensors files with an index, and the tokenizer's files. Quantised modules of the input are
+// read through their scales; modules that have no calibration record, where inputs are static, stay in BF16 (an MTP
+// layer that did not run). Loading the result gives the same bytes as quantising `in` while it is loaded. Nothing is
+// left of an unfinished folder: it is written beside `folder` and renamed. Throws invalid_argument when `folder` exists
+// and is not empty, and what Loader and the file system throw.
+void save_quantized(Context& ctx, const io::Checkpoint& in, const std::filesystem::path& folder,
+                    const SaveOptions& options);
+
+}  // namespace sluice::weights

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "weights/save.h"
+
+#include "weights/calibration.h"
+#include "weights/json_text.h"
+#include "weights/load.h"
+#include "weights/requantize.h"
+#include "weights/spelling.h"
+#include "written_checkpoint.h"
+
+namespace sluice::weights {
+namespace {
+
+using format::Format;
+using format::InputFormat;
+
+const std::string kExperts = "model.layers.1.mlp.experts", kMtp = "model.layers.2.mlp.experts";
+constexpr int64_t kCount = 3, kInter = 56, kHidden = 144;  // 56: a short last group of 16 and of 32
+
+struct SaveTest : testing::Test {
+  Random random;
+  testing::ScopedTrace trace{__FILE__, __LINE__, fmt::format("seed {}", random.seed)};
+  ThreadPool pool{2};
+  std::vector<std::string> warnings;
+  std::vector<Progress> progress;
+  Context ctx{pool,
+              [this](LogLevel level, std::string_view text) {
+                if (level == LogLevel::warning) warnings.emplace_back(text);
+              },
+              [this](const Progress& p) { progress.push_back(p); }};
+  io::TempDir out;
+  std::filesystem::path folder = out.path() / "quantised";
+
+  // A model with everything that a checkpoint has: attention, router, experts, head, norms, a float32 bias.
+  void put_model(Written& w) {
+    const auto matrix = [&](const std::string& module, int64_t rows, int64_t cols) {
+      put_matrix(w, module, random_quant(random, Format::bf16, 1, rows, cols));
+    };
+    matrix("model.embed_tokens", 64, kHidden);
+    matrix("lm_head", 64, kHidden);
+    matrix("model.layers.0.self_attn.q_proj", 96, kHidden);
+    matrix("model.layers.0.mlp.down_proj", kHidden, 200);
+    matrix("model.layers.1.mlp.gate", kCount, kHidden);
+    for (const std::string& experts : {kExperts, kMtp})
+      for (int64_t e = 0; e < kCount; ++e)
+        for (const char* projection : {"gate_proj", "up_proj", "down_proj"}) {
+          const bool down = std::string(projection) == "down_proj";
+          matrix(experts + "." + std::to_string(e) + "." + projection, down ? kHidden : kInter,
+                 down ? kInter : kHidden);
+        }
+    w.tensors["model.norm.weight"] = random_bf16(random, {kHidden});
+    w.tensors["model.layers.1.mlp.gate.e_score_correction_bias"] = random_floats(random, {kCount});
+    w.config = R"({"architectures": ["Qwen3MoeForCausalLM"], "rope_theta": 10000.0, "eps": 1e-06, "bos": null,
+                   "time_step_limit": [0.0, Infinity], "num_experts": 3, "text": "a \"b\" \\ \n"})";
+    w.dir.put("tokenizer.json", "{\"model\": 1}");
+    w.dir.put("golden.safetensors", "not a tokenizer file");
+  }
+  std::map<std::string, float> amax() const {
+    return {{expert_inputs(kExperts).gemm1, 3.5f},
+            {expert_inputs(kExperts).gemm2, 11.0f},
+            {"model.layers.0.self_attn.q_proj", 7.0f},
+            {"model.layers.0.mlp.down_proj", 2.0f}};
+  }
+};
+
+const ExpertShape kShape{kCount, kInter, kHidden};
+ExpertNames named(const std::string& module) {
+  ExpertNames names;
+  names.module = module;
+  return names;
+}
+
+TEST_F(SaveTest, ReloadEqualsQuantisingWhileLoading) {
+  Written in;
+  put_model(in);
+  const io::Checkpoint source = in.open();
+  for (const char* name : {"bf16", "fp8", "fp8_channel", "fp8_block", "mxfp8", "nvfp4", "mxfp4"}) {
+    const bool nvfp4 = std::string(name) == "nvfp4";
+    SaveOptions options = save_options(name, nvfp4, false);
+    if (nvfp4) options.amax = amax();
+    const auto to = out.path() / name;
+    save_quantized(ctx, source, to, options);
+
+    LoadOptions online;
+    online.online = parse_online_format(name);
+    online.amax = options.amax;
+    Loader fresh(ctx, source, online), reloaded(ctx, io::Checkpoint::open(to));
+    EXPECT_EQ(reloaded.scheme().quantized(), std::string(name) != "bf16");
+    for (const std::string& experts : {kExperts, kMtp}) {
+      const LoadedExperts a = fresh.experts(named(experts), kShape), b = reloaded.experts(named(experts), kShape);
+      EXPECT_EQ(a.format, b.format) << name << " " << experts;
+      EXPECT_TRUE(same_bytes(a.weights, b.weights)) << name << " " << experts;
+    }
+    for (const auto& [module, rows, cols] : {std::tuple<std::string, int64_t, int64_t>{"lm_head", 64, kHidden},
+                                             {"model.layers.0.self_attn.q_proj", 96, kHidden},
+                                             {"model.layers.0.mlp.down_proj", kHidden, 200},
+                                             {"model.layers.1.mlp.gate", kCount, kHidden}}) {
+      const LoadedLinear a = fresh.linear(module, rows, cols), b = reloaded.linear(module, rows, cols);
+      EXPECT_TRUE(same_bytes(a.w, b.w)) << name << " " << module;
+      EXPECT_EQ(a.inputs, b.inputs) << name << " " << module;
+      EXPECT_EQ(a.input_scale, b.input_scale) << name << " " << module;
+    }
+    for (const char* kept : {"model.norm.weight", "model.layers.1.mlp.gate.e_score_correction_bias", "lm_head.weight"})
+      EXPECT_TRUE(same_bytes(reloaded.checkpoint().tensor(kept), source.tensor(kept))) << kept;
+  }
+  EXPECT_EQ(progress.back().what, "loading");
+}
+
+TEST_F(SaveTest, CalibratedFp8IsModelOpts) {
+  Written in;
+  put_model(in);
+  SaveOptions options = save_options("fp8", true, false);
+  options.amax = amax();
+  save_quantized(ctx, in.open(), folder, options);
+  EXPECT_TRUE(std::filesystem::exists(folder / "hf_quant_config.json"));
+  Loader loader(ctx, io::Checkpoint::open(folder));
+  EXPECT_EQ(loader.scheme().method(), "modelopt FP8");
+  const LoadedExperts experts = loader.experts(named(kExperts), kShape);
+  EXPECT_EQ(experts.format, (ModuleFormat{Format::fp8_tensor, InputFormat::fp8_static}));
+  EXPECT_EQ(experts.weights.input_scale1, 3.5f / 448.0f);
+  EXPECT_EQ(experts.weights.input_scale2, 11.0f / 448.0f);
+  EXPECT_EQ(loader.linear("model.layers.0.self_attn.q_proj", 96, kHidden).input_scale, 7.0f / 448.0f);
+  // The prediction layer's experts did not run: BF16, excluded, and said so.
+  EXPECT_EQ(loader.experts(named(kMtp), kShape).format, ModuleFormat{});
+  EXPECT_EQ(loader.scheme().of(kMtp + ".0.up_proj"), ModuleFormat{});
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("stay in BF16, the first of them " + kMtp), std::string::npos) << warnings[0];
+  // hf_quant_config.json alone says the same.
+  const QuantScheme root =
+      QuantScheme::detect(io::Config::parse("{}", "config.json"), io::Config::load(folder / "hf_quant_config.json"));
+  for (const std::string& module : {kExperts + ".0.up_proj", kMtp + ".0.up_proj", std::string("lm_head")})
+    EXPECT_EQ(root.of(module), loader.scheme().of(module)) << module;
+}
+
+TEST_F(SaveTest, FromOneQuantisedCheckpointToAnother) {
+  Written in;
+  put_model(in);
+  save_quantized(ctx, in.open(), folder, save_options("mxfp8", false, false));
+  const io::Checkpoint mxfp8 = io::Checkpoint::open(folder);
+  save_quantized(ctx, mxfp8, out.path() / "bf16", save_options("bf16", false, false));
+  save_quantized(ctx, mxfp8, out.path() / "block", save_options("fp8_block", false, false));
+  Loader a(ctx, mxfp8), b(ctx, io::Checkpoint::open(out.path() / "bf16")),
+      c(ctx, io::Checkpoint::open(out.path() / "block"));
+  const ExpertWeights from = a.experts(named(kExperts), kShape).weights;
+  EXPECT_TRUE(same_bytes(b.experts(named(kExperts), kShape).weights, quantize(ctx, Format::bf16, from)));
+  EXPECT_TRUE(same_bytes(c.experts(named(kExperts), kShape).weights, quantize(ctx, Format::fp8_block, from)));
+  EXPECT_FALSE(b.checkpoint().config().has("quantization_config"));
+  EXPECT_FALSE(b.checkpoint().contains(kExperts + ".0.up_proj.weight_scale_inv"));
+}
+
+TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
+  Written in;
+  put_model(in);
+  SaveOptions options = save_options("mxfp8", false, false);
+  options.exclude = {"model.layers.0.self_attn*", "re:.*experts\\.1\\.up_proj$"};
+  options.shard_bytes = 40000;
+  save_quantized(ctx, in.open(), folder, options);
+  const io::Checkpoint got = io::Checkpoint::open(folder);
+  EXPECT_TRUE(std::filesystem::exists(folder / "model.safetensors.index.json"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "tokenizer.json"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "golden.safetensors"));
+  int shards = 0;
+  for (const auto& file : std::filesystem::directory_iterator(folder))
+    shards += file.path().extension() == ".safetensors";
+  EXPECT_GT(shards, 1);
+  Loader loader(ctx, got);
+  EXPECT_EQ(loader.linear("model.layers.0.self_attn.q_proj", 96, kHidden).w.format, Format::bf16);
+  EXPECT_EQ(loader.scheme().of(kExperts + ".1.up_proj"), ModuleFormat{});
+  EXPECT_TRUE(warnings.empty());  // everything in BF16 is on the list
+  // The rest of config.json is as it was, numbers in their kind.
+  const io::JsonValue before = io::parse_json_value(in.config, "before", io::JsonDialect::python);
+  io::JsonValue after = io::parse_json_value(io::slurp(folder / "config.json"), "after", io::JsonDialect::python);
+  set_member(after, "quantization_config", {});
+  EXPECT_EQ(after, before);
+}
+
+TEST_F(SaveTest, NothingIsLeftOfAnUnfinishedFolder) {
+  Written in;
+  put_model(in);
+  const io::Checkpoint source = in.open();
+  ctx.progress = [](const Progress&) { throw std::runtime_error("interrupted"); };
+  EXPECT_THROW(save_quantized(ctx, source, folder, save_options("fp8", false, false)), std::runtime_error);
+  EXPECT_TRUE(out.list().empty());
+  ctx.progress = [](const Progress&) {};
+  in.tensors[kExperts + ".1.up_proj.weight"] = Tensor(DType::i32, {kInter, kHidden}).zero();
+  error_of([&] { save_quantized(ctx, in.open(), folder, save_options("fp8", false, false)); });
+  EXPECT_TRUE(out.list().empty());
+}
+
+TEST_F(SaveTest, Refusals) {
+  Written in;
+  put_model(in);
+  out.put("file", "x");
+  EXPECT_NE(error_of([&] {
+              save_quantized(ctx, in.open(), out.path(), save_options("fp8", false, false));
+            }).find("exists already; give a new folder"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { save_options("nvfp4", false, false); }).find("--calibration"), std::string::npos);
+  EXPECT_EQ(error_of([] { save_options("mxfp8", true, false); }),
+            "calibration is for formats with static input scales, fp8 and nvfp4; mxfp8 has mxfp8 inputs");
+  EXPECT_EQ(error_of([] { save_options("fp8", false, true); }),
+            "weight-only is for nvfp4; fp8 has inputs of format fp8_token");
+  EXPECT_EQ(save_options("nvfp4", false, true).format, (ModuleFormat{Format::nvfp4, InputFormat::plain}));
+  EXPECT_NE(error_of([] {
+              check_spelling({Format::mxfp8, InputFormat::fp8_static});
+            }).find("no published checkpoint format holds mxfp8 weights with fp8_static inputs; accepted: bf16 with"),
+            std::string::npos);
+  in.tensors = {{kExperts + ".gate_up_proj", Tensor(DType::bf16, {2, 8, 4}).zero()}};
+  EXPECT_NE(error_of([&] {
+              save_quantized(ctx, in.open(), folder, save_options("fp8", false, false));
+            }).find("holds all experts in one tensor"),
+            std::string::npos);
+}
+
+TEST(JsonText, RoundTrip) {
+  const std::string text = R"({"a": [1, 1.0, -0.5, 1e-06, 1e300, true, false, null, {}], "b": {"\u0001\"\\": []}})";
+  const io::JsonValue value = io::parse_json_value(text, "text");
+  EXPECT_EQ(io::parse_json_value(to_json_text(value), "again"), value);
+}
+
+}  // namespace
+}  // namespace sluice::weights
