@@ -82,11 +82,11 @@ void add_sizes(List& list) {
     for (auto [h, i] :
          {std::pair<int64_t, int64_t>{1, 1}, {33, 65}, {128, 128}, {200, 130}, {257, 961}, {640, 232}, {96, 248}})
       list.add(spec_of(f, inputs, size(h), size(i), 5, 2), 3, Choice::unpacked);
-    const bool whole = f == Format::nvfp4 || f == Format::fp8_block;  // Nemotron-3-Nano's sizes; elsewhere a quarter
+    const bool whole = f == Format::nvfp4;  // Nemotron-3-Nano's sizes; elsewhere a quarter
     list.add(spec_of(f, inputs, whole ? 2688 : 672, size(whole ? 1856 : 464), 2, 1), 2, Choice::unpacked);
     for (int64_t tokens : {0, 1, 2, 7, 33, 150}) list.add(spec_of(f, inputs, size(96), size(160), 16, 4), tokens);
     list.add(spec_of(f, inputs, size(64), size(64), 4, 1), 70, Choice::packed, Pattern::one);
-    list.add(spec_of(f, inputs, size(64), size(64), 512, 22), 9);
+    list.add(spec_of(f, inputs, 32, 32, 512, 22), 9);
   }
 }
 

@@ -154,7 +154,8 @@ ReferenceMoe reference_moe(const MoeSpec& s, const weights::ExpertWeights& w, co
     for (size_t k = 0; k < k_count; ++k) {
       const size_t slot = t * k_count + k;
       const int64_t e = ids[slot] - s.local_offset;
-      if (e < 0 || e >= s.locals()) continue;
+      r.local.push_back(e >= 0 && e < s.locals());
+      if (!r.local.back()) continue;
 
       // GEMM1, bias, llama4's weight.
       const auto gemm1 = [&](const std::vector<double>& matrix, const Tensor& bias) {

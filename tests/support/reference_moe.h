@@ -17,6 +17,7 @@ std::vector<double> reference_decode(const weights::QuantTensor& w);
 
 struct ReferenceMoe {
   std::vector<double> input;            // [T, H], exact
+  std::vector<char> local;              // [T, K], whether the slot's expert is here
   std::vector<Bounded> up, gate;        // [T, K, I]; gate empty when not gated
   std::vector<Bounded> activated;       // [T, K, I]
   std::vector<Bounded> down;            // [T, K, H]
