@@ -113,8 +113,8 @@ Score compare(const std::vector<Bounded>& expected, const Tensor& got) {
   EXPECT_EQ(values.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     const Bounded& e = expected[i];
-    const double half_ulp = 0x1p-24 * std::fabs(e.value) + 1e-45;  // a trace is float32
-    score.add(values[i], e.value, e.value - e.slack - half_ulp, e.value + e.slack + half_ulp);
+    const double read = 0x1p-22 * (std::fabs(e.value) + e.slack) + 1e-44;  // code times two scales in float32
+    score.add(values[i], e.value, e.value - e.slack - read, e.value + e.slack + read);
   }
   return score;
 }
