@@ -267,10 +267,14 @@ SaveOptions save_options(std::string_view name, bool calibrated, bool weight_onl
   return options;
 }
 
-void save_quantized(Context& ctx, const io::Checkpoint& in, const fs::path& folder, const SaveOptions& options) {
+void check_output_folder(const fs::path& folder) {
   std::error_code ignored;
   check(!io::is_present(folder) || (fs::is_directory(folder, ignored) && fs::is_empty(folder, ignored)),
         "{} exists already; give a new folder", folder.string());
+}
+
+void save_quantized(Context& ctx, const io::Checkpoint& in, const fs::path& folder, const SaveOptions& options) {
+  check_output_folder(folder);
   fs::path clean = folder.lexically_normal();
   if (!clean.has_filename()) clean = clean.parent_path();  // "out/"
   fs::path beside = clean;

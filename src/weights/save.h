@@ -26,6 +26,9 @@ struct SaveOptions {
 // inputs have no static scale.
 SaveOptions save_options(std::string_view name, bool calibrated, bool weight_only);
 
+// Throws invalid_argument unless `folder` can be written: absent, or an empty folder.
+void check_output_folder(const std::filesystem::path& folder);
+
 // Writes `folder`: config.json with the quantization_config that says what was done, hf_quant_config.json for
 // ModelOpt's formats, safetensors files with an index, and the tokenizer's files. Quantised modules of the input are
 // read through their scales; modules that have no calibration record, where inputs are static, stay in BF16 (an MTP

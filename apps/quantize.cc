@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// `sluice quantize`: a checkpoint written in another number format.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "io/tokenizer_json.h"
+#include "model/calibrate.h"
+#include "model_options.h"
+#include "weights/save.h"
+
+namespace sluice::apps {
+
+namespace {
+struct Options {
+  std::string input, output, format, calibration;
+  std::vector<std::string> exclude;
+  bool weight_only = false;
+  int64_t window = 512;
+  double shard_gib = 4;
+};
+
+// The largest inputs of the BF16 model on the text.
+std::map<std::string, float> calibrate(Context& ctx, const Options& o) {
+  ModelOptions options;
+  options.path = o.input;
+  const std::string text = read_text_file(o.calibration);
+  const auto model = load_model(ctx, options);
+  const std::vector<int32_t> ids = load_tokenizer(options, *model).encode(text);
+  return model::calibrate(ctx, *model, ids, o.window);
+}
+
+void run(const Options& o, Shared& shared) {
+  Context ctx = shared.context();
+  weights::SaveOptions save = weights::save_options(o.format, !o.calibration.empty(), o.weight_only);
+  save.exclude = o.exclude;
+  save.shard_bytes = static_cast<int64_t>(o.shard_gib * static_cast<double>(int64_t{1} << 30));
+  const io::Checkpoint in = io::Checkpoint::open(o.input);
+  weights::check_output_folder(o.output);  // before the work, not after it
+  if (!o.calibration.empty()) save.amax = calibrate(ctx, o);
+  weights::save_quantized(ctx, in, o.output, save);
+  const io::Checkpoint out = io::Checkpoint::open(o.output);
+  std::printf("%s: %.1f MB in %s, from %.1f MB\n", o.output.c_str(), static_cast<double>(out.bytes()) / 1e6,
+              o.format.c_str(), static_cast<double>(in.bytes()) / 1e6);
+}
+}  // namespace
+
+void add_quantize(CLI::App& parent, Shared& shared) {
+  auto o = std::make_shared<Options>();
+  CLI::App* command = add_command(
+      parent, shared,
+      {"quantize", "write a checkpoint in another number format",
+       "  sluice quantize models/m m-mxfp8 --format mxfp8\n"
+       "  sluice quantize models/m m-nvfp4 --format nvfp4 --calibration text.txt\n"
+       "  sluice quantize models/m m-fp8 --format fp8 --calibration text.txt --exclude \"model.layers.0.*\"\n"},
+      [o, &shared] { run(*o, shared); });
+  command->add_option("input", o->input, "folder of the checkpoint to read")->required();
+  command->add_option("output", o->output, "folder to write; it must not exist, or be empty")->required();
+  command
+      ->add_option("--format", o->format,
+                   "bf16, fp8 (one scale a matrix), fp8_channel, fp8_block (128x128), mxfp8, nvfp4, mxfp4; nvfp4 and "
+                   "mxfp4 are for experts, the others for all linears but router and head")
+      ->required();
+  command->add_option("--calibration", o->calibration,
+                      "text file whose largest activations become the input scales of fp8 and nvfp4");
+  command->add_flag("--weight-only", o->weight_only, "nvfp4 without rounding of activations; needs no calibration");
+  command->add_option("--exclude", o->exclude, "modules that stay in BF16: names, globs, or re:<regular expression>");
+  command->add_option("--window", o->window, "tokens of a calibration window")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  command->add_option("--shard-size", o->shard_gib, "GiB after which a new file begins")
+      ->check(CLI::Range(0.001, 1000.0))
+      ->capture_default_str();
+}
+
+}  // namespace sluice::apps
