@@ -21,7 +21,7 @@ struct BenchShape {
 const std::vector<BenchShape>& bench_shapes();
 
 struct BenchOptions {
-  double seconds = 1.0;       // of runs, for each cell
+  double seconds = 1.0;                   // of runs, for each cell
   int64_t cold_bytes = int64_t{1} << 30;  // weights in rotation, at least
   kernels::cpu::Isa isa = kernels::cpu::best_isa();
 };
@@ -31,7 +31,7 @@ struct BenchCell {
   int64_t tokens = 0;
   double experts_touched = 0;  // mean
   double min_s = 0, median_s = 0;
-  double flops = 0, bytes = 0;            // of the median run: weights of touched experts only
+  double flops = 0, bytes = 0;              // of the median run: weights of touched experts only
   double read_bandwidth = 0, dot_rate = 0;  // medians of the neighbouring probes
   double floor_s() const { return std::max(bytes / read_bandwidth, flops / dot_rate); }
 };

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vectorised row operations of every instruction set against the scalar definitions: input rounding bit for bit,
+// activations against double precision, the weighted sum against its definition.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "activation/activations.h"
+#include "format/quantize_rows.h"
+#include "kernels/cpu/operand.h"
+
+namespace sluice::kernels::cpu {
+namespace {
+
+using format::Format;
+using format::InputFormat;
+
+class Rows : public testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    if (const Support s = supported(GetParam()); !s) GTEST_SKIP() << s.reason;
+  }
+};
+
+// Rows that meet the corners: wide exponents, ties, zeros, infinities, NaN, subnormals, one value far above the rest.
+std::vector<float> corner_row(std::mt19937_64& rng, int64_t n, int kind) {
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& v : x) {
+    const uint32_t bits = static_cast<uint32_t>(rng());
+    switch (kind) {
+      case 0:  // any float but NaN and infinity
+        v = std::bit_cast<float>((bits & 0x80ffffffu) | (static_cast<uint32_t>(rng() % 254) << 23 & 0x7f800000u));
+        break;
+      case 1:  // near one
+        v = std::bit_cast<float>((bits & 0x807fffffu) | (120u + static_cast<uint32_t>(rng() % 16)) << 23);
+        break;
+      case 2:  // multiples of a quarter: exact ties
+        v = 0.25f * static_cast<float>(static_cast<int>(rng() % 129) - 64);
+        break;
+      case 3:  // subnormal and tiny
+        v = std::bit_cast<float>(bits & 0x81ffffffu);
+        break;
+      default:
+        v = 0.0f;
+    }
+  }
+  if (kind == 4 && n > 5) x[5] = -0.0f;
+  if (kind == 5) x[static_cast<size_t>(rng() % static_cast<uint64_t>(n))] = INFINITY;
+  if (kind == 6) x[static_cast<size_t>(rng() % static_cast<uint64_t>(n))] = NAN;
+  if (kind == 7)
+    x[static_cast<size_t>(rng() % static_cast<uint64_t>(n))] =
+        448.0f * std::exp2(static_cast<float>(rng() % 40) - 20.0f);
+  return x;
+}
+constexpr int kKinds = 8;
+
+bool same(float a, float b) {
+  return std::isnan(a) ? std::isnan(b) : std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+}
+
+TEST_P(Rows, InputsAreRoundedAsTheDefinitionSays) {
+  const Isa isa = GetParam();
+  std::mt19937_64 rng(std::random_device{}());
+  for (const auto& input : format::kInputFormats)
+    for (const int64_t n : {16, 32, 34, 96, 160, 291}) {
+      for (int repeat = 0; repeat < 25 * kKinds; ++repeat) {
+        const std::vector<float> x = corner_row(rng, n, repeat % kKinds);
+        const Format weights = input.value == InputFormat::fp8_group ? Format::fp8_block : Format::mxfp4;
+        const GemmChoice choice = choose_gemm(isa, weights, input.value, DType::f32);
+        Operand o;
+        const int64_t padded = (n + 31) / 32 * 32;
+        Carver counter(nullptr);
+        carve_operand(counter, choice, 1, n, padded);
+        Tensor memory(DType::u8, {counter.used()});
+        std::memset(memory.data(), 0xff, static_cast<size_t>(memory.bytes()));
+        Carver carver(memory.data());
+        o = carve_operand(carver, choice, 1, n, padded);
+        const float scale = 0.01f;
+        prepare_operand_row(o, 0, {x.data(), DType::f32, false}, scale, nullptr);
+
+        std::vector<float> expected(static_cast<size_t>(n));
+        std::vector<float> group(static_cast<size_t>(n), 1.0f);
+        float row_scale = 1.0f;
+        if (input.value == InputFormat::plain) {
+          expected = x;
+        } else {
+          format::QuantRows q = format::quantize_rows(input.value, x.data(), 1, n, scale);
+          if (!q.row_scales.empty()) std::swap(row_scale, q.row_scales[0]), q.row_scales[0] = 1.0f;
+          for (int64_t i = 0; i < n && !q.group_scales.empty(); ++i)
+            group[static_cast<size_t>(i)] = q.group_scales[static_cast<size_t>(i / 128)];
+          std::fill(q.group_scales.begin(), q.group_scales.end(), 1.0f);
+          format::dequantize_rows(q, expected.data());
+        }
+        ASSERT_TRUE(same(o.row_scale[0], row_scale)) << input.name << " " << o.row_scale[0] << " " << row_scale;
+        for (int64_t i = 0; i < padded; ++i) {
+          const float got = reinterpret_cast<const float*>(o.data)[i];
+          const float want = i < n ? expected[static_cast<size_t>(i)] : 0.0f;
+          ASSERT_TRUE(same(got, want)) << input.name << " n " << n << " kind " << repeat % kKinds << " i " << i << " x "
+                                       << (i < n ? x[static_cast<size_t>(i)] : 0) << ": " << got << ", not " << want;
+          if (o.group_scale != nullptr && i < n) {
+            ASSERT_TRUE(same(o.group_scale[i / 128], group[static_cast<size_t>(i)]));
+          }
+        }
+      }
+    }
+}
+
+// Integers of NVFP4 by NVFP4: the same values as the float operand, in the documented order, offsets consistent.
+TEST_P(Rows, IntegerOperandsHoldTheSameValues) {
+  const Isa isa = GetParam();
+  const GemmChoice choice = choose_gemm(isa, Format::nvfp4, InputFormat::nvfp4_token, DType::bf16);
+  if (choice.operand != OperandKind::nvfp4) GTEST_SKIP() << "this level multiplies NVFP4 in floating point";
+  std::mt19937_64 rng(std::random_device{}());
+  const int64_t n = 77, padded = 96;
+  Carver counter(nullptr);
+  carve_operand(counter, choice, 1, n, padded);
+  Tensor memory(DType::u8, {counter.used()}), staging(DType::f32, {padded});
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    const std::vector<float> x = corner_row(rng, n, repeat % 5);
+    std::memset(memory.data(), 0xff, static_cast<size_t>(memory.bytes()));
+    Carver carver(memory.data());
+    const Operand o = carve_operand(carver, choice, 1, n, padded);
+    prepare_operand_row(o, 0, {x.data(), DType::f32, false}, 1.0f, staging.as<float>());
+    format::QuantRows q = format::quantize_rows(InputFormat::nvfp4_token, x.data(), 1, n);
+    ASSERT_EQ(o.row_scale[0], q.row_scales[0]);
+    q.row_scales[0] = 1.0f;
+    std::vector<float> expected(static_cast<size_t>(n));
+    format::dequantize_rows(q, expected.data());
+    constexpr int kOrder[16] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
+    for (int64_t g = 0; g < padded / 16; ++g) {
+      const Nvfp4Group& group = reinterpret_cast<const Nvfp4Group*>(o.data)[g];
+      int sum = 0;
+      for (int i = 0; i < 16; ++i) {
+        const int64_t k = g * 16 + kOrder[i];
+        const float value = 0.5f * static_cast<float>(group.codes[i]) * (4.0f * group.scale);
+        ASSERT_EQ(value, k < n ? expected[static_cast<size_t>(k)] : 0.0f) << k;
+        sum += group.codes[i];
+      }
+      ASSERT_EQ(group.offset, -12 * sum);
+    }
+  }
+}
+
+TEST_P(Rows, ActivationsMatchDouble) {
+  const Micro& rows = *choose_gemm(GetParam(), Format::bf16, InputFormat::plain, DType::f32).rows;
+  std::mt19937_64 rng(std::random_device{}());
+  std::normal_distribution<float> normal(0, 6);
+  const activation::Params params[] = {{}, {1.702f, 1.0f, 7.0f}};
+  for (const auto& act : activation::kActivations)
+    for (const activation::Params& p : params) {
+      if (&p != params && !activation::takes_params(act.value)) continue;
+      std::vector<float> up(1003), gate(1003), out(1003, NAN);
+      for (float& v : up) v = normal(rng);
+      for (float& v : gate) v = normal(rng) * 4;
+      const float specials[] = {0.0f,    -0.0f,  88.0f,  89.0f,   -88.0f, -104.0f,
+                                -200.0f, 300.0f, 1e-30f, -1e-30f, 1e30f,  -1e30f};
+      std::copy(std::begin(specials), std::end(specials), gate.begin());
+      std::copy(std::begin(specials), std::end(specials), up.begin() + 50);
+      ActivateArgs a;
+      a.act = static_cast<int>(act.value);
+      a.up = up.data();
+      a.gate = gate.data();
+      a.out = out.data();
+      a.cols = 1003;
+      a.alpha = p.alpha;
+      a.beta = p.beta;
+      a.limit = p.limit;
+      rows.activate(a);
+      for (size_t i = 0; i < up.size(); ++i) {
+        const double u = up[i], g = gate[i];
+        const auto silu = [](double x, double s) { return x / (1 + std::exp(-s * x)); };
+        const auto erf_gelu = [](double x) { return 0.5 * x * std::erfc(-x * std::sqrt(0.5)); };
+        double want = u;
+        switch (act.value) {
+          case activation::Activation::swiglu:
+            want = silu(std::min(g, double{p.limit}), p.alpha) *
+                   (std::clamp(u, -double{p.limit}, double{p.limit}) + double{p.beta});
+            break;
+          case activation::Activation::silu:
+            want = silu(u, 1);
+            break;
+          case activation::Activation::relu2:
+            want = u > 0 ? u * u : 0;
+            break;
+          case activation::Activation::gelu:
+            want = erf_gelu(u);
+            break;
+          case activation::Activation::geglu:
+            want = u * erf_gelu(g);
+            break;
+          case activation::Activation::geglu_tanh:
+            want = u * 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+            break;
+          default:
+            break;
+        }
+        // exp of an argument that is itself rounded: |x| * 2^-24 relative, beside a few units in the last place. Below
+        // 2^-100 results may be flushed.
+        const double x = activation::is_gated(act.value) ? g : u;
+        const double argument = act.value == activation::Activation::geglu_tanh
+                                    ? 2 * (std::abs(x) + 0.05 * std::abs(x * x * x))
+                                    : std::abs(x) * 1.8 + x * x * 0.5;
+        const double tolerance = std::abs(want) * std::exp2(-23) * (6 + std::min(argument, 1e6)) + std::exp2(-90);
+        if (std::isinf(static_cast<float>(want)))
+          ASSERT_TRUE(std::isinf(out[i])) << act.name << " " << u << " " << g;
+        else if (act.value == activation::Activation::geglu_tanh && g < -5)
+          ASSERT_NEAR(out[i], want, 1e-6 * std::abs(u))
+              << act.name << " " << u << " " << g;  // 1 + tanh cancels in the reference
+        else
+          ASSERT_NEAR(out[i], want, tolerance) << act.name << " " << u << " " << g;
+      }
+    }
+}
+
+TEST_P(Rows, CombineIsAChainOfFusedMultiplyAdds) {
+  const Micro& rows = *choose_gemm(GetParam(), Format::bf16, InputFormat::plain, DType::f32).rows;
+  std::mt19937_64 rng(std::random_device{}());
+  std::normal_distribution<float> normal;
+  const int64_t n = 531;
+  for (const bool bf16 : {false, true})
+    for (const int count : {0, 1, 3, 8}) {
+      std::vector<std::vector<float>> f(static_cast<size_t>(count));
+      std::vector<std::vector<uint16_t>> b(static_cast<size_t>(count));
+      std::vector<const void*> pointers(static_cast<size_t>(count));
+      std::vector<float> weights(static_cast<size_t>(count));
+      for (size_t r = 0; r < f.size(); ++r) {
+        weights[r] = bf16 ? format::round_to_bf16(normal(rng)) : normal(rng);
+        for (int64_t i = 0; i < n; ++i) f[r].push_back(bf16 ? format::round_to_bf16(normal(rng)) : normal(rng));
+        for (const float v : f[r]) b[r].push_back(format::float_to_bf16(v));
+        pointers[r] = bf16 ? static_cast<const void*>(b[r].data()) : f[r].data();
+      }
+      std::vector<float> out(static_cast<size_t>(n) + 1, NAN);
+      CombineArgs a;
+      a.rows = pointers.data();
+      a.weights = weights.data();
+      a.count = count;
+      a.bf16 = bf16;
+      a.cols = n;
+      a.out = out.data();
+      rows.combine(a);
+      for (int64_t i = 0; i < n; ++i) {
+        float sum = 0;
+        for (size_t r = 0; r < f.size(); ++r) sum = std::fma(weights[r], f[r][static_cast<size_t>(i)], sum);
+        const float got = bf16 ? format::bf16_to_float(reinterpret_cast<const uint16_t*>(out.data())[i])
+                               : out[static_cast<size_t>(i)];
+        ASSERT_TRUE(same(got, bf16 ? format::round_to_bf16(sum) : sum)) << got << " " << sum;
+      }
+    }
+}
+
+TEST_P(Rows, RoundsToBf16) {
+  const Micro& rows = *choose_gemm(GetParam(), Format::bf16, InputFormat::plain, DType::f32).rows;
+  std::mt19937_64 rng(std::random_device{}());
+  std::vector<float> in(100003);
+  for (float& v : in) v = std::bit_cast<float>(static_cast<uint32_t>(rng()));
+  in[0] = INFINITY;
+  in[1] = NAN;
+  in[2] = std::bit_cast<float>(0x3f808000u);  // a tie
+  std::vector<uint16_t> out(in.size());
+  rows.round_bf16(in.data(), out.data(), static_cast<int64_t>(in.size()));
+  for (size_t i = 0; i < in.size(); ++i) ASSERT_EQ(out[i], format::float_to_bf16(in[i])) << in[i];
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, Rows, testing::Values(Isa::scalar, Isa::avx2, Isa::avx512),
+                         [](const auto& p) { return std::string(name_of(kIsas, p.param)); });
+
+}  // namespace
+}  // namespace sluice::kernels::cpu
