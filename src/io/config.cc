@@ -212,6 +212,18 @@ std::optional<Config> Config::find_object(const ConfigKeys& keys) const {
   return has(keys) ? std::optional<Config>(object(keys)) : std::nullopt;
 }
 
+std::vector<std::pair<std::string, Config>> Config::members() const {
+  std::vector<std::pair<std::string, Config>> out;
+  for (const JsonMember& member : *node_->as<JsonValue::Object>()) {
+    if (member.value.is_null()) continue;
+    const std::string name = path_ + printable(member.key);
+    check_file(member.value.as<JsonValue::Object>() != nullptr, "{}: {} is {}; it must be an object", source_, name,
+               describe(member.value));
+    out.emplace_back(member.key, Config(std::shared_ptr<const JsonValue>(node_, &member.value), source_, name + "."));
+  }
+  return out;
+}
+
 bool Config::is_string(const ConfigKeys& keys) const {
   const JsonValue* v = find(keys);
   return v != nullptr && v->as<std::string>() != nullptr;

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -72,6 +73,9 @@ class Config {
   std::vector<Config> objects(const ConfigKeys& keys) const;
   Config object(const ConfigKeys& keys) const;
   std::optional<Config> find_object(const ConfigKeys& keys) const;  // nothing when the key is absent
+  // Every member of this object, which must be an object each, in file order. In one pass: ModelOpt's quantized_layers
+  // has 40,960 of them in a model of 512 experts, and keys() with object() takes 9 s there.
+  std::vector<std::pair<std::string, Config>> members() const;
 
   bool is_string(const ConfigKeys& keys) const;  // for keys that hold a name or an object
   bool is_object(const ConfigKeys& keys) const;

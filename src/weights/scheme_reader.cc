@@ -95,9 +95,7 @@ void SchemeReader::read_modelopt(const io::Config& outer) {
 }
 
 void SchemeReader::read_mixed(const io::Config& quant) {
-  const io::Config layers = quant.object("quantized_layers");
-  for (const std::string& module : layers.keys()) {
-    const io::Config layer = layers.object(module);
+  for (const auto& [module, layer] : quant.object("quantized_layers").members()) {
     const ModuleFormat format = modelopt_format(layer, layer.string("quant_algo"));
     check_group_size(layer, format);
     scheme_.layers_.push_back({normal_name(module), format});
@@ -138,9 +136,7 @@ void SchemeReader::read_mx(const io::Config& quant, ModuleFormat format) {
 
 void SchemeReader::read_compressed_tensors(const io::Config& quant) {
   exclude(quant, "ignore");
-  const io::Config groups = quant.object("config_groups");
-  for (const std::string& name : groups.keys()) {
-    const io::Config group = groups.object(name);
+  for (const auto& [name, group] : quant.object("config_groups").members()) {
     QuantScheme::Rule rule;
     rule.format = read_group(group);
     bool every_linear = false;
