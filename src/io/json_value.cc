@@ -75,7 +75,7 @@ JsonValue parse_json_value(std::string_view text, std::string_view source, JsonD
 std::string describe(const JsonValue& value) {
   if (const auto* b = value.as<bool>()) return *b ? "true" : "false";
   if (const auto* i = value.as<int64_t>()) return std::to_string(*i);
-  if (const auto* d = value.as<double>()) return fmt::format("{}", *d);
+  if (const auto* d = value.as<double>()) return number_text(*d);
   if (const auto* s = value.as<std::string>()) return quote(*s);
   if (const auto* a = value.as<JsonValue::Array>())
     return a->size() == 1 ? "an array of 1 value" : fmt::format("an array of {} values", a->size());

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 namespace sluice::io {
 
 namespace {
@@ -32,6 +34,11 @@ std::string printable(std::string_view text, size_t limit) {
     }
   }
   return out;
+}
+
+std::string number_text(double value) {
+  return value == std::trunc(value) && std::fabs(value) < 1e15 ? fmt::format("{:.1f}", value)
+                                                               : fmt::format("{}", value);
 }
 
 std::string quote(std::string_view text, size_t limit) { return '"' + printable(text, limit) + '"'; }

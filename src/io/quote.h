@@ -15,4 +15,7 @@ std::string printable(std::string_view text, size_t limit = 120);
 // printable() in double quotes.
 std::string quote(std::string_view text, size_t limit = 120);
 
+// A number that a file did not write as an integer: 8.0 is not 8.
+std::string number_text(double value);
+
 }  // namespace sluice::io

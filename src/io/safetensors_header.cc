@@ -57,7 +57,7 @@ class HeaderReader final : public JsonEvents {
 
   void null() override { refuse("null"); }
   void boolean(bool value) override { refuse(value ? "true" : "false"); }
-  void real(double value) override { refuse(fmt::format("the number {}", value)); }
+  void real(double value) override { refuse("the number " + number_text(value)); }
 
   void integer(int64_t value) override {
     if (state_ == State::shape_items && value >= 0) {

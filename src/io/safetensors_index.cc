@@ -19,7 +19,7 @@ class IndexReader final : public JsonEvents {
   void null() override { scalar("null"); }
   void boolean(bool value) override { scalar(value ? "true" : "false"); }
   void integer(int64_t value) override { scalar(std::to_string(value)); }
-  void real(double value) override { scalar(fmt::format("{}", value)); }
+  void real(double value) override { scalar(number_text(value)); }
   void string(std::string& value) override {
     if (!in_map()) return scalar(quote(value));
     add(value);
