@@ -7,7 +7,6 @@
 #include "base/math.h"
 #include "capi/context.h"
 #include "capi/status.h"
-#include "io/checkpoint.h"
 #include "io/tokenizer_json.h"
 #include "model/generate.h"
 #include "model/models.h"
@@ -24,17 +23,7 @@ struct LoadedModel {
   std::shared_ptr<capi::SharedContext> shared;
   std::unique_ptr<model::Model> model;
   text::Tokenizer tokenizer;
-  std::vector<int32_t> stop_tokens;
 };
-
-// generation_config.json knows best (several ends of turn), config.json is the fallback.
-std::vector<int32_t> stop_tokens(const io::Checkpoint& checkpoint, int64_t vocab) {
-  const io::Config& config = checkpoint.generation_config() ? *checkpoint.generation_config() : checkpoint.config();
-  if (!config.has("eos_token_id")) return {};
-  std::vector<int32_t> ids;
-  for (int64_t id : config.integers("eos_token_id", {0, vocab - 1})) ids.push_back(static_cast<int32_t>(id));
-  return ids;
-}
 
 model::LoadOptions read_options(const char* folder, const sluice_model_options* given) {
   model::LoadOptions options;
@@ -122,10 +111,8 @@ sluice_status sluice_model_load(sluice_context* context, const char* folder, con
     std::unique_ptr<model::Model> model;
     shared->use([&](Context& ctx) { model = model::load_model(ctx, options); });
     text::Tokenizer tokenizer(io::read_tokenizer(options.path));
-    auto stop = stop_tokens(io::Checkpoint::open(options.path), model->info().vocab);
     auto made = std::make_unique<sluice_model>();
-    made->loaded = std::make_shared<const LoadedModel>(
-        LoadedModel{shared, std::move(model), std::move(tokenizer), std::move(stop)});
+    made->loaded = std::make_shared<const LoadedModel>(LoadedModel{shared, std::move(model), std::move(tokenizer)});
     *out = made.release();
   });
 }
@@ -173,7 +160,7 @@ sluice_status sluice_model_generate(const sluice_model* model, const int32_t* id
     options.max_new_tokens = o.max_new_tokens;
     options.sampling = {o.temperature, o.top_k, o.top_p == 0 ? 1.0 : o.top_p, o.seed};
     options.speculative_steps = o.speculative_steps;
-    if (o.ignore_eos == 0) options.stop_tokens = loaded.stop_tokens;
+    if (o.ignore_eos == 0) options.stop_tokens = loaded.model->info().stop_tokens;
     check(o.max_new_tokens > 0, "options.max_new_tokens is {}; it must be positive", o.max_new_tokens);
 
     model::Generator generator(*loaded.model, static_cast<int64_t>(count) + o.max_new_tokens, o.speculative_steps);

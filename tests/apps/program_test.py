@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program from outside: help, exit codes, sentences, streams, interrupts, full disks.
+
+usage: program_test.py PROGRAM SOURCE_FOLDER [unittest arguments]
+"""
+import json
+import os
+import pathlib
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
+MODEL = SOURCE / "models" / "tiny-nemotron-h"
+SPEC = "experts=8 top_k=2 hidden=64 inter=48 weights=bf16 act=swiglu routing=renormalize"
+# The checkpoint's card: 16 tokens of a held-out text and how transformers goes on in float32.
+PROMPT = "Henry meditated awhile all to himself early the next morning as"
+CONTINUATION = " he went down the hill to the house. He had been in the house for a long time, and had been in the house"
+
+OK, USAGE, FILE, UNSUPPORTED, MEMORY, INTERRUPTED = 0, 2, 3, 4, 5, 130
+
+
+def run(*words, env=None, **options):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    return subprocess.run([PROGRAM, *map(str, words)], env={**clean, **(env or {})}, text=True, timeout=300,
+                          capture_output="stdout" not in options, **options)
+
+
+def commands(words=()):
+    """Every command and group, as tuples of words."""
+    yield words
+    listed = re.search(r"^Subcommands:\n((?:  .*\n?)+)", run(*words, "--help").stdout, re.MULTILINE)
+    for name in re.findall(r"^  (\w[\w-]*)", listed[1], re.MULTILINE) if listed else []:
+        yield from commands((*words, name))
+
+
+class Program(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def refused(self, code, needle, *words, **options):
+        """One sentence on standard error that holds `needle`, nothing on standard output, the documented code."""
+        result = run(*words, **options)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, "")
+        lines = [line for line in result.stderr.splitlines() if line.startswith("sluice: ")]
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertIn(needle, lines[0])
+        return lines[0]
+
+    def copy_of_model(self):
+        copy = self.folder / "model"
+        shutil.copytree(MODEL, copy)
+        return copy
+
+    def edit_config(self, folder, **changes):
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        config.update(changes)
+        path.write_text(json.dumps(config))
+
+
+class Frame(Program):
+    def test_every_command_has_help_with_examples(self):
+        names = list(commands())
+        self.assertIn(("generate",), names)
+        self.assertIn(("info",), names)
+        for words in names:
+            result = run(*words, "--help")
+            self.assertEqual((result.returncode, result.stderr), (OK, ""), words)
+            self.assertTrue(result.stdout.isascii(), words)
+            if "Subcommands:" not in result.stdout:
+                self.assertIn("Examples:\n  sluice " + " ".join(words), result.stdout, words)
+
+    def test_version_and_info(self):
+        self.assertRegex(run("--version").stdout, r"^sluice \d+\.\d+\.\d+ \(.*\nCPU: ")
+        self.assertIn("SLUICE_THREADS=3\n", run("info", env={"SLUICE_THREADS": "3"}).stdout)
+        self.assertIn("threads: 3\n", run("info", env={"SLUICE_THREADS": "3"}).stdout)
+        self.assertIn("threads: 2\n", run("info", "--threads", "2", env={"SLUICE_THREADS": "3"}).stdout)
+
+    def test_usage_errors(self):
+        for words in [(), ("no-such-command",), ("--no-such-option",), ("info", "--threads", "x"),
+                      ("info", "--threads", "-1"), ("info", "extra"), ("generate",), ("eval",),
+                      ("generate", "--model-path", MODEL, "--prompt", "x", "--no-such-option"),
+                      ("generate", "--model-path", MODEL, "--prompt", "x", "--max-new-tokens", "-3")]:
+            result = run(*words)
+            self.assertEqual(result.returncode, USAGE, (words, result.stderr))
+            self.assertEqual(result.stdout, "", words)
+            self.assertNotEqual(result.stderr, "", words)
+        for words in commands():
+            if words:
+                self.assertEqual(run(*words, "--no-such-option").returncode, USAGE, words)
+
+    def test_environment_errors(self):
+        self.refused(USAGE, "SLUICE_THREADS", "info", env={"SLUICE_THREADS": "many"})
+        self.refused(USAGE, "SLUICE_LOG", "info", env={"SLUICE_LOG": "loud"})
+
+    def test_full_standard_output(self):
+        with open("/dev/full", "w") as full:
+            result = run("info", stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(result.returncode, FILE)
+        self.assertIn("standard output", result.stderr)
+
+
+class Models(Program):
+    def generate(self, folder, *more, **options):
+        return run("generate", "--model-path", folder, "--prompt", PROMPT, "--max-new-tokens", 24, "--temperature", 0,
+                   *more, **options)
+
+    def refused_model(self, code, needle, folder):
+        return self.refused(code, needle, "generate", "--model-path", folder, "--prompt", "x")
+
+    def test_generates_what_the_card_says(self):
+        result = self.generate(MODEL, "--dtype", "float32")
+        self.assertEqual(result.returncode, OK, result.stderr)
+        self.assertIn(result.stdout.strip("\n").removeprefix(PROMPT), CONTINUATION)
+        self.assertGreater(len(result.stdout), 60)
+        self.assertTrue(result.stderr.isascii())
+        self.assertEqual(re.findall(r"[\r\x1b#]", result.stderr), [], "no bars in a log")
+
+    def test_json_is_all_of_standard_output(self):
+        result = self.generate(MODEL, "--dtype", "float32", "--json")
+        self.assertTrue(CONTINUATION.startswith(json.loads(result.stdout)["text"]))
+
+    def test_prompt_of_broken_utf8_and_nul(self):
+        result = subprocess.run([PROGRAM, "generate", "--model-path", MODEL, "--prompt", b"\xff\xfe\xc3(", "--json",
+                                 "--max-new-tokens", "4"], capture_output=True, timeout=60)
+        self.assertEqual(result.returncode, OK, result.stderr)
+        json.loads(result.stdout.decode("utf-8"))
+
+    def test_missing(self):
+        self.refused_model(FILE, "/no/such/folder", "/no/such/folder")
+        self.refused_model(FILE, str(self.folder), self.folder)  # empty
+        self.refused_model(FILE, "config.json", MODEL / "config.json")
+        copy = self.copy_of_model()
+        (copy / "model-00002-of-00002.safetensors").unlink()
+        self.refused_model(FILE, "model-00002-of-00002.safetensors", copy)
+
+    def test_truncated_and_corrupt(self):
+        copy = self.copy_of_model()
+        shard = copy / "model-00001-of-00002.safetensors"
+        whole = shard.read_bytes()
+        for size in (0, 7, 100, len(whole) - 1):
+            shard.write_bytes(whole[:size])
+            self.refused_model(FILE, shard.name, copy)
+        shard.write_bytes(b"\xff" * 8 + whole[8:])
+        self.refused_model(FILE, shard.name, copy)
+        shard.write_bytes(whole)
+        (copy / "tokenizer.json").write_text("{")
+        self.refused_model(FILE, "tokenizer.json", copy)
+        (copy / "config.json").write_text("[]")
+        self.refused_model(FILE, "config.json", copy)
+
+    def test_config_that_contradicts(self):
+        copy = self.copy_of_model()
+        original = (copy / "config.json").read_text()
+        for key, value in [("hidden_size", 0), ("hidden_size", 255), ("num_experts_per_tok", 99), ("vocab_size", 7)]:
+            (copy / "config.json").write_text(original)
+            self.edit_config(copy, **{key: value})
+            self.refused_model(FILE, "", copy)
+        (copy / "config.json").write_text(original)
+        self.edit_config(copy, architectures=["NoSuchModel"], model_type="no_such_model")
+        self.refused_model(UNSUPPORTED, "NoSuchModel", copy)
+
+    def test_unknown_choices(self):
+        for option, value in [("--dtype", "float12"), ("--quantization", "int3"), ("--moe-runner-backend", "abacus")]:
+            result = self.generate(MODEL, option, value)
+            self.assertEqual(result.returncode, USAGE, (option, result.stderr))
+            self.assertIn(value, result.stderr)
+
+    def test_out_of_memory_is_an_error(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_AS, (48 << 20, 48 << 20))
+        result = self.generate(MODEL, "--threads", 1, preexec_fn=limit)
+        self.assertEqual(result.returncode, MEMORY, result.stderr)
+
+    def test_interrupted_generation(self):
+        process = subprocess.Popen([PROGRAM, "generate", "--model-path", MODEL, "--prompt", PROMPT, "--ignore-eos",
+                                    "--max-new-tokens", "2000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.read(80)  # it is under way
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        self.assertEqual(process.returncode, INTERRUPTED)
+
+    def test_broken_pipe_ends_quietly(self):
+        process = subprocess.Popen([PROGRAM, "generate", "--model-path", MODEL, "--prompt", PROMPT, "--ignore-eos",
+                                    "--max-new-tokens", "2000"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process.stdout.read(20)
+        process.stdout.close()
+        self.assertNotEqual(process.wait(60), OK)
+
+
+class Files(Program):
+    """Commands that write: nothing half-written under any circumstances."""
+
+    def input_ids(self):
+        """A safetensors file with input_ids [1, 4]."""
+        header = json.dumps({"input_ids": {"dtype": "I32", "shape": [1, 4], "data_offsets": [0, 16]}}).encode()
+        path = self.folder / "ids.safetensors"
+        path.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(i.to_bytes(4, "little") for i in (5, 9, 300, 7)))
+        return path
+
+    def eval_logits(self, output, **options):
+        return run("eval", "logits", "--model-path", MODEL, "--input-ids", self.input_ids(), "-o", output, **options)
+
+    def test_eval_writes_logits(self):
+        out = self.folder / "out.safetensors"
+        self.assertEqual(self.eval_logits(out).returncode, OK)
+        data = out.read_bytes()
+        header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        self.assertEqual(header["logits"]["dtype"], "F32")
+        self.assertEqual(header["logits"]["shape"], [1, 4, 4096])
+
+    def test_outputs_that_cannot_be_written(self):
+        self.assertEqual(self.eval_logits("/dev/full").returncode, FILE)
+        missing = self.eval_logits(self.folder / "no" / "such" / "out.safetensors")
+        self.assertEqual(missing.returncode, FILE, missing.stderr)
+        self.assertIn("no/such", missing.stderr)
+        self.assertIn(self.eval_logits(self.folder).returncode, (USAGE, FILE))
+
+    def test_file_size_limit_leaves_nothing(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        before = set(self.folder.iterdir()) | {self.folder / "ids.safetensors"}
+        result = self.eval_logits(self.folder / "out.safetensors", preexec_fn=limit)
+        self.assertEqual(result.returncode, OK if "out.safetensors" in os.listdir(self.folder) else FILE, result.stderr)
+        result = run("quantize", MODEL, self.folder / "q", "--format", "mxfp8", preexec_fn=limit)
+        self.assertEqual(result.returncode, FILE, result.stderr)
+        left = [p for p in self.folder.rglob("*") if p.is_file() and p not in before and p.name != "out.safetensors"]
+        self.assertEqual([p for p in left if "safetensors" in p.name], [])
+
+    def test_quantize_does_not_write_over(self):
+        taken = self.folder / "taken"
+        taken.mkdir()
+        (taken / "mine.txt").write_text("mine")
+        result = run("quantize", MODEL, taken, "--format", "mxfp8")
+        self.assertEqual(result.returncode, USAGE, result.stderr)
+        self.assertEqual([p.name for p in taken.iterdir()], ["mine.txt"])
+
+    def test_interrupted_quantize_leaves_no_part(self):
+        seed = random.randrange(1 << 30)
+        rng = random.Random(seed)
+        codes = set()
+        for attempt in range(12):
+            out = self.folder / f"q{attempt}"
+            process = subprocess.Popen([PROGRAM, "quantize", MODEL, out, "--format", "mxfp8"],
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(rng.uniform(0.0, 0.25))
+            process.send_signal(rng.choice([signal.SIGINT, signal.SIGTERM]))
+            code = process.wait(30)
+            codes.add(code)
+            # A signal before main() installs its handler ends the process the ordinary way.
+            self.assertIn(code, (OK, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM), f"seed {seed}")
+            if out.exists():
+                parts = [p.name for p in out.iterdir() if "tmp" in p.name]
+                self.assertEqual(parts, [], f"seed {seed}")
+                for file in out.glob("*.safetensors"):  # whole, or not there
+                    data = file.read_bytes()
+                    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+                    end = max(v["data_offsets"][1] for k, v in header.items() if k != "__metadata__")
+                    self.assertEqual(len(data), 8 + int.from_bytes(data[:8], "little") + end, f"seed {seed}")
+        self.assertIn(INTERRUPTED, codes, f"seed {seed}: no attempt was interrupted")
+
+
+class Operator(Program):
+    def test_explain(self):
+        result = run("explain", SPEC)
+        self.assertEqual(result.returncode, OK, result.stderr)
+        self.assertIn("cpu: ", result.stdout)
+        self.refused(USAGE, "top_k", "explain", "experts=2 top_k=9 hidden=64 inter=64")
+        self.refused(USAGE, "colour", "explain", "colour=red")
+
+    def test_moe_run_refuses_what_is_no_case(self):
+        self.refused(FILE, "/no/such/case", "moe", "run", "/no/such/case.safetensors", "-o", self.folder / "out.safetensors")
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
