@@ -29,6 +29,9 @@ Decoder::Decoder(Parts parts) : parts_(std::move(parts)) {
   number_cache_layers(parts_.sublayers);
   info.weight_bytes = parts_.embedding.bytes() + weight_bytes(parts_.sublayers);
   info.weight_bytes += parts_.head.weight_bytes();
+  for (const Sublayer& s : parts_.sublayers)
+    if (const auto* m = std::get_if<MoeLayer>(&s.mixer); m != nullptr && info.experts.empty())
+      info.experts = to_string(m->experts->spec());
   if (!parts_.draft) return;
   number_cache_layers(parts_.draft->sublayers);
   info.weight_bytes += weight_bytes(parts_.draft->sublayers) + parts_.draft->projection.weight_bytes();

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/context.h"
 #include "model/batch.h"
@@ -18,10 +19,11 @@ struct ModelInfo {
   std::string architecture;   // "Qwen3MoeForCausalLM"
   DType dtype = DType::bf16;  // of activations and caches
   int64_t vocab = 0, hidden = 0, layers = 0;
-  int64_t max_positions = 0;  // longest sequence that the configuration allows
-  bool has_draft = false;     // draft() works
+  int64_t max_positions = 0;         // longest sequence that the configuration allows
+  bool has_draft = false;            // draft() works
+  std::vector<int32_t> stop_tokens;  // eos_token_id of generation_config.json, or else of config.json
   int64_t weight_bytes = 0;
-  std::string experts;  // the MoE layers' spec line and backend, or "" when there are none
+  std::string experts;  // the first MoE layer's spec line, or "" when there is none
 };
 
 // Where results go; memory of the caller.
@@ -31,7 +33,7 @@ struct Outputs {
   Observer* observer = nullptr;
 };
 
-// Immutable after loading: several threads may call forward() with caches, workspaces and contexts of their own.
+// Weights do not change after loading. One caller at a time: the layers share working memory.
 class Model {
  public:
   virtual ~Model() = default;

@@ -30,6 +30,15 @@ const Family& family_of(const io::Config& config) {
   fail(ErrorCode::unsupported, "{}: architecture \"{}\" is not known; accepted: {}", config.source(), name,
        model_names());
 }
+// generation_config.json says what ends a text; published checkpoints without it say it in config.json.
+std::vector<int32_t> stop_tokens(const io::Checkpoint& checkpoint) {
+  const auto& generation = checkpoint.generation_config();
+  const io::Config& c = generation && generation->has("eos_token_id") ? *generation : checkpoint.config();
+  std::vector<int32_t> ids;
+  if (c.has("eos_token_id"))
+    for (const int64_t id : c.integers("eos_token_id", {0, int64_t{1} << 30})) ids.push_back(static_cast<int32_t>(id));
+  return ids;
+}
 }  // namespace
 
 std::string model_names() {
@@ -44,6 +53,7 @@ std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options) {
   Decoder::Parts parts = family.load(source);
   parts.info.architecture = family.architecture;
   parts.info.dtype = options.dtype;
+  parts.info.stop_tokens = stop_tokens(source.checkpoint());
   return std::make_unique<Decoder>(std::move(parts));
 }
 

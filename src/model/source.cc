@@ -38,8 +38,9 @@ Source::Source(Context& ctx, const LoadOptions& options)
           Impl{weights::Loader(ctx, io::Checkpoint::open(options.path), loader_options(options))})) {}
 Source::~Source() = default;
 
-const io::Config& Source::config() const { return impl_->loader.checkpoint().config(); }
-bool Source::contains(std::string_view name) const { return impl_->loader.checkpoint().contains(name); }
+const io::Checkpoint& Source::checkpoint() const { return impl_->loader.checkpoint(); }
+const io::Config& Source::config() const { return checkpoint().config(); }
+bool Source::contains(std::string_view name) const { return checkpoint().contains(name); }
 
 std::string Source::first_of(std::initializer_list<std::string> names) const {
   std::string all;
@@ -51,13 +52,12 @@ std::string Source::first_of(std::initializer_list<std::string> names) const {
 }
 
 void Source::verify_shape(const std::string& name, Dims shape) const {
-  const io::SafetensorsEntry* entry = impl_->loader.checkpoint().find(name);
+  const io::SafetensorsEntry* entry = checkpoint().find(name);
   check_file(entry != nullptr, "{}: tensor \"{}\" is missing", options_.path.string(), name);
   std::string keys;
   for (const Dim& d : shape) keys.append(keys.empty() ? "" : ", ").append(d.keys);
-  check_file(entry->shape == sizes(shape), "{} has shape {}, but {} asks for {} ({})",
-             impl_->loader.checkpoint().source_of(name), to_string(entry->shape), config().source(),
-             to_string(sizes(shape)), keys);
+  check_file(entry->shape == sizes(shape), "{} has shape {}, but {} asks for {} ({})", checkpoint().source_of(name),
+             to_string(entry->shape), config().source(), to_string(sizes(shape)), keys);
 }
 
 Tensor Source::floats(const std::string& name, Dims shape) const {
@@ -67,9 +67,9 @@ Tensor Source::floats(const std::string& name, Dims shape) const {
 
 Tensor Source::table(const std::string& name, Dims shape) const {
   verify_shape(name, shape);
-  const Tensor t = impl_->loader.checkpoint().tensor(name);
+  const Tensor t = checkpoint().tensor(name);
   check_file(t.dtype() == DType::bf16 || t.dtype() == DType::f32, "{} is {}; accepted here: bfloat16, float32",
-             impl_->loader.checkpoint().source_of(name), to_string(t.dtype()));
+             checkpoint().source_of(name), to_string(t.dtype()));
   return t.clone();
 }
 
@@ -79,10 +79,10 @@ Dense Source::dense(const std::string& module, Dim rows, Dim cols, Bias bias) co
   Tensor b;
   if (bias == Bias::present) b = floats(module + ".bias", {rows});
   check_file(bias == Bias::present || !contains(module + ".bias"),
-             "{} exists, but {} says that this projection has no bias",
-             impl_->loader.checkpoint().source_of(module + ".bias"), config().source());
+             "{} exists, but {} says that this projection has no bias", checkpoint().source_of(module + ".bias"),
+             config().source());
   const std::string weight = module + ".weight";
-  if (const io::SafetensorsEntry* entry = impl_->loader.checkpoint().find(weight)) {
+  if (const io::SafetensorsEntry* entry = checkpoint().find(weight)) {
     // Packed codes have fewer bytes than columns; the loader checks those.
     const std::optional<DType> dtype = entry->dtype->dtype;
     if (dtype != DType::u8) verify_shape(weight, {rows, cols});

@@ -30,6 +30,7 @@ class Source {
   ~Source();
 
   const io::Config& config() const;
+  const io::Checkpoint& checkpoint() const;
   const LoadOptions& options() const { return options_; }
   bool contains(std::string_view name) const;
   // The first of the names that the checkpoint has; throws bad_file naming all of them.

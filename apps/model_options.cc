@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_options.h"
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iterator>
+
+#include "base/env.h"
+#include "io/tokenizer_json.h"
+#include "model/calibrate.h"
+#include "moe/select.h"
+
+namespace sluice::apps {
+
+void add_model_options(CLI::App& command, ModelOptions& o) {
+  const char* group = "Model";
+  command.add_option("--model-path,--model", o.path, "folder of a Hugging Face checkpoint")->required()->group(group);
+  command.add_option("--dtype", o.dtype, "type of activations and caches: bfloat16 or float32")
+      ->check(CLI::IsMember({"bfloat16", "float32"}))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--quantization", o.quantization,
+                  "quantise a BF16 checkpoint while loading: fp8, fp8_channel, fp8_block, mxfp8, nvfp4, nvfp4_online, "
+                  "mxfp4")
+      ->group(group);
+  command
+      .add_option("--calibration-text", o.calibration_text,
+                  "text file from which --quantization nvfp4 takes its activation scales")
+      ->group(group);
+  command
+      .add_flag("--nvfp4-per-token-activation", o.nvfp4_per_token,
+                "NVFP4: activation scales from each token [" + std::string(kEnvNvfp4PerToken.name) + "]")
+      ->group(group);
+  command
+      .add_option("--fp8-block-numerics", o.fp8_block_numerics,
+                  "FP8 block: exact carries GEMM1's result in float32, trtllm rounds it to FP8 before the activation")
+      ->check(CLI::IsMember({"exact", "trtllm"}))
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--moe-runner-backend", o.moe_backend, "what runs the experts: " + moe::backend_names())
+      ->capture_default_str()
+      ->group(group);
+}
+
+namespace {
+text::Tokenizer read_tokenizer(const ModelOptions& o) { return text::Tokenizer(io::read_tokenizer(o.path)); }
+}  // namespace
+
+std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
+  model::LoadOptions load;
+  load.path = o.path;
+  load.dtype = o.dtype == "float32" ? DType::f32 : DType::bf16;
+  load.moe_backend = o.moe_backend;
+  load.nvfp4_per_token = o.nvfp4_per_token || env_flag(kEnvNvfp4PerToken);
+  load.fp8_block_trtllm = o.fp8_block_numerics == "trtllm";
+  if (!o.calibration_text.empty()) {
+    check(!o.quantization.empty(), "--calibration-text is given without --quantization, which would use it");
+    const auto exact = model::load_model(ctx, load);
+    const text::Tokenizer tokenizer = load_tokenizer(o, *exact);
+    load.amax = model::calibrate(ctx, *exact, tokenizer.encode(read_text_file(o.calibration_text)));
+  }
+  load.quantization = o.quantization;
+  return model::load_model(ctx, load);
+}
+
+text::Tokenizer load_tokenizer(const ModelOptions& o, const model::Model& model) {
+  text::Tokenizer tokenizer = read_tokenizer(o);
+  check_file(tokenizer.vocab_size() <= model.info().vocab,
+             "{}: tokenizer.json has ids up to {}, but config.json's vocab_size is {}", o.path,
+             tokenizer.vocab_size() - 1, model.info().vocab);
+  return tokenizer;
+}
+
+std::string read_text_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail(ErrorCode::not_found, "{} cannot be read", path);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (in.bad()) fail(ErrorCode::io, "reading {} failed", path);
+  return text;
+}
+
+void add_speculative_options(CLI::App& command, SpeculativeOptions& o) {
+  command
+      .add_option("--speculative-algorithm", o.algorithm,
+                  "NEXTN: draft with the checkpoint's multi-token-prediction layer; the text stays the same")
+      ->check(CLI::IsMember({"NEXTN"}))
+      ->group("Speculation");
+  command.add_option("--speculative-num-steps", o.num_steps, "drafts a step")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->group("Speculation");
+}
+
+}  // namespace sluice::apps

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options that every command with a model has, and what they stand for: a loaded model and its tokenizer.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "model/models.h"
+#include "text/tokenizer.h"
+
+namespace sluice::apps {
+
+struct ModelOptions {
+  std::string path, dtype = "bfloat16", quantization, calibration_text, moe_backend = "auto";
+  std::string fp8_block_numerics = "exact";
+  bool nvfp4_per_token = false;
+};
+
+void add_model_options(CLI::App& command, ModelOptions& options);
+
+// Reads the checkpoint (twice when inputs are calibrated: once in BF16 for the calibration).
+std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& options);
+// Throws bad_file when the tokenizer has ids that the model has no logits for.
+text::Tokenizer load_tokenizer(const ModelOptions& options, const model::Model& model);
+
+std::string read_text_file(const std::string& path);
+
+struct SpeculativeOptions {
+  std::string algorithm;
+  int num_steps = 3;
+  int steps() const { return algorithm.empty() ? 0 : num_steps; }
+};
+void add_speculative_options(CLI::App& command, SpeculativeOptions& options);
+
+}  // namespace sluice::apps
