@@ -19,7 +19,6 @@ void run(const Options& o) {
   for (const std::string& word : o.words) line += (line.empty() ? "" : " ") + word;
   const MoeSpec spec = parse_moe_spec(line);
   const auto answers = moe::ask_backends(spec);
-  std::printf("%s\n", to_string(spec).c_str());
   const moe::Backend* chosen = nullptr;
   std::string refusal;
   try {
@@ -28,6 +27,7 @@ void run(const Options& o) {
     if (e.code() != ErrorCode::unsupported) throw;
     refusal = e.what();
   }
+  std::printf("%s\n", to_string(spec).c_str());
   for (const auto& [backend, support] : answers) {
     const std::string detail = support.choice.empty() ? "" : " (" + support.choice + ")";
     const std::string text =
