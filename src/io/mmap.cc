@@ -33,14 +33,6 @@ MappedFile::MappedFile(const std::filesystem::path& path)
 
 MappedFile::~MappedFile() { munmap(const_cast<std::byte*>(data_), static_cast<size_t>(size_)); }
 
-void MappedFile::advise(Advice advice) const {
-  int flag = MADV_SEQUENTIAL;
-  if (advice == Advice::random) flag = MADV_RANDOM;
-  if (advice == Advice::will_need) flag = MADV_WILLNEED;
-  if (advice == Advice::dont_need) flag = MADV_DONTNEED;
-  madvise(const_cast<std::byte*>(data_), static_cast<size_t>(size_), flag);
-}
-
 void MappedFile::check_not_cut() const {
   const int64_t now = size_of(file_, name_);
   check_file(now >= size_, "{} was cut from {} to {} bytes while it was in use", name_, size_, now);
@@ -55,10 +47,11 @@ void MappedFile::populate(int64_t offset, int64_t bytes) const {
   auto* start = const_cast<std::byte*>(data_) + begin;
   while (madvise(start, static_cast<size_t>(length), kPopulateRead) != 0) {
     const int error = errno;
-    if (error == EINTR || error == EAGAIN) continue;
+    if (error == EINTR) continue;
     check_not_cut();
-    if (error != EINVAL) fail(ErrorCode::io, "{} cannot be read: {}", name_, std::strerror(error));
-    // A kernel before 5.14: touch each page. The size was looked at just now; a cut in this moment is a SIGBUS.
+    if (error != EINVAL && error != EAGAIN) fail(ErrorCode::io, "{} cannot be read: {}", name_, std::strerror(error));
+    // A kernel before 5.14, or one short of something: touch each page. The size was looked at just now; a cut in this
+    // moment is a SIGBUS.
     unsigned char sum = 0;
     for (int64_t i = 0; i < length; i += page) sum ^= static_cast<unsigned char>(start[i]);
     asm volatile("" : : "r"(sum));
@@ -74,7 +67,6 @@ void populate(Context& context, std::span<const std::shared_ptr<const MappedFile
   std::vector<Piece> pieces;
   int64_t total = 0;
   for (const auto& file : files) {
-    file->advise(MappedFile::Advice::sequential);
     for (int64_t at = 0; at < file->size(); at += kChunk)
       pieces.push_back({file.get(), at, std::min(kChunk, file->size() - at)});
     total += file->size();

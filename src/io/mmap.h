@@ -31,9 +31,6 @@ class MappedFile {
   int64_t size() const { return size_; }
   const std::string& name() const { return name_; }  // the path, printable
 
-  enum class Advice { sequential, random, will_need, dont_need };
-  void advise(Advice advice) const;  // a hint; cannot fail
-
   // Throws bad_file when the file is shorter now than when it was mapped (0.3 us).
   void check_not_cut() const;
 

@@ -16,6 +16,7 @@ using text::TokenizerData;
 
 constexpr int64_t kMaxTokenizerBytes = int64_t{100} << 20;  // the longest in use (260,000 tokens) are 33 MB
 constexpr int64_t kMaxTemplateBytes = int64_t{16} << 20;
+constexpr size_t kMaxTemplatePieces = 64;
 
 // A value and the words for where it stands: "tokenizer.json: model.vocab".
 struct Node {
@@ -177,6 +178,10 @@ void read_pre_tokenizer(const Node& node, TokenizerData& out) {
 // {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"<s>": {"ids": [1]}}}
 void read_template(const Node& node, TokenizerData& out) {
   const Node single = node["single"];
+  // Each piece searches special_tokens; real templates have up to four.
+  if (single.size() > kMaxTemplatePieces)
+    fail(ErrorCode::unsupported, "{} has {} pieces; at most {} are read", single.where, single.size(),
+         kMaxTemplatePieces);
   bool before_text = true;
   for (size_t i = 0; i < single.size(); ++i) {
     const Node piece = single.at(i);

@@ -65,6 +65,7 @@ enum class TokenizerDefect {
   post_unknown,
   post_no_text,
   post_text_twice,
+  post_long,
   post_unknown_token,
   post_id_beyond,
   decoder_other,
@@ -169,6 +170,12 @@ inline DefectiveTokenizer make_defect(TokenizerDefect defect) {
                with("{\"Sequence\"", R"({"Sequence":{"id":"A"}},{"Sequence")"),
                {"post_processor.single", "twice"}},
               kUnsupported};
+    case D::post_long: {
+      std::string pieces;
+      for (int k = 0; k < 65; ++k) pieces += R"({"SpecialToken":{"id":"<s>"}},)";
+      return {{"post_long", with("{\"Sequence\"", pieces + "{\"Sequence\""), {"post_processor.single", "67", "64"}},
+              kUnsupported};
+    }
     case D::post_unknown_token:
       return {{"post_unknown_token",
                with("\"special_tokens\":{\"<s>\"", "\"special_tokens\":{\"<t>\""),
