@@ -11,9 +11,9 @@ namespace sluice::sm90 {
 // `pdl` lets the kernel start before the one ahead of it in the stream has finished; it must call griddepcontrol.wait
 // before it touches anything that an earlier kernel wrote.
 template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), int blocks, int threads, int smem, Stream stream, bool pdl, Args&&... args) {
+void launch(void (*kernel)(Params...), dim3 blocks, int threads, int smem, Stream stream, bool pdl, Args&&... args) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(smem);
   config.stream = static_cast<cudaStream_t>(stream);

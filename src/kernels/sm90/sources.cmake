@@ -10,9 +10,9 @@ foreach(row ${sm90_rows})
   string(REGEX REPLACE "[, ]+" "_" name "${values}")
   set(file ${PROJECT_BINARY_DIR}/sm90/${name}.cu)
   file(CONFIGURE OUTPUT ${file} CONTENT
-"#include \"kernels/sm90/grouped_gemm/kernel.cuh\"
-template __global__ void sluice::sm90::grouped_gemm<sluice::sm90::GemmTile<sluice::sm90::Operand::${values}>>(
-    const __grid_constant__ sluice::sm90::GroupedGemmArgs);
+"#include \"kernels/sm90/grouped_gemm/instance.cuh\"
+template void sluice::sm90::launch_instance<sluice::sm90::GemmTile<sluice::sm90::Operand::${values}>>(
+    const sluice::sm90::GroupedGemmArgs&, int, sluice::sm90::Stream, bool);
 ")
   list(APPEND sm90_sources ${file})
 endforeach()

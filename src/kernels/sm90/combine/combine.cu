@@ -74,18 +74,10 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
 
 void launch_combine(const CombineArgs& args, Stream stream, bool pdl) {
   if (args.tokens == 0) return;
-  cudaLaunchConfig_t config{};
   // Few tokens: spread a row's columns over blocks, so that one wave reads everything at once.
-  const unsigned parts = args.tokens >= 256 ? 1 : static_cast<unsigned>((args.columns + 8 * kThreads - 1) / (8 * kThreads));
-  config.gridDim = dim3(static_cast<unsigned>(args.tokens), parts);
-  config.blockDim = dim3(kThreads);
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = pdl ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, combine_kernel, args), "combine");
+  const int parts = args.tokens >= 256 ? 1 : (args.columns + 8 * kThreads - 1) / (8 * kThreads);
+  launch(combine_kernel, dim3(static_cast<unsigned>(args.tokens), static_cast<unsigned>(parts)), kThreads, 0, stream, pdl,
+         args);
 }
 
 }  // namespace sluice::sm90

@@ -8,6 +8,7 @@
 #include "format/quantize.h"
 #include "kernels/sm90/combine/combine.h"
 #include "kernels/sm90/grouped_gemm/launch.h"
+#include "kernels/sm90/prologue/prologue.h"
 #include "kernels/sm90/quantize/rows.h"
 #include "kernels/sm90/route/route.h"
 
@@ -30,6 +31,9 @@ Round round_of(InputFormat f) {
   }
   return Round::plain;
 }
+// Up to here GEMM2's last blocks add the experts; with more tokens a launch of its own spreads that work better.
+constexpr int64_t kFoldTokens = 64;
+
 bool is_static(Round r) { return r == Round::fp8_static || r == Round::nvfp4; }
 bool scales_rows(Round r) { return r == Round::fp8_token || r == Round::nvfp4_token; }
 
@@ -178,6 +182,7 @@ FusedMoe::Plan FusedMoe::plan(int64_t tokens, const std::string& instance, void*
   p.tables.pair_row = ints(pairs);
   p.tables.row_pair = ints(p.rows);
   p.tables.ready = ints(p.tiles);
+  p.tables.column_done = ints(second_.shape.row_tiles());
   const Round round = round_of(spec_.inputs);
   for (int g = 0; g < 2; ++g) {
     const Matrix& m = g == 0 ? first_ : second_;
@@ -232,7 +237,6 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   route.tables = p.tables;
   route.chosen_ids = call.chosen_ids;
   route.chosen_weights = call.chosen_weights;
-  launch_route(route, stream, call.pdl);
 
   RowsArgs rows{};
   rows.tokens = call.hidden;
@@ -262,7 +266,16 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   rows.experts = spec_.experts;
   rows.zero_absent = spec_.finalize ? nullptr : call.output;
   rows.result_bytes = spec_.hidden * bytes_of(spec_.dtype);
-  launch_gather(rows, stream, call.pdl);
+  // Few tokens: one launch before the GEMMs, and GEMM2's blocks reduce.
+  const bool small = prologue_fits(route);
+  const bool fold = small && spec_.finalize && call.tokens <= kFoldTokens && spec_.hidden % 8 == 0;
+  if (!fold) route.tables.column_done = nullptr;
+  if (small) {
+    launch_prologue(route, rows, fold ? call.output : nullptr, rows.result_bytes, stream, call.pdl);
+  } else {
+    launch_route(route, stream, call.pdl);
+    launch_gather(rows, stream, call.pdl);
+  }
 
   GroupedGemmArgs gemm{};
   gemm.tiles = p.tables.tiles;
@@ -309,6 +322,15 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   two.columns = static_cast<int>(spec_.hidden);
   two.bias = bias_down_.as<float>();
   two.out = spec_.finalize ? p.results : call.output;
+  if (fold) {
+    gemm.column_done = p.tables.column_done;
+    gemm.output = call.output;
+    gemm.weights = spec_.weight_on_input ? nullptr : p.tables.weights;
+    gemm.pair_row = p.tables.pair_row;
+    gemm.tokens = static_cast<int>(call.tokens);
+    gemm.top_k = spec_.top_k;
+    gemm.num_tokens = call.num_tokens;
+  }
 
   if (p.middle == nullptr) {
     gemm.gemms = 2;
@@ -340,7 +362,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
     launch_grouped_gemm(gemm, tile, stream, call.pdl);
   }
 
-  if (spec_.finalize) {
+  if (spec_.finalize && !fold) {
     CombineArgs combine{};
     combine.results = p.results;
     combine.weights = spec_.weight_on_input ? nullptr : p.tables.weights;

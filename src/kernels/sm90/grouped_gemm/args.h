@@ -53,6 +53,14 @@ struct GroupedGemmArgs {
   int* arrivals[2];      // [tiles * row_tiles]
   int* ready;            // [tiles]
   int ticket;            // which of the header's counters
+
+  // GEMM2's last block of a group of columns adds the experts of every token (combine.h); null: it does not.
+  int* column_done;      // [units]
+  void* output;          // [T, columns]
+  const float* weights;  // [pairs], null: 1
+  const int* pair_row;
+  int tokens, top_k;
+  const int* num_tokens;
 };
 
 }  // namespace sluice::sm90

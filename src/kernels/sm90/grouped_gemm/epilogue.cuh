@@ -200,4 +200,36 @@ __device__ inline void finish_chunk(const Gemm& g, const Tile& tile, const int* 
   }
 }
 
+// The weighted sum of every token over its experts, k ascending, for columns [first, first + count): combine.h's
+// arithmetic. 256 threads. Results come from other blocks: read past the L1 cache.
+__device__ inline void combine_columns(const GroupedGemmArgs& args, const Gemm& g, int first, int count, int thread) {
+  const int tokens = args.num_tokens != nullptr ? min(*args.num_tokens, args.tokens) : args.tokens;
+  const int pieces = count / 8;
+  for (int i = thread; i < tokens * pieces; i += 256) {
+    const int token = i / pieces, column = first + i % pieces * 8;
+    if (column >= g.columns) continue;
+    float acc[8] = {};
+#pragma unroll 4
+    for (int k = 0; k < args.top_k; ++k) {
+      const int64_t pair = static_cast<int64_t>(token) * args.top_k + k;
+      if (args.pair_row[pair] < 0) continue;
+      const float w = args.weights != nullptr ? args.weights[pair] : 1.0f;
+      const int64_t at = pair * g.columns + column;
+      if (g.out_f32) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) acc[j] = fmaf(w, __ldcg(static_cast<const float*>(g.out) + at + j), acc[j]);
+      } else {
+        const uint4 v = __ldcg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(g.out) + at));
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          acc[2 * j] = fmaf(w, __uint_as_float(words[j] << 16), acc[2 * j]);
+          acc[2 * j + 1] = fmaf(w, __uint_as_float(words[j] & 0xffff0000u), acc[2 * j + 1]);
+        }
+      }
+    }
+    store_linear(args.output, static_cast<int64_t>(token) * g.columns, g.out_f32, column, g.columns, acc);
+  }
+}
+
 }  // namespace sluice::sm90

@@ -256,23 +256,33 @@ __device__ __forceinline__ void multiply(float (&acc)[T::m_tiles][T::max_n / 2],
       if (at.next() && release) ptx::mbarrier_arrive(smem.empty + stage);
     }
   } else {
+    // Packed codes of the next slab are fetched from shared memory while the tensor cores run on this one. (Two
+    // buffers of decoded words, so that decoding overlaps too, make ptxas serialise the products.)
+    typename Decode<T::op>::Packed packed[T::m_tiles];
+    const auto fetch = [&]() {
+      at.wait(smem);
+#pragma unroll
+      for (int m = 0; m < T::m_tiles; ++m)
+        packed[m] = Decode<T::op>::fetch(smem.w(ring.stage) + (at.slab + m * T::slabs) * slab_bytes(T::op), wg, thread);
+    };
+    if (slabs > 0) fetch();
 #pragma unroll 1
     while (at.left > 0) {
-      at.wait(smem);
       const int stage = ring.stage;
-      const uint8_t* w = smem.w(stage) + at.slab * slab_bytes(T::op);
       const uint64_t x = ptx::swizzled_desc(ptx::smem_address(smem.x(stage)) + at.slab * (N * 128));
       uint32_t a[T::m_tiles][16];
 #pragma unroll
       for (int m = 0; m < T::m_tiles; ++m) {
-        Decode<T::op>::slab(w + m * T::slabs * slab_bytes(T::op), wg, thread, a[m]);
+        Decode<T::op>::expand(packed[m], a[m]);
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k) ptx::Wgmma<N>::bf16_rs(acc[m], a[m] + 4 * k, x + 2 * k, 1);
         ptx::wgmma_commit();
       }
+      const bool last = at.next();
+      if (at.left > 0) fetch();
       ptx::wgmma_wait<0>();
-      if (at.next() && release) ptx::mbarrier_arrive(smem.empty + stage);
+      if (last && release) ptx::mbarrier_arrive(smem.empty + stage);
     }
   }
 #pragma unroll
@@ -375,6 +385,16 @@ __device__ void consume(const GroupedGemmArgs& args, const Shared<T>& smem) {
           ptx::bar_sync(1, T::consumers);
           finish_chunk(g, tile, args.row_pair, smem.staging, T::staging_pitch, row_tile, chunk, thread);
         }
+      }
+    }
+    if (args.column_done != nullptr && g.store == Store::result) {
+      __threadfence();
+      ptx::bar_sync(1, T::consumers);
+      if (thread == 0) *smem.flag = ptx::atom_add_acq_rel(args.column_done + t.unit, 1);
+      ptx::bar_sync(1, T::consumers);
+      if (*smem.flag == num_tiles - 1) {
+        __threadfence();
+        combine_columns(args, g, t.unit * T::m_tiles * kTileRows, T::m_tiles * kTileRows, thread);
       }
     }
     if (t.which == 0 && args.gemms == 2) {

@@ -47,9 +47,17 @@ struct Decode;
 template <>
 struct Decode<Operand::nvfp4> {
   // Scale bytes: 5 exponent bits, 3 mantissa bits, exponent bias 10; v * 2^118 as a bf16 is (byte << 4) + 0x7580.
-  __device__ static void slab(const uint8_t* smem, int wg, int thread, uint32_t (&a)[16]) {
-    const uint4 w = *reinterpret_cast<const uint4*>(smem + wg * 2048 + thread * 16);
-    const uint2 s = *reinterpret_cast<const uint2*>(smem + 4096 + wg * 256 + (thread >> 2) * 8);
+  struct Packed {
+    uint4 w;
+    uint2 s;
+  };
+  __device__ static Packed fetch(const uint8_t* smem, int wg, int thread) {
+    return {*reinterpret_cast<const uint4*>(smem + wg * 2048 + thread * 16),
+            *reinterpret_cast<const uint2*>(smem + 4096 + wg * 256 + (thread >> 2) * 8)};
+  }
+  __device__ static void expand(const Packed& p, uint32_t (&a)[16]) {
+    const uint4 w = p.w;
+    const uint2 s = p.s;
     step<0>(w.x, s, a);
     step<1>(w.y, s, a);
     step<2>(w.z, s, a);
@@ -70,9 +78,17 @@ struct Decode<Operand::nvfp4> {
 // Scale bytes of the MX operands are the exponent field of the bf16 multiplier itself.
 template <>
 struct Decode<Operand::mxfp4> {
-  __device__ static void slab(const uint8_t* smem, int wg, int thread, uint32_t (&a)[16]) {
-    const uint4 w = *reinterpret_cast<const uint4*>(smem + wg * 2048 + thread * 16);
-    const uint32_t s = *reinterpret_cast<const uint32_t*>(smem + 4096 + wg * 128 + (thread >> 2) * 4);
+  struct Packed {
+    uint4 w;
+    uint32_t s;
+  };
+  __device__ static Packed fetch(const uint8_t* smem, int wg, int thread) {
+    return {*reinterpret_cast<const uint4*>(smem + wg * 2048 + thread * 16),
+            *reinterpret_cast<const uint32_t*>(smem + 4096 + wg * 128 + (thread >> 2) * 4)};
+  }
+  __device__ static void expand(const Packed& p, uint32_t (&a)[16]) {
+    const uint4 w = p.w;
+    const uint32_t s = p.s;
     const uint32_t lo0 = twice<0>(s) << 7, lo1 = twice<1>(s) << 7, hi0 = twice<2>(s) << 7, hi1 = twice<3>(s) << 7;
     step<0>(w.x, lo0, hi0, a);
     step<1>(w.y, lo0, hi0, a);
@@ -92,10 +108,18 @@ struct Decode<Operand::mxfp4> {
 
 template <>
 struct Decode<Operand::mxfp8> {
-  __device__ static void slab(const uint8_t* smem, int wg, int thread, uint32_t (&a)[16]) {
-    const uint4 w0 = *reinterpret_cast<const uint4*>(smem + wg * 4096 + thread * 16);
-    const uint4 w1 = *reinterpret_cast<const uint4*>(smem + wg * 4096 + 2048 + thread * 16);
-    const uint32_t s = *reinterpret_cast<const uint32_t*>(smem + 8192 + wg * 128 + (thread >> 2) * 4);
+  struct Packed {
+    uint4 w0, w1;
+    uint32_t s;
+  };
+  __device__ static Packed fetch(const uint8_t* smem, int wg, int thread) {
+    return {*reinterpret_cast<const uint4*>(smem + wg * 4096 + thread * 16),
+            *reinterpret_cast<const uint4*>(smem + wg * 4096 + 2048 + thread * 16),
+            *reinterpret_cast<const uint32_t*>(smem + 8192 + wg * 128 + (thread >> 2) * 4)};
+  }
+  __device__ static void expand(const Packed& p, uint32_t (&a)[16]) {
+    const uint4 w0 = p.w0, w1 = p.w1;
+    const uint32_t s = p.s;
     const uint32_t lo0 = twice<0>(s) << 7, lo1 = twice<1>(s) << 7, hi0 = twice<2>(s) << 7, hi1 = twice<3>(s) << 7;
     step<0>(w0.x, w0.y, lo0, hi0, a);
     step<1>(w0.z, w0.w, lo0, hi0, a);

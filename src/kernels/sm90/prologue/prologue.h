@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything before the grouped GEMM in one launch, for few tokens: routing, tables, rounded rows. Every block makes
+// the tables for itself in shared memory (they are the same in all, because pairs are numbered in their order), so no
+// block waits for another; block 0 writes them down.
+#pragma once
+
+#include "kernels/sm90/quantize/rows.h"
+#include "kernels/sm90/route/route.h"
+
+namespace sluice::sm90 {
+
+// Whether the tables fit in a block, and routing from logits is cheap enough to repeat in every block.
+bool prologue_fits(const RouteArgs& route);
+
+// `output` [T, output_bytes each]: cleared when no pair is local, because GEMM2 then has no task that would; or null.
+void launch_prologue(const RouteArgs& route, const RowsArgs& rows, void* output, int64_t output_bytes, Stream stream,
+                     bool pdl);
+
+}  // namespace sluice::sm90
