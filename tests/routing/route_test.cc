@@ -238,20 +238,13 @@ TEST(Methods, TheListsAgree) {
 // --- Hugging Face ----------------------------------------------------------------------------------------------------
 
 void check_golden(const std::string& model, Method m, Params p, const std::string& bias_tensor) {
-  const std::string folder = test::test_models() + "/" + model + "/";
-  const test::GoldenFile golden(folder + "golden.safetensors");
+  const test::GoldenFile golden(test::test_models() + "/" + model + "/golden.safetensors");
   std::vector<float> bias;
   if (!bias_tensor.empty()) {
     const auto layer = std::to_string(golden.values<int32_t>("moe.layer").at(0));
     std::string name = bias_tensor;
     name.replace(name.find('#'), 1, layer);
-    for (const char* file :
-         {"model.safetensors", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
-      if (!std::ifstream(folder + file)) continue;
-      const test::GoldenFile weights(folder + file);
-      if (weights.has(name)) bias = weights.values<float>(name);
-    }
-    ASSERT_EQ(bias.size(), static_cast<size_t>(p.experts)) << name;
+    bias = test::GoldenModel(model).values<float>(name);
   }
   const auto logits = golden.values<float>("moe.router_logits");
   const auto ids = golden.values<int32_t>("moe.topk_ids");

@@ -284,6 +284,38 @@ std::vector<Case> conformance_cases() {
   return list.cases_;
 }
 
+Case random_case(std::mt19937& rng) {
+  Random random(rng);
+  const auto pick = [&](const auto& table) { return table[random.below(static_cast<unsigned>(table.size()))].value; };
+  const Format f = pick(format::kFormats);
+  InputFormat inputs = pick(format::kInputFormats);
+  while (!format::fits(f, inputs)) inputs = pick(format::kInputFormats);
+  const int unit = unit_of(f), largest = 330 / unit;
+  const auto size = [&] { return static_cast<int64_t>(unit) * (1 + random.below(static_cast<unsigned>(largest))); };
+  const int experts = 1 + static_cast<int>(random.below(40));
+  Case c;
+  c.spec = spec_of(f, inputs, size(), size(), experts,
+                   1 + static_cast<int>(random.below(std::min<unsigned>(8, static_cast<unsigned>(experts)))));
+  c.spec.act = pick(activation::kActivations);
+  c.spec.dtype = random.one_in(3) ? DType::f32 : DType::bf16;
+  c.spec.bias = random.one_in(3);
+  c.spec.act_params = activation::takes_params(c.spec.act) && random.one_in(2);
+  c.spec.fp8_block_trtllm = inputs == InputFormat::fp8_group && random.one_in(2);
+  c.spec.finalize = !random.one_in(5);
+  set_method(c.spec, pick(routing::kMethods));
+  if (c.spec.groups > 1) c.spec.top_k = std::min(c.spec.top_k, experts / 2);
+  c.spec.weight_on_input = c.spec.routing == Method::llama4 && random.one_in(2);
+  if (random.one_in(2)) {
+    c.spec.local_experts = 1 + static_cast<int>(random.below(static_cast<unsigned>(experts)));
+    c.spec.local_offset = static_cast<int>(random.below(static_cast<unsigned>(experts - c.spec.local_experts + 1)));
+  }
+  c.choice = static_cast<Choice>(random.below(5));
+  c.pattern = c.spec.local_offset > 0 ? static_cast<Pattern>(random.below(4)) : static_cast<Pattern>(random.below(3));
+  c.spec.routed = given(c.choice);
+  c.spec.tokens = c.tokens = random.below(40);
+  return c;
+}
+
 Problem make_problem(const Case& c, std::mt19937& rng) {
   Random random(rng);
   Problem p;

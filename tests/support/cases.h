@@ -39,6 +39,9 @@ struct Case {
 // windows; absent experts; T = 0, 1; K = 1, K = 22 of 512; extras. Some hundred, small.
 std::vector<Case> conformance_cases();
 
+// A valid case with everything drawn at random.
+Case random_case(std::mt19937& rng);
+
 // Inputs of one call, ready for MoeArgs.
 struct Problem {
   MoeSpec spec;

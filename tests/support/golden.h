@@ -57,4 +57,24 @@ class GoldenFile {
   std::vector<char> bytes_;
 };
 
+// The tensors of a checkpoint's one or more files.
+class GoldenModel {
+ public:
+  explicit GoldenModel(const std::string& model) {
+    const std::string folder = test_models() + "/" + model + "/";
+    for (const char* name :
+         {"model.safetensors", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"})
+      if (std::ifstream(folder + name)) files_.emplace_back(folder + name);
+  }
+  template <class T>
+  std::vector<T> values(const std::string& name) const {
+    for (const GoldenFile& file : files_)
+      if (file.has(name)) return file.values<T>(name);
+    throw std::runtime_error("no file of the checkpoint has " + name);
+  }
+
+ private:
+  std::vector<GoldenFile> files_;
+};
+
 }  // namespace sluice::test
