@@ -121,6 +121,7 @@ std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, 
   names.module = module;
   if (!spec.gated()) names.gate.clear();
   const weights::LoadedExperts loaded = impl_->loader.experts(names, {spec.experts, spec.inter, spec.hidden});
+  spec.inter = loaded.weights.up.rows;  // padded to whole scale groups
   spec.weights = loaded.format.weights;
   spec.inputs = loaded.format.inputs;
   spec.fp8_block_trtllm = options_.fp8_block_trtllm && spec.weights == format::Format::fp8_block;

@@ -50,7 +50,9 @@ struct ExpertShape {
 };
 
 struct LoadedExperts {
-  ExpertWeights weights;  // this rank's part: shard.h's part_of() says which
+  // This rank's part (shard.h's part_of() says which), I padded with zeros to whole groups of 16 or 32 where the format
+  // has them (248 -> 256): MoeSpec::inter is weights.up.rows.
+  ExpertWeights weights;
   ModuleFormat format;
 };
 

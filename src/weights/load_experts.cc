@@ -4,6 +4,7 @@
 #include "format/quantize_rows.h"
 #include "weights/calibration.h"
 #include "weights/load.h"
+#include "weights/pad.h"
 #include "weights/requantize.h"
 #include "weights/stored.h"
 
@@ -25,6 +26,12 @@ void copy_transposed(const QuantTensor& from, int64_t from_expert, RowWalk walk,
       for (int64_t r = r0; r < std::min(r0 + kTile, rows.size()); ++r)
         for (int64_t c = c0; c < std::min(c0 + kTile, cols.size()); ++c)
           y[r * to.cols + c] = x[(cols.begin + c) * from.cols + walk.begin + (rows.begin + r) * walk.step];
+}
+
+// Kernels take whole groups of 16 and 32; blocks of 128 may end short.
+int64_t small_group(Format format) {
+  const format::FormatInfo f = info(format);
+  return f.scale == format::ScaleType::e8m0 || f.scale == format::ScaleType::e4m3 ? f.group_k : 1;
 }
 
 int64_t bytes_of_weights(const ExpertWeights& w) {
@@ -145,6 +152,7 @@ LoadedExperts Loader::experts(const ExpertNames& names, const ExpertShape& shape
   if (sources[0].fused) read_biases(names, shape, experts, whole_first ? Range{0, shape.inter} : inter, w);
   w = quantize(context_, wanted.weights, w);
   if (whole_first) w = weights::shard(w, {shard.tp_rank, shard.tp_size, 0, 1}, wanted.inputs);
+  w = pad(w, small_group(wanted.weights));
   return out;
 }
 

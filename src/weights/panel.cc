@@ -14,21 +14,6 @@ using format::ScaleType;
 namespace {
 constexpr int kBlockBytes = 64;
 
-// A row of codes as bytes; reading past the end, or a row that is padding, gives zeros.
-struct CodeRow {
-  const uint8_t* data = nullptr;
-  int64_t bytes = 0;
-
-  uint32_t dword(int64_t at) const {
-    uint32_t value = 0;
-    if (at + 4 <= bytes)
-      std::memcpy(&value, data + at, 4);
-    else if (at < bytes)
-      std::memcpy(&value, data + at, static_cast<size_t>(bytes - at));
-    return value;
-  }
-};
-
 // Nibbles 0 2 4 6 of d in the low 16 bits.
 uint32_t even_nibbles(uint32_t d) {
   uint32_t x = d & 0x0f0f0f0fu;
@@ -37,23 +22,57 @@ uint32_t even_nibbles(uint32_t d) {
 }
 
 // Where the four bytes of one row's dword go: bf16 and 4-bit codes keep a dword a row, 8-bit codes split it.
-void place(uint8_t* block, int row, uint32_t d, int bits, Fp8Order order) {
-  if (bits == 16) {
-    std::memcpy(block + 4 * row, &d, 4);
-  } else if (bits == 4) {
+struct PlaceDword {
+  static void at(uint8_t* block, int row, uint32_t d) { std::memcpy(block + 4 * row, &d, 4); }
+};
+struct PlaceNibbles {
+  static void at(uint8_t* block, int row, uint32_t d) {
     const uint32_t packed = even_nibbles(d) | even_nibbles(d >> 4) << 16;
     std::memcpy(block + 4 * row, &packed, 4);
-  } else if (order == Fp8Order::halves) {
+  }
+};
+struct PlaceHalves {
+  static void at(uint8_t* block, int row, uint32_t d) {
     const uint16_t even = static_cast<uint16_t>((d & 0xffu) | (d >> 8 & 0xff00u));
     const uint16_t odd = static_cast<uint16_t>((d >> 8 & 0xffu) | (d >> 16 & 0xff00u));
     std::memcpy(block + 2 * row, &even, 2);
     std::memcpy(block + 32 + 2 * row, &odd, 2);
-  } else {
+  }
+};
+struct PlacePairs {
+  static void at(uint8_t* block, int row, uint32_t d) {
     uint8_t* lane = block + 16 * (row / 4) + 2 * (row % 4);
     const uint16_t low = static_cast<uint16_t>(d), high = static_cast<uint16_t>(d >> 16);
     std::memcpy(lane, &low, 2);
     std::memcpy(lane + 8, &high, 2);
   }
+};
+
+// Codes of one panel: rows[r] points at row r's bytes, null for padding. Bytes behind the end read as zero.
+template <class Place>
+void pack_codes(const uint8_t* const* rows, int64_t row_bytes, int64_t padded_bytes, uint8_t* out, int64_t stride) {
+  static constexpr uint8_t kZeros[4] = {};
+  const int64_t whole = row_bytes / 4;
+  const uint8_t* at[kPanelRows];
+  int64_t step[kPanelRows];
+  for (int r = 0; r < kPanelRows; ++r) {
+    at[r] = rows[r] != nullptr ? rows[r] : kZeros;
+    step[r] = rows[r] != nullptr ? 4 : 0;
+  }
+  for (int64_t b = 0; b < whole; ++b, out += stride)
+#pragma GCC unroll 16
+    for (int r = 0; r < kPanelRows; ++r) {
+      uint32_t d;
+      std::memcpy(&d, at[r] + b * step[r], 4);
+      Place::at(out, r, d);
+    }
+  for (int64_t b = whole; b < padded_bytes / 4; ++b, out += stride)
+    for (int r = 0; r < kPanelRows; ++r) {
+      uint32_t d = 0;
+      if (rows[r] != nullptr && 4 * b < row_bytes)
+        std::memcpy(&d, rows[r] + 4 * b, static_cast<size_t>(std::min<int64_t>(4, row_bytes - 4 * b)));
+      Place::at(out, r, d);
+    }
 }
 
 bool has_e4m3_nan(const uint8_t* codes, int64_t n) {
@@ -139,21 +158,21 @@ void PanelStack::pack_unit(const QuantTensor& w, const QuantTensor* up, int64_t 
   const format::FormatInfo f = info(format_);
   const UnitView view = unit(e, u);
   const int64_t row_bytes = cols_ * f.bits / 8;
-  const int64_t blocks = padded_cols_ * f.bits / 8 / 4;
   const int64_t groups = f.group_k > 1 ? ceil_div<int64_t>(cols_, f.group_k) : 0;
   const int64_t padded_groups = f.group_k > 1 ? ceil_div<int64_t>(padded_cols_, f.group_k) : 0;
   for (int p = 0; p < view.panels; ++p) {
     const QuantTensor& m = paired_ && p == 1 ? *up : w;
     const int64_t first = paired_ ? u * kPanelRows : (u * kUnitPanels + p) * kPanelRows;
     const int64_t valid = std::min<int64_t>(kPanelRows, rows_ - first);
-    CodeRow row[kPanelRows];
+    const uint8_t* row[kPanelRows] = {};
     for (int64_t r = 0; r < valid; ++r)
-      row[r] = {static_cast<const uint8_t*>(m.codes.data()) + (e * rows_ + first + r) * row_bytes, row_bytes};
-
+      row[r] = static_cast<const uint8_t*>(m.codes.data()) + (e * rows_ + first + r) * row_bytes;
     uint8_t* codes = const_cast<uint8_t*>(view.codes) + p * kBlockBytes;
-    for (int64_t b = 0; b < blocks; ++b)
-      for (int r = 0; r < kPanelRows; ++r)
-        place(codes + b * view.panels * kBlockBytes, r, row[r].dword(4 * b), f.bits, order_);
+    const auto pack = f.bits == 16                 ? pack_codes<PlaceDword>
+                      : f.bits == 4                ? pack_codes<PlaceNibbles>
+                      : order_ == Fp8Order::halves ? pack_codes<PlaceHalves>
+                                                   : pack_codes<PlacePairs>;
+    pack(row, row_bytes, padded_cols_ * f.bits / 8, codes, view.panels * kBlockBytes);
 
     float* row_scales = const_cast<float*>(view.row_scale) + p * kPanelRows;
     for (int64_t r = 0; r < kPanelRows; ++r) row_scales[r] = r < valid ? row_scale(m, e, first + r, order_) : 0.0f;

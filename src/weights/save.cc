@@ -114,7 +114,7 @@ class Saver {
     const std::string observed = observed_name(module);
     const auto amax = options_.amax.find(observed);
     if (amax == options_.amax.end()) {
-      uncalibrated_.insert(observed);
+      uncalibrated_.insert(module);
       item.wanted = {};
     } else {
       item.input_scale = static_scale(item.wanted.inputs, amax->second, observed);
@@ -211,7 +211,7 @@ class Saver {
     io::write_file(folder / "config.json", to_json_text(config));
     if (!spelled.hf_quant_config.empty()) io::write_file(folder / "hf_quant_config.json", spelled.hf_quant_config);
     if (!uncalibrated_.empty())
-      ctx_.log(LogLevel::warning, fmt::format("{} modules did not run during calibration and stay in BF16, the first "
+      ctx_.log(LogLevel::warning, fmt::format("{} matrices did not run during calibration and stay in BF16, the first "
                                               "of them {}",
                                               uncalibrated_.size(), *uncalibrated_.begin()));
   }

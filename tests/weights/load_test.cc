@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "weights/calibration.h"
+#include "weights/pad.h"
 #include "written_checkpoint.h"
 
 namespace sluice::weights {
@@ -201,6 +202,23 @@ TEST_F(LoadTest, ExpertsOfEveryFormatAndShard) {
               << which.ep_rank << "/" << which.ep_size;
         }
       }
+}
+
+TEST_F(LoadTest, ShortGroupsArePaddedForTheKernels) {
+  for (const auto& [format, padded] : {std::pair{Format::nvfp4, 64},
+                                       {Format::mxfp8, 64},
+                                       {Format::mxfp4, 64},
+                                       {Format::fp8_block, 56},
+                                       {Format::bf16, 56}}) {
+    Written written;
+    written.config = config_for(format);
+    const ExpertWeights w = random_experts(random, format, 2, 56, 32, true, false);
+    put_experts(written, w, true);
+    const ExpertWeights got = load(written).experts(names_of(true), {2, 56, 32}).weights;
+    EXPECT_EQ(got.up.rows, padded);
+    EXPECT_TRUE(same_bytes(got.gate, pad(w.gate, padded, 32)));
+    EXPECT_TRUE(same_bytes(got.down, pad(w.down, 32, padded)));
+  }
 }
 
 // Per-expert stacks of one projection side by side: [E, 2I, ...] in an order.
