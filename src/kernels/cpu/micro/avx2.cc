@@ -14,7 +14,7 @@ namespace sluice::kernels::cpu {
 namespace {
 
 struct Avx2 {
-  static constexpr int kPair = 1, kTileRows = 6, kTilePanels = 1;
+  static constexpr int kPair = 1, kTileRows = 6, kTilePanels = 1, kWideRows = 2;
   struct F {
     __m256 low, high;  // rows 0-7, 8-15
   };

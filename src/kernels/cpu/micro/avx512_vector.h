@@ -8,7 +8,7 @@ namespace sluice::kernels::cpu {
 namespace {
 
 struct Avx512 {
-  static constexpr int kPair = 1, kTileRows = 8, kTilePanels = 2;
+  static constexpr int kPair = 1, kTileRows = 8, kTilePanels = 2, kWideRows = 0;
   using F = __m512;
   using W = __m512;
   using X = __m512;

@@ -8,7 +8,7 @@ namespace sluice::kernels::cpu {
 namespace {
 
 struct Scalar {
-  static constexpr int kPair = 1, kTileRows = 4, kTilePanels = 1;
+  static constexpr int kPair = 1, kTileRows = 4, kTilePanels = 1, kWideRows = 0;
   struct F {
     float v[16];
   };

@@ -195,13 +195,20 @@ static void run_tile(const Tile& t) {
   }
 }
 
+// Rows of a register tile by kPanels panels.
+template <class V, int kPanels>
+constexpr int tile_rows() {
+  return kPanels > V::kTilePanels ? V::kWideRows : V::kTileRows;
+}
+
 template <class V, class S, int kPanels>
 static void run_rows(const Tile& t, int rows) {
-  static_assert(V::kTileRows <= 8);
+  constexpr int kMax = tile_rows<V, kPanels>();
+  static_assert(kMax <= 8);
   switch (rows) {
-#define SLUICE_CASE(n)                                                     \
-  case n:                                                                  \
-    if constexpr (n <= V::kTileRows) return run_tile<V, S, n, kPanels>(t); \
+#define SLUICE_CASE(n)                                             \
+  case n:                                                          \
+    if constexpr (n <= kMax) return run_tile<V, S, n, kPanels>(t); \
     break;
     SLUICE_CASE(1)
     SLUICE_CASE(2)
@@ -277,7 +284,8 @@ static void run_unit(const GemmArgs& a, int panel) {
   t.out = a.out + 16 * panel;
   t.first = true;
   t.k = a.k;
-  if (a.m <= V::kTileRows) return run_rows<V, PackedSource<V, C>, kPanels>(t, a.m);
+  if (a.m <= tile_rows<V, kPanels>()) return run_rows<V, PackedSource<V, C>, kPanels>(t, a.m);
+  if constexpr (kPanels > V::kTilePanels) __builtin_unreachable();  // gemm() asks for wide tiles for few rows only
 
   const RowTiles<V> tiles(a.m);
   uint8_t* const weights = a.scratch;
@@ -335,6 +343,12 @@ SLUICE_INLINE void scale_outputs(const GemmArgs& a) {
 template <class V, class C>
 static void gemm(const GemmArgs& a) {
   int panel = 0;
+  // One panel at a time leaves too few chains of additions in flight when there are few rows.
+  if constexpr (V::kTilePanels == 1 && V::kWideRows > 0)
+    if (a.m <= V::kWideRows && a.panels == 2) {
+      run_unit<V, C, 2>(a, 0);
+      panel = 2;
+    }
   for (; panel + V::kTilePanels <= a.panels; panel += V::kTilePanels) run_unit<V, C, V::kTilePanels>(a, panel);
   if constexpr (V::kTilePanels > 1)
     for (; panel < a.panels; ++panel) run_unit<V, C, 1>(a, panel);
