@@ -97,7 +97,7 @@ s is string, n is string, xs is string, n is number, t is number, x is float, n 
 d is mapping, xs is mapping, xs is sequence, d is sequence, s is sequence, n is sequence, xs is iterable, n is iterable, s is iterable, missing is iterable
 n is odd, n is even, n is divisibleby 7, n is divisibleby(2), t is true, f is false, n is true, n is not none
 n is eq 7, n is gt 3, n is lt(3), n is ge 7, n is le 6, n is ne 7, 3 is in xs, n is sameas 7
-range is callable, n is callable, "a" is lower, "A" is upper, "aB" is lower
+range is callable, n is callable, missing is callable, "a" is lower, "A" is upper, "aB" is lower
 "a" if t else "b", "a" if f, ("a" if f) is defined, 1 if f else 2 if f else 3
 s | length, xs | count, d | length, e | length, missing | length
 text | trim, "xxaxx" | trim("x"), 5 | trim

@@ -154,30 +154,35 @@ TEST(Tokenizer, SmallModelsEqualTheirGoldens) {
 }
 
 TEST(Tokenizer, LongTextTakesLinearTime) {
-  std::string spaces_then_x(5'000'000, ' ');
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr size_t kBytes = 500'000;  // ten times slower
+#else
+  constexpr size_t kBytes = 5'000'000;
+#endif
+  std::string spaces_then_x(kBytes, ' ');
   spaces_then_x += 'x';
   std::string mixed_marks;  // marks in the wrong order: normal forms sort them
-  for (int i = 0; i < 250'000; ++i) mixed_marks += "\xCC\x81";
-  for (int i = 0; i < 250'000; ++i) mixed_marks += "\xCC\xA3";
+  for (size_t i = 0; i < kBytes / 20; ++i) mixed_marks += "\xCC\x81";
+  for (size_t i = 0; i < kBytes / 20; ++i) mixed_marks += "\xCC\xA3";
   const std::pair<const char*, std::string> cases[] = {
-      {"5 MB of a", std::string(5'000'000, 'a')},
-      {"5 MB of 1", std::string(5'000'000, '1')},
-      {"5 MB of newlines", std::string(5'000'000, '\n')},
-      {"5 MB of !", std::string(5'000'000, '!')},
+      {"5 MB of a", std::string(kBytes, 'a')},
+      {"5 MB of 1", std::string(kBytes, '1')},
+      {"5 MB of newlines", std::string(kBytes, '\n')},
+      {"5 MB of !", std::string(kBytes, '!')},
       {"5 MB of spaces, x", spaces_then_x},
       {"1 MB of marks", mixed_marks},
-      {"5 MB of <", std::string(5'000'000, '<')},
+      {"5 MB of <", std::string(kBytes, '<')},
   };
-  for (const char* name : {"llama3", "qwen", "tekken", "deepseek", "gpt2"}) {
+  for (const char* name : {"llama3", "qwen", "deepseek"}) {
     const Tokenizer t = tokenizer_of(name);
     for (const auto& [what, text] : cases) {
       const auto start = std::chrono::steady_clock::now();
       const Ids ids = t.encode(text, {.add_special_tokens = false});
       const double seconds = seconds_since(start);
-      // 0.2 to 1 s on one busy core; quadratic work would take hours. Sanitizers are ten times slower.
+      // 0.2 to 1.6 s on a busy machine; quadratic work would take hours.
       EXPECT_LT(seconds, 20.0) << name << ", " << what;
       if (std::getenv("SLUICE_TEST_VERBOSE")) printf("%-9s %-18s %.2f s\n", name, what, seconds);
-      if (std::string(name) != "qwen" && std::string(name) != "gpt2") {
+      if (std::string(name) != "qwen") {  // NFC changes the marks
         EXPECT_EQ(t.decode(ids), text) << name << ", " << what;
       }
     }

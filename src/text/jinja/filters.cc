@@ -242,7 +242,7 @@ Value tojson(const Value& subject, Call& call) {
     style.indent = call.integer(1);
     if (style.indent < 0 || style.indent > 16)
       call.refuse(fmt::format("takes an indent of 0 to 16, not {}", style.indent));
-    style.item_separator = ",";
+    style.item_separator.assign(1, ',');
   }
   if (call.has(2) && !call.value(2).is(Kind::none)) {
     const Value& v = call.value(2);

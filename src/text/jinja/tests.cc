@@ -84,7 +84,7 @@ constexpr Row kTests[] = {
     {">", compares<true, false>},
     {">=", compares<false, true>},
     {"boolean", is_kind<Kind::boolean>},
-    {"callable", is_kind<Kind::callable>},
+    {"callable", is_kind<Kind::callable, Kind::undefined>},
     {"defined", is_defined},
     {"divisibleby", divisible_by},
     {"eq", is_equal<true>},
