@@ -32,7 +32,7 @@ void add_moe(CLI::App& parent, Shared& shared) {
                                   {"run", "one fused-MoE call from a safetensors file",
                                    "  sluice moe run case.safetensors -o out.safetensors --trace\n"},
                                   [o, &shared] { run(*o, shared); });
-  command->add_option("CASE", o->in, "safetensors file with the inputs (docs/moe_run.md)")->required();
+  command->add_option("CASE", o->in, "safetensors file with the inputs (docs/reference.md)")->required();
   command->add_option("-o,--output", o->out, "safetensors file to write")->required();
   command->add_option("--moe-runner-backend", o->backend, "the backend: " + moe::backend_names());
   command->add_flag("--trace", o->trace, "also write the chosen experts and every rounding point");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One fused-MoE call as a safetensors file: for bug reports, other implementations' vectors and replaying a conformance
-// case. docs/moe_run.md lists every tensor.
+// case. docs/reference.md lists every tensor.
 #pragma once
 
 #include <filesystem>

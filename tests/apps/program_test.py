@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -282,6 +283,41 @@ class Operator(Program):
     def test_moe_run_refuses_what_is_no_case(self):
         self.refused(FILE, "/no/such/case", "moe", "run", "/no/such/case.safetensors", "-o", self.folder / "out.safetensors")
         self.assertEqual(list(self.folder.iterdir()), [])
+
+
+class Documents(Program):
+    """docs/reference.md beyond what tools/reference.py generates."""
+    TEXT = (SOURCE / "docs" / "reference.md").read_text()
+
+    def section(self, title):
+        return self.TEXT.split(f"\n{title}\n", 1)[1].split("\n## ", 1)[0]
+
+    def test_spec_line_has_every_key_and_value(self):
+        rows = [line.split("|")[1:3] for line in self.section("## The spec line").splitlines() if line.startswith("| `")]
+        documented = {key: values for keys, values in rows for key in re.findall(r"`(\w+)`", keys)}
+        accepted = run("explain", "colour=red").stderr.split("accepted: ")[1]
+        self.assertEqual(sorted(documented), sorted(re.findall(r"\w+", accepted)))
+        for key in ("weights", "inputs", "dtype", "act", "routing"):
+            accepted = run("explain", f"experts=8 top_k=2 hidden=64 inter=48 {key}=colour").stderr.split("accepted: ")
+            self.assertEqual(re.findall(r"`(\w+)`", documented[key]), re.findall(r"\w+", accepted[1]), key)
+
+    def test_worked_example_of_moe_run(self):
+        example = self.section("## Files of `sluice moe run`")
+        code = re.search(r"```python\n(.*?)```", example, re.DOTALL)[1]
+        subprocess.run([sys.executable, "-c", code], cwd=self.folder, check=True)
+        command = re.search(r"^\$ sluice (.*)$", example, re.MULTILINE)[1].split()
+        result = run(*command, cwd=self.folder)
+        self.assertEqual(result.returncode, OK, result.stderr)
+        data = (self.folder / "out.safetensors").read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:start])
+        self.assertEqual((header["output"]["dtype"], header["output"]["shape"]), ("BF16", [2, 2]))
+        begin, end = header["output"]["data_offsets"]
+        raw = data[start + begin:start + end]
+        values = [struct.unpack("<f", b"\0\0" + raw[i:i + 2])[0] for i in range(0, len(raw), 2)]
+        self.assertEqual(values, [4.5, 9, 8, 16])
+        for name in ("expert_ids", "expert_weights", "trace.input", "trace.up", "trace.activated", "trace.down"):
+            self.assertIn(name, header)
 
 
 if __name__ == "__main__":

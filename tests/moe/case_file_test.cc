@@ -93,7 +93,7 @@ std::vector<float> floats_of(const GoldenFile& f, const std::string& name) {
   return out;
 }
 
-// Two tokens, two experts, worked out by hand. The same numbers stand in docs/moe_run.md.
+// Two tokens, two experts, worked out by hand. The same numbers stand in docs/reference.md.
 File worked_example() {
   return {{"hidden_states", bf16({2, 2}, {1, 2, -1, 3})},
           {"gemm1_weights", bf16({2, 1, 2}, {1, 1, 2, -1})},  // expert 0: x0 + x1; expert 1: 2 x0 - x1
