@@ -63,8 +63,13 @@ inline constexpr float kSumEpsilon = 1e-20f;
 // shows in the output instead of hiding.
 HD inline uint64_t selection_key(float score, uint32_t id) {
   const uint32_t u = std::bit_cast<uint32_t>(score + 0.0f);  // -0 becomes 0
-  const uint32_t ordered = score != score ? 0xffffffffu : (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
+  const uint32_t flip = (0u - (u >> 31)) | 0x80000000u;      // all bits of negatives, the sign of others; no branch
+  const uint32_t ordered = score != score ? 0xffffffffu : u ^ flip;
   return static_cast<uint64_t>(ordered) << 32 | (0xffffffffu - id);
+}
+HD inline float score_of(uint64_t key) {
+  const auto ordered = static_cast<uint32_t>(key >> 32);
+  return std::bit_cast<float>((ordered & 0x80000000u) != 0 ? ordered & 0x7fffffffu : ~ordered);
 }
 HD inline int32_t id_of(uint64_t key) { return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key)); }
 

@@ -11,13 +11,16 @@ namespace sluice::routing {
 
 namespace {
 
-// The K largest keys seen, descending. Insertion into a short sorted array: after the first K, a key of random logits
-// gets in with probability K / seen, so a row costs about E comparisons and K^2 ln(E / K) / 2 moves.
+// The K largest scores seen, as descending keys. Insertion into a short sorted array: after the first K, a random score
+// gets in with probability K / seen, so a row costs about E comparisons and K^2 ln(E / K) / 2 moves. Scores must be
+// offered in the order of their ids: an equal score that comes later loses.
 class Best {
  public:
   Best(uint64_t* keys, int k) : keys_(keys), k_(k) {}
 
-  void offer(uint64_t key) {
+  void offer(float score, uint32_t id) {
+    if (score <= worst_) return;  // false for NaN, which comes first
+    const uint64_t key = selection_key(score, id);
     if (count_ == k_) {
       if (key < keys_[k_ - 1]) return;
       --count_;
@@ -25,11 +28,13 @@ class Best {
     int at = count_++;
     for (; at > 0 && keys_[at - 1] < key; --at) keys_[at] = keys_[at - 1];
     keys_[at] = key;
+    if (count_ == k_) worst_ = score_of(keys_[k_ - 1]);
   }
 
  private:
   uint64_t* keys_;
   int k_, count_ = 0;
+  float worst_ = std::numeric_limits<float>::quiet_NaN();  // no comparison holds until K are there
 };
 
 // Memory of one row: chosen keys of experts and of groups, scores.
@@ -38,10 +43,11 @@ struct Scratch {
   float* scores;     // [E]
 };
 
-RowSoftmax row_softmax(Values logits, int64_t begin, int experts) {
+template <class Row>
+RowSoftmax row_softmax(const Row& x, int experts) {
   RowSoftmax row{-std::numeric_limits<float>::infinity(), 0.0f};
-  for (int e = 0; e < experts; ++e) row.max = std::max(row.max, logits[begin + e]);
-  for (int e = 0; e < experts; ++e) row.sum += expf(logits[begin + e] - row.max);
+  for (int e = 0; e < experts; ++e) row.max = std::max(row.max, x(e));
+  for (int e = 0; e < experts; ++e) row.sum += expf(x(e) - row.max);
   return row;
 }
 
@@ -57,7 +63,7 @@ void mask_groups(const Params& p, Scratch s) {
       second = std::max(second, std::min(first, scores[i]));
       first = std::max(first, scores[i]);
     }
-    best.offer(selection_key(size > 1 ? first + second : first, static_cast<uint32_t>(g)));
+    best.offer(size > 1 ? first + second : first, static_cast<uint32_t>(g));
   }
   for (int g = 0; g < p.groups; ++g) {
     const bool kept = std::any_of(s.chosen, s.chosen + p.top_groups, [&](uint64_t key) { return id_of(key) == g; });
@@ -65,24 +71,25 @@ void mask_groups(const Params& p, Scratch s) {
   }
 }
 
-template <class M>
-void route_row(const Params& p, Values logits, int64_t begin, Values bias, int32_t* ids, float* weights, Scratch s) {
+// `Row` reads a logit of the token as float32.
+template <class M, class Row>
+void route_row(const Params& p, const Row& x, Values bias, int32_t* ids, float* weights, Scratch s) {
   RowSoftmax row;
-  if constexpr (M::kRowSoftmax) row = row_softmax(logits, begin, p.experts);
+  if constexpr (M::kRowSoftmax) row = row_softmax(x, p.experts);
   for (int e = 0; e < p.experts; ++e) {
     const float b = M::kBias && bias ? choice_bias(bias[e], p) : 0.0f;
-    s.scores[e] = M::key(logits[begin + e], b, row);
+    s.scores[e] = M::key(x(e), b, row);
   }
   if (p.groups > 1) mask_groups(p, s);
 
   Best best(s.chosen, p.top_k);
-  for (int e = 0; e < p.experts; ++e) best.offer(selection_key(s.scores[e], static_cast<uint32_t>(e)));
+  for (int e = 0; e < p.experts; ++e) best.offer(s.scores[e], static_cast<uint32_t>(e));
 
-  const float top = logits[begin + id_of(s.chosen[0])];
+  const float top = x(id_of(s.chosen[0]));
   float sum = 0.0f;
   for (int k = 0; k < p.top_k; ++k) {
     ids[k] = id_of(s.chosen[k]);
-    weights[k] = M::term(logits[begin + ids[k]], top, row);
+    weights[k] = M::term(x(ids[k]), top, row);
     sum += weights[k];
   }
   for (int k = 0; k < p.top_k; ++k) {
@@ -128,8 +135,19 @@ void route(Method method, const Params& p, Values logits, Values bias, int64_t t
   Scratch s{static_cast<uint64_t*>(scratch), nullptr};
   s.scores = reinterpret_cast<float*>(s.chosen + chosen_count(p));
   Methods::visit(method, [&]<class M> {
-    for (int64_t t = 0; t < tokens; ++t)
-      route_row<M>(p, logits, t * p.experts, bias, ids + t * p.top_k, weights + t * p.top_k, s);
+    for (int64_t t = 0; t < tokens; ++t) {
+      int32_t* row_ids = ids + t * p.top_k;
+      float* row_weights = weights + t * p.top_k;
+      if (logits.bf16) {
+        const auto* x = static_cast<const bf16_t*>(logits.data) + t * p.experts;
+        route_row<M>(
+            p, [x](int e) { return bf16_to_float(x[e]); }, bias, row_ids, row_weights, s);
+      } else {
+        const auto* x = static_cast<const float*>(logits.data) + t * p.experts;
+        route_row<M>(
+            p, [x](int e) { return x[e]; }, bias, row_ids, row_weights, s);
+      }
+    }
   });
 }
 
