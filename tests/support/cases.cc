@@ -127,6 +127,8 @@ void add_special_numerics(List& list) {
       s.routing = Method::llama4;
       s.weight_on_input = on_input;
       list.add(s, 12, Choice::bf16_logits);
+      s.bias = true;  // the weight multiplies the biased result
+      list.add(s, 12, Choice::bf16_logits);
     }
   MoeSpec s = spec_of(Format::bf16, InputFormat::plain, 64, 32, 16, 4);
   s.routing = Method::sigmoid_renorm;
