@@ -307,6 +307,8 @@ def make(name, out):
     folder.mkdir(parents=True, exist_ok=True)
     d = shape_config({**config.to_dict(), "architectures": [cls.__name__], "dtype": "bfloat16"})
     d = {k: v for k, v in d.items() if not k.startswith("_")}
+    if "time_step_limit" in d:
+        d["time_step_limit"] = [0.0, {"__float__": "Infinity"}]  # as transformers 5 writes it: JSON has no infinity
     (folder / "config.json").write_text(json.dumps(d, indent=1, sort_keys=True) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     save_file({k: v.contiguous() for k, v in golden.items()}, folder / "golden.safetensors",

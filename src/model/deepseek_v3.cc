@@ -99,24 +99,20 @@ Mlp dense_mlp(const Source& s, const Config& c, const std::string& p, Dim inter)
 }
 
 MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
-  const Dim experts{c.experts, "n_routed_experts"};
+  const Dim hidden{c.hidden, "hidden_size"}, experts{c.experts, "n_routed_experts"};
   MoeLayer m;
   m.index = static_cast<int>(layer);
   m.experts_name = p + "experts";
-  m.router = s.dense(p + "gate", experts, {c.hidden, "hidden_size"});
+  m.router = s.dense(p + "gate", experts, hidden);
   m.router_bias = s.floats(p + "gate.e_score_correction_bias", {experts});
   MoeSpec spec;
-  spec.experts = static_cast<int>(c.experts);
   spec.top_k = static_cast<int>(c.top_k);
-  spec.hidden = c.hidden;
-  spec.inter = c.moe_inter;
-  spec.dtype = s.options().dtype;
   spec.act = activation::Activation::swiglu;
   spec.routing = routing::Method::deepseek_v3;
   spec.groups = static_cast<int>(c.groups);
   spec.top_groups = static_cast<int>(c.top_groups);
   spec.routed_scale = c.routed_scale;
-  m.experts = s.experts(m.experts_name, spec);
+  m.experts = s.experts(m.experts_name, {experts, {c.moe_inter, "moe_intermediate_size"}, hidden}, spec);
   if (c.shared > 0)
     m.shared =
         dense_mlp(s, c, p + "shared_experts.", {c.moe_inter * c.shared, "moe_intermediate_size * n_shared_experts"});

@@ -155,17 +155,14 @@ MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t
     m.latent_out = s.dense(p + "fc2_latent_proj", hidden, latent, bias);
   }
   MoeSpec spec;
-  spec.experts = static_cast<int>(c.experts);
   spec.top_k = static_cast<int>(c.top_k);
-  spec.hidden = c.latent > 0 ? c.latent : c.hidden;
-  spec.inter = c.moe_inter;
-  spec.dtype = s.options().dtype;
   spec.act = activation::Activation::relu2;
   spec.routing = routing::Method::deepseek_v3;
   spec.groups = static_cast<int>(c.groups);
   spec.top_groups = static_cast<int>(c.top_groups);
   spec.routed_scale = c.routed_scale;
-  m.experts = s.experts(m.experts_name, spec);
+  m.experts = s.experts(m.experts_name,
+                        {experts, {c.moe_inter, "moe_intermediate_size"}, c.latent > 0 ? latent : hidden}, spec);
   if (c.shared > 0)
     m.shared = mlp(s, c, p + "shared_experts.",
                    {c.shared_inter * c.shared, "moe_shared_expert_intermediate_size * n_shared_experts"});

@@ -73,17 +73,14 @@ MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t
   MoeLayer m;
   m.index = static_cast<int>(layer);
   m.experts_name = p + "experts";
-  m.router = s.dense(p + "gate", {c.experts, "num_experts"}, {c.hidden, "hidden_size"});
+  const Dim hidden{c.hidden, "hidden_size"}, experts{c.experts, "num_experts"};
+  m.router = s.dense(p + "gate", experts, hidden);
   m.router_floats = false;  // a BF16 run's logits are BF16
   MoeSpec spec;
-  spec.experts = static_cast<int>(c.experts);
   spec.top_k = static_cast<int>(c.top_k);
-  spec.hidden = c.hidden;
-  spec.inter = c.moe_inter;
-  spec.dtype = s.options().dtype;
   spec.act = activation::Activation::swiglu;
   spec.routing = c.norm_topk ? routing::Method::renormalize_naive : routing::Method::softmax;
-  m.experts = s.experts(m.experts_name, spec);
+  m.experts = s.experts(m.experts_name, {experts, {c.moe_inter, "moe_intermediate_size"}, hidden}, spec);
   return m;
 }
 }  // namespace

@@ -53,11 +53,35 @@ std::string Source::first_of(std::initializer_list<std::string> names) const {
 
 void Source::verify_shape(const std::string& name, Dims shape) const {
   const io::SafetensorsEntry* entry = checkpoint().find(name);
-  check_file(entry != nullptr, "{}: tensor \"{}\" is missing", options_.path.string(), name);
   std::string keys;
   for (const Dim& d : shape) keys.append(keys.empty() ? "" : ", ").append(d.keys);
+  check_file(entry != nullptr, "{}: tensor \"{}\" is missing; {} asks for it with shape {} ({})",
+             options_.path.string(), name, config().source(), to_string(sizes(shape)), keys);
   check_file(entry->shape == sizes(shape), "{} has shape {}, but {} asks for {} ({})", checkpoint().source_of(name),
              to_string(entry->shape), config().source(), to_string(sizes(shape)), keys);
+}
+
+// Packed codes have fewer bytes than columns, or names of their own: those are the loader's to check.
+void Source::verify_module(const std::string& module, Dim rows, Dim cols) const {
+  const io::SafetensorsEntry* entry = checkpoint().find(module + ".weight");
+  const bool packed = entry != nullptr ? entry->dtype->dtype == DType::u8 : contains(module + ".weight_packed");
+  if (!packed) verify_shape(module + ".weight", {rows, cols});
+}
+
+void Source::verify_experts(const std::string& module, const ExpertDims& dims, bool gated) const {
+  const auto expert = [&](int64_t e) { return fmt::format("{}.{}.up_proj", module, e); };
+  const std::string fused = module + (gated ? ".gate_up_proj" : ".up_proj");
+  if (const io::SafetensorsEntry* entry = checkpoint().find(fused); entry && entry->dtype->dtype != DType::u8) {
+    Dim rows = dims.inter;
+    if (gated) rows.n *= 2;
+    verify_shape(fused, {dims.experts, rows, dims.hidden});
+  } else if (contains(expert(0) + ".weight") || contains(expert(0) + ".weight_packed")) {
+    verify_module(expert(0), dims.inter, dims.hidden);
+    verify_module(expert(dims.experts.n - 1), dims.inter, dims.hidden);
+    const std::string next = expert(dims.experts.n) + ".weight";
+    check_file(!contains(next), "{} exists, but {} says {} experts ({})", checkpoint().source_of(next),
+               config().source(), dims.experts.n, dims.experts.keys);
+  }
 }
 
 Tensor Source::floats(const std::string& name, Dims shape) const {
@@ -81,13 +105,10 @@ Dense Source::dense(const std::string& module, Dim rows, Dim cols, Bias bias) co
   check_file(bias == Bias::present || !contains(module + ".bias"),
              "{} exists, but {} says that this projection has no bias", checkpoint().source_of(module + ".bias"),
              config().source());
+  verify_module(module, rows, cols);
   const std::string weight = module + ".weight";
-  if (const io::SafetensorsEntry* entry = checkpoint().find(weight)) {
-    // Packed codes have fewer bytes than columns; the loader checks those.
-    const std::optional<DType> dtype = entry->dtype->dtype;
-    if (dtype != DType::u8) verify_shape(weight, {rows, cols});
-    if (dtype == DType::f32) return {module, floats(weight, {rows, cols}), b};
-  }
+  if (const io::SafetensorsEntry* entry = checkpoint().find(weight); entry && entry->dtype->dtype == DType::f32)
+    return {module, floats(weight, {rows, cols}), b};
   const weights::LoadedLinear loaded = impl_->loader.linear(module, rows.n, cols.n);
   ops::LinearOptions o;
   o.inputs = loaded.inputs;
@@ -107,6 +128,7 @@ Dense Source::tied(const std::string& module, const Tensor& weight) const {
 }
 
 Tensor Source::dequantized(const std::string& module, Dim rows, Dim cols) const {
+  verify_module(module, rows, cols);
   const weights::QuantTensor w = impl_->loader.linear(module, rows.n, cols.n).w;
   if (w.format == format::Format::bf16) return w.codes.reshape({rows.n, cols.n});
   const Tensor values = weights::dequantize(w).reshape({rows.n, cols.n});
@@ -116,7 +138,13 @@ Tensor Source::dequantized(const std::string& module, Dim rows, Dim cols) const 
   return rounded;
 }
 
-std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, MoeSpec spec) const {
+std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, const ExpertDims& dims,
+                                                     MoeSpec spec) const {
+  spec.experts = static_cast<int>(dims.experts.n);
+  spec.inter = dims.inter.n;
+  spec.hidden = dims.hidden.n;
+  spec.dtype = options_.dtype;
+  verify_experts(module, dims, spec.gated());
   weights::ExpertNames names;
   names.module = module;
   if (!spec.gated()) names.gate.clear();

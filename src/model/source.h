@@ -22,6 +22,10 @@ struct Dim {
 };
 using Dims = std::initializer_list<Dim>;
 
+struct ExpertDims {
+  Dim experts, inter, hidden;
+};
+
 enum class Bias : uint8_t { none, present };  // as the configuration says; the tensors must agree
 
 class Source {
@@ -45,12 +49,14 @@ class Source {
   Tensor dequantized(const std::string& module, Dim rows, Dim cols) const;  // bf16 or f32 [N, K]
 
   // The experts under `module` ("model.layers.0.mlp.experts"), one by one or fused, prepared by the chosen backend.
-  // `spec` says everything but the number formats.
-  std::shared_ptr<const moe::MoeLayer> experts(const std::string& module, MoeSpec spec) const;
+  // `spec` says everything but sizes and number formats.
+  std::shared_ptr<const moe::MoeLayer> experts(const std::string& module, const ExpertDims& dims, MoeSpec spec) const;
 
  private:
   struct Impl;
   void verify_shape(const std::string& name, Dims shape) const;
+  void verify_module(const std::string& module, Dim rows, Dim cols) const;
+  void verify_experts(const std::string& module, const ExpertDims& dims, bool gated) const;
   Context& ctx_;
   LoadOptions options_;
   std::unique_ptr<Impl> impl_;

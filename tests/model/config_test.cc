@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Configurations that are wrong in themselves or contradict the tensors (spec/cpu-and-server.md 5.3, M11): one sentence
+// that names file, key and value; nothing crashes and nothing is divided by zero.
+#include <functional>
+
+#include "tests/io/expect_error.h"
+#include "tests/io/temp_dir.h"
+#include "tests/model/fixture.h"
+
+namespace sluice::model {
+namespace {
+
+using nlohmann::json;
+
+std::string fixture(const std::string& name) { return std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/" + name; }
+
+// Loads the fixture's tensors under an edited config.json.
+void load_edited(const std::string& name, const std::function<void(json&)>& edit) {
+  const io::TempDir folder;
+  json config = json::parse(io::slurp(fixture(name) + "/config.json"));
+  edit(config);
+  folder.put("config.json", config.dump());
+  std::filesystem::create_symlink(fixture(name) + "/model.safetensors", folder / "model.safetensors");
+  load(folder.path(), DType::bf16);
+}
+
+struct Wrong {
+  const char* key;
+  json value;  // null: the key is removed
+  std::vector<std::string> words;
+  ErrorCode code = ErrorCode::bad_file;
+};
+
+void expect_all(const std::string& name, const std::vector<Wrong>& cases) {
+  for (const Wrong& w : cases) {
+    SCOPED_TRACE(name + ": " + w.key + " = " + w.value.dump());
+    std::vector<std::string> words = w.words;
+    words.push_back("config.json");
+    io::expect_error(w.code, words, [&] {
+      load_edited(name, [&](json& c) {
+        if (w.value.is_null())
+          c.erase(w.key);
+        else
+          c[w.key] = w.value;
+      });
+    });
+  }
+}
+
+TEST(Config, UneditedLoads) {
+  for (const char* name : {"qwen3-moe", "nemotron-h", "deepseek-v3"}) load_edited(name, [](json&) {});
+}
+
+TEST(Config, Qwen3Moe) {
+  const int64_t huge = int64_t{1} << 31;
+  expect_all("qwen3-moe",
+             {{"hidden_size", 0, {"hidden_size", "0"}},
+              {"hidden_size", 57, {"hidden_size", "[331, 57]"}},
+              {"hidden_size", "many", {"hidden_size"}},
+              {"vocab_size", 330, {"vocab_size", "embed_tokens", "[331, 56]"}},
+              {"vocab_size", huge, {"vocab_size", "2147483648"}},
+              {"num_hidden_layers", 6, {"model.layers.5"}, ErrorCode::bad_file},
+              {"num_hidden_layers", nullptr, {"num_hidden_layers"}},
+              {"num_attention_heads", 5, {"num_key_value_heads", "must divide"}},
+              {"num_attention_heads", 4, {"q_proj", "num_attention_heads * head_dim"}},
+              {"num_key_value_heads", 0, {"num_key_value_heads", "0"}},
+              {"num_key_value_heads", 3, {"k_proj", "num_key_value_heads"}},
+              {"head_dim", 0, {"head_dim", "0"}},
+              {"head_dim", 17, {"head_dim", "17", "even"}},
+              {"num_local_experts", 0, {"num_local_experts", "0"}},
+              {"num_local_experts", huge, {"num_local_experts", "2147483648"}},
+              {"num_local_experts", 7, {"num_experts", "[6, 56]"}},
+              {"num_local_experts", -1, {"num_local_experts", "-1"}},
+              {"num_experts_per_tok", 7, {"num_experts_per_tok", "7", "num_experts = 6"}},
+              {"num_experts_per_tok", 0, {"num_experts_per_tok", "0"}},
+              {"moe_intermediate_size", 41, {"moe_intermediate_size", "[6, 80, 56]"}},
+              {"intermediate_size", 103, {"intermediate_size", "[104, 56]"}},
+              {"decoder_sparse_step", 0, {"decoder_sparse_step", "0"}},
+              {"mlp_only_layers", {5}, {"mlp_only_layers", "5"}},
+              {"rms_norm_eps", 0, {"rms_norm_eps", "0"}},
+              {"rms_norm_eps", 1e300, {"rms_norm_eps"}},
+              {"max_position_embeddings", 0, {"max_position_embeddings", "0"}},
+              {"tie_word_embeddings", "yes", {"tie_word_embeddings"}},
+              {"attention_bias", false, {"q_proj.bias", "no bias"}},
+              {"rope_parameters", {{"rope_theta", 0}, {"rope_type", "default"}}, {"rope_theta", "0"}},
+              {"rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "spiral"}}, {"rope_type", "spiral", "yarn"}},
+              {"rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "linear"}}, {"factor"}},
+              {"rope_theta", 7.0, {"rope_theta", "7", "5000"}},
+              {"hidden_act", "tanh", {"hidden_act", "tanh", "silu"}, ErrorCode::unsupported},
+              {"use_sliding_window", true, {"use_sliding_window"}, ErrorCode::unsupported},
+              {"architectures",
+               {"LlamaForCausalLM"},
+               {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"},
+               ErrorCode::unsupported},
+              {"architectures", json::array(), {"architectures"}},
+              {"eos_token_id", -5, {"eos_token_id", "-5"}}});
+}
+
+TEST(Config, NemotronH) {
+  expect_all("nemotron-h",
+             {{"layers_block_type", {"moe", "dance"}, {"dance", "linear_attention"}, ErrorCode::invalid_argument},
+              {"layers_block_type", json::array(), {"layers_block_type"}},
+              {"hybrid_override_pattern", "MM", {"hybrid_override_pattern", "different layers"}},
+              {"num_hidden_layers", 9, {"num_hidden_layers", "9", "8 layers"}},
+              {"mamba_num_heads", 0, {"mamba_num_heads", "0"}},
+              {"mamba_num_heads", 5, {"in_proj"}},
+              {"n_groups", 4, {"n_groups", "must divide"}},
+              {"n_groups", 0, {"n_groups", "0"}},
+              {"ssm_state_size", 25, {"in_proj"}},
+              {"conv_kernel", 4, {"conv1d.weight", "conv_kernel"}},
+              {"conv_kernel", 17, {"conv_kernel", "17"}},
+              {"use_conv_bias", true, {"conv1d.bias", "missing"}},
+              {"use_bias", false, {"in_proj.bias", "no bias"}},
+              {"moe_latent_size", 41, {"fc1_latent_proj", "moe_latent_size"}},
+              {"n_routed_experts", 0, {"n_routed_experts", "0"}},
+              {"n_group", 3, {"n_group", "must divide"}},
+              {"topk_group", 3, {"topk_group", "n_group = 2"}},
+              {"num_experts_per_tok", 6, {"num_experts_per_tok", "6"}},
+              {"routed_scaling_factor", 0, {"routed_scaling_factor"}},
+              {"norm_topk_prob", false, {"norm_topk_prob"}, ErrorCode::unsupported},
+              {"mlp_hidden_act", "gelu", {"mlp_hidden_act", "relu2"}, ErrorCode::unsupported},
+              {"moe_shared_expert_intermediate_size", 49, {"shared_experts", "[50]"}}});
+}
+
+TEST(Config, DeepseekV3) {
+  expect_all("deepseek-v3", {{"num_key_value_heads", 1, {"num_key_value_heads", "1"}},
+                             {"kv_lora_rank", 0, {"kv_lora_rank", "0"}},
+                             {"kv_lora_rank", 37, {"kv_a_proj_with_mqa", "kv_lora_rank"}},
+                             {"q_lora_rank", 16, {"q_a_proj"}},
+                             {"qk_rope_head_dim", 13, {"qk_rope_head_dim", "even"}},
+                             {"qk_nope_head_dim", 21, {"q_proj", "qk_nope_head_dim"}},
+                             {"v_head_dim", 27, {"kv_b_proj", "v_head_dim"}},
+                             {"n_group", 2, {"n_group", "7"}},
+                             {"n_group", 7, {"n_group", "7"}},
+                             {"topk_group", 2, {"topk_group", "n_group = 1"}},
+                             {"n_routed_experts", 8, {"n_routed_experts"}},
+                             {"num_experts_per_tok", 8, {"num_experts_per_tok", "8"}},
+                             {"first_k_dense_replace", 1, {"model.layers.1.mlp"}},
+                             {"n_shared_experts", 3, {"n_shared_experts"}},
+                             {"moe_layer_freq", 2, {"moe_layer_freq", "2"}, ErrorCode::unsupported},
+                             {"scoring_func", "softmax", {"scoring_func", "sigmoid"}, ErrorCode::unsupported},
+                             {"topk_method", "greedy", {"topk_method", "noaux_tc"}, ErrorCode::unsupported},
+                             {"rope_scaling", {{"type", "yarn"}, {"factor", 4}}, {"original_max_position_embeddings"}},
+                             {"rope_scaling",
+                              {{"type", "yarn"}, {"factor", 0.5}, {"original_max_position_embeddings", 64}},
+                              {"factor", "0.5"}}});
+}
+
+TEST(Config, MissingTensorsAreNamed) {
+  // A checkpoint of one tensor.
+  const io::TempDir folder;
+  folder.put("config.json", io::slurp(fixture("qwen3-moe") + "/config.json"));
+  const std::string header = R"({"model.norm.weight":{"dtype":"F32","shape":[56],"data_offsets":[0,224]}})";
+  const uint64_t length = header.size();
+  folder.put("model.safetensors",
+             std::string(reinterpret_cast<const char*>(&length), 8) + header + std::string(224, '\0'));
+  io::expect_error(ErrorCode::bad_file, {"model.embed_tokens.weight", "missing"},
+                   [&] { load(folder.path(), DType::bf16); });
+}
+
+}  // namespace
+}  // namespace sluice::model
