@@ -6,8 +6,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
@@ -144,11 +144,11 @@ TEST(Safetensors, ManyTensors) {
               R"(.weight":{"dtype":"U8","shape":[1],"data_offsets":[)" + std::to_string(i) + "," +
               std::to_string(i + 1) + "]}";
   const std::string file = pack_safetensors(header + "}", kCount);
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of the processor: the machine may be busy
   EXPECT_EQ(parse_safetensors_header(file, "f").entries.size(), static_cast<size_t>(kCount));
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  RecordProperty("seconds", std::to_string(took.count()));
-  EXPECT_LT(took.count(), 10.0);  // 0.3 s here; a sanitizer build or a loaded machine takes longer
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  RecordProperty("seconds", std::to_string(seconds));
+  EXPECT_LT(seconds, 10.0);  // 0.3 s here, ten times that under sanitizers; a quadratic search takes hours
 }
 
 struct RandomTensors {
