@@ -53,6 +53,7 @@ constexpr Kind kKinds[] = {
 
 struct Options {
   std::vector<std::string> shapes, kinds, instances;
+  std::vector<int> splits;  // pairs to force
   std::vector<int64_t> tokens{1, 8, 32, 128, 512, 2048, 8192};
   double copy_tbs = 0, bf16_tflops = 790, fp8_tflops = 1497;
   bool pdl = true, logits = false;
@@ -218,9 +219,12 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
       if (std::find(o.instances.begin(), o.instances.end(), "all") != o.instances.end() ||
           std::find(o.instances.begin(), o.instances.end(), i.name()) != o.instances.end())
         if (i.operand == layers[0].first().shape.operand) instances.push_back(i.name());
-    for (const std::string& instance : instances) {
-      const sm90::GemmChoice choice = layers[0].choice(tokens, instance);
-      sm90::DeviceBuffer workspace(layers[0].workspace_bytes(tokens, instance));
+    std::vector<sm90::GemmForce> forces;
+    for (const std::string& instance : instances) forces.push_back({instance, {0, 0}});
+    for (size_t i = 0; i + 1 < o.splits.size(); i += 2) forces.push_back({"", {o.splits[i], o.splits[i + 1]}});
+    for (const sm90::GemmForce& force : forces) {
+      const sm90::GemmChoice choice = layers[0].choice(tokens, force);
+      sm90::DeviceBuffer workspace(layers[0].workspace_bytes(tokens, force));
       cudaStream_t stream;
       check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate");
       cudaGraph_t graph;
@@ -229,7 +233,7 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
       for (int c = 0; c < calls; ++c) {
         sm90::MoeCall call = list[static_cast<size_t>(c)];
         call.workspace = workspace.data();
-        call.instance = instance;
+        call.force = force;
         layers[static_cast<size_t>(c) % layers.size()].run(call, stream);
       }
       check_cuda(cudaStreamEndCapture(stream, &graph), "end capture");
@@ -251,7 +255,7 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
       const double us = ms[ms.size() / 2] * 1000.0 / calls;
       std::printf("%-16s %-8s T=%-5lld %9.1f us  floor %8.1f %-5s  x%.2f  %s s%d,%d%s\n", shape.name, kind.name,
                   static_cast<long long>(tokens), us, floor_us, bound_by, us / floor_us, choice.instance.name().c_str(),
-                  choice.splits[0], choice.splits[1], instance.empty() ? "" : " (forced)");
+                  choice.splits[0], choice.splits[1], force.instance.empty() && force.splits[0] == 0 ? "" : " (forced)");
       std::fflush(stdout);
       cudaGraphExecDestroy(exec);
       cudaGraphDestroy(graph);
@@ -269,6 +273,7 @@ int main(int argc, char** argv) {
   app.add_option("--kinds", o.kinds)->delimiter(',');
   app.add_option("--tokens", o.tokens)->delimiter(',');
   app.add_option("--instances", o.instances, "also force these tiles; all")->delimiter(',');
+  app.add_option("--splits", o.splits, "also force these pairs of splits")->delimiter(',');
   app.add_option("--bf16-tflops", o.bf16_tflops);
   app.add_option("--fp8-tflops", o.fp8_tflops);
   app.add_flag("!--no-pdl", o.pdl);

@@ -19,8 +19,7 @@ Operand carve_operand(Carver& carver, const GemmChoice& choice, int64_t rows, in
   // A cache line more than a multiple of 64, so that the rows of a tile do not fall into the same set of L1 when K is
   // a power of two.
   o.stride = round_up<int64_t>(row_bytes, 64) + 64;
-  // Tiles of 16 rows read, but do not use, what lies behind the last one.
-  o.data = carver.take<uint8_t>((rows + (choice.consecutive_rows ? 15 : 0)) * o.stride);
+  o.data = carver.take<uint8_t>(rows * o.stride);
   o.row_scale = carver.take<float>(rows);
   if (choice.group_scales) {
     o.group_stride = ceil_div<int64_t>(padded, 128);

@@ -30,6 +30,9 @@ __device__ inline uint32_t cvt_f16x2_e4m3x2(uint16_t codes) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(d) : "h"(codes));
   return d;
 }
+__device__ inline void cvt_f32x2_f16x2(uint32_t halves, float& low, float& high) {
+  asm("{\n.reg .f16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}\n" : "=f"(low), "=f"(high) : "r"(halves));
+}
 __device__ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t d;
   asm("prmt.b32 %0, %1, %2, %3;\n" : "=r"(d) : "r"(a), "r"(b), "r"(selector));

@@ -3,8 +3,7 @@
 // decoding with avx512_bf16: 16 decoded registers of bf16 pairs [16 weight rows][2 k] ARE a B tile.
 //
 // Block scales of 16 and 32 k are multiplied into the weights (exact in bf16); 128x128 blocks stop the sum every 128 k.
-// Tiles always take 16 input rows: operands are allocated with 15 rows to spare, and rows of no meaning give results
-// that nobody reads. Every row's sum has the same order whatever the number of rows.
+// Every row's sum has the same order whatever the number of rows.
 #include <immintrin.h>
 
 #include "kernels/cpu/micro/micro.h"
@@ -34,7 +33,16 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
-constexpr TileConfig kTileConfig{};
+
+// Row tiles of `rows` <= 32 input rows: the first takes 16 of them, the second the rest. A tile instruction takes about
+// as many cycles as it has input rows, and rows that do not exist are not read.
+SLUICE_INLINE void configure(int rows) {
+  TileConfig c;
+  const int first = rows < 16 ? rows : 16, second = rows > 16 ? rows - 16 : 16;
+  c.rows[0] = c.rows[1] = c.rows[4] = static_cast<uint8_t>(first);
+  c.rows[2] = c.rows[3] = c.rows[5] = static_cast<uint8_t>(second);
+  _tile_loadconfig(&c);
+}
 
 // Tiles 0-3: sums [row tile][panel]; 4, 5: input rows; 6, 7: weights of the two panels.
 template <int kRowTiles, int kPanels>
@@ -69,10 +77,13 @@ struct WeightTiles {
   int64_t panel, stride, step;
 };
 
-template <int kRowTiles, int kPanels>
+template <int kRowTiles, int kPanels, bool kPrefetch>
 SLUICE_INLINE void multiply_chunk(const WeightTiles& w, const uint8_t* x, int64_t x_stride, int64_t k) {
   const uint8_t* b = w.base;
   for (int64_t at = 0; at < k; at += kTileK, b += w.step) {
+    if constexpr (kPrefetch)
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kTileBytes * kPanels; i += 64) Avx512::prefetch_near(b + 2 * kAheadBytes + i);
     _tile_loadd(6, b, w.stride);
     if constexpr (kPanels > 1) _tile_loadd(7, b + w.panel, w.stride);
     _tile_loadd(4, x + 2 * at, x_stride);
@@ -93,44 +104,68 @@ SLUICE_INLINE __m512i scale_pairs(__m512i pairs, __m512 scale) {
   return _mm512_ternarylogic_epi32(low, _mm512_castps_si512(odd), upper, 0xf8);  // low | (odd & upper)
 }
 
-struct Bf16Pairs : Avx512 {
-  static constexpr int kPair = 2;
-  using W = __m512i;
-  template <int kBits>
-  using Raw = Bf16Raw<kBits>;
-  template <int kBits>
-  SLUICE_INLINE Raw<kBits> load_codes(const uint8_t* p) {
-    return load_bf16_codes<kBits>(p);
-  }
-  template <int kBits, int kLane>
-  SLUICE_INLINE W decode(const Raw<kBits>& raw) {
-    return decode_bf16<kBits, kLane>(raw);
-  }
-};
+// The same for powers of two 2^(b-127) by adding to the exponents of what is not zero. Right while no exponent leaves
+// its range: those of e4m3 and e2m1 in bf16 are 118 to 135.
+SLUICE_INLINE bool exponents_fit(__m128i b) {
+  return _mm_cmple_epu8_mask(_mm_sub_epi8(b, _mm_set1_epi8(10)), _mm_set1_epi8(static_cast<char>(236))) == 0xffff;
+}
+SLUICE_INLINE __m512i exponent_words(__m128i b) {
+  const __m512i e = _mm512_sub_epi32(_mm512_cvtepu8_epi32(b), _mm512_set1_epi32(127));
+  const __m512i low = _mm512_and_si512(_mm512_slli_epi32(e, 7), _mm512_set1_epi32(0xffff));
+  return _mm512_or_si512(_mm512_slli_epi32(e, 23), low);
+}
+SLUICE_INLINE __m512i add_exponents(__m512i pairs, __m512i words) {
+  const __mmask32 nonzero = _mm512_test_epi16_mask(pairs, _mm512_set1_epi16(0x7fff));
+  return _mm512_mask_add_epi16(pairs, nonzero, pairs, words);
+}
 
-template <class C, bool kScaled, int kLane>
+enum class Scaling { none, multiply, add_exponents };
+
+template <class C, Scaling kScaling, int kLane = 0>
 SLUICE_INLINE void decode_block(const Bf16Raw<C::kBits>& raw, __m512 scale, uint8_t* out) {
   if constexpr (kLane < C::kBlockK / 2) {
-    const __m512i pairs = decode_bf16<C::kBits, kLane>(raw);
-    _mm512_store_si512(out + 64 * kLane, kScaled ? scale_pairs(pairs, scale) : pairs);
-    decode_block<C, kScaled, kLane + 1>(raw, scale, out);
+    __m512i pairs = decode_bf16<C::kBits, kLane>(raw);
+    if constexpr (kScaling == Scaling::multiply) pairs = scale_pairs(pairs, scale);
+    if constexpr (kScaling == Scaling::add_exponents) pairs = add_exponents(pairs, _mm512_castps_si512(scale));
+    _mm512_store_si512(out + 64 * kLane, pairs);
+    decode_block<C, kScaling, kLane + 1>(raw, scale, out);
+  }
+}
+
+// Codes that share a block scale, or 32 k of a coding without: one panel.
+template <class C, int kPanels, Scaling kScaling>
+SLUICE_INLINE void decode_group(const uint8_t* codes, __m512 scale, uint8_t* out) {
+  constexpr int kGroupK = C::kGroup == 16 ? 16 : 32;
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroupK / C::kBlockK; ++i) {
+    Avx512::prefetch_near(codes + kAheadBytes);
+    decode_block<C, kScaling>(load_bf16_codes<C::kBits>(codes), scale, out + i * (C::kBlockK / 2) * 64);
+    codes += 64 * kPanels;
   }
 }
 
 // k codes of kPanels panels to tiles [k / 32][panel][1024 bytes].
 template <class C, int kPanels>
 static void decode_tiles(const GemmArgs& a, int64_t k0, int64_t k, uint8_t* out) {
-  constexpr bool kScaled = C::kGroup == 16 || C::kGroup == 32;
+  constexpr int kGroupK = C::kGroup == 16 ? 16 : 32;
   const uint8_t* codes = a.codes + k0 / C::kBlockK * 64 * kPanels;
-  for (int64_t at = 0; at < k; at += C::kBlockK, codes += 64 * kPanels)
+  for (int64_t at = 0; at < k; at += kGroupK, codes += kGroupK / C::kBlockK * 64 * kPanels)
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-      __m512 scale = _mm512_setzero_ps();
-      if constexpr (kScaled)
-        scale = PackedSource<Bf16Pairs, C>::scale(a.scales + ((k0 + at) / C::kGroup * kPanels + p) * C::kScaleBytes);
-      Avx512::prefetch_near(codes + 64 * p + kAheadBytes);
-      decode_block<C, kScaled, 0>(load_bf16_codes<C::kBits>(codes + 64 * p), scale,
-                                  out + (at / kTileK * kPanels + p) * kTileBytes + at % kTileK / 2 * 64);
+      uint8_t* tile = out + (at / kTileK * kPanels + p) * kTileBytes + at % kTileK / 2 * 64;
+      const uint8_t* scales = a.scales + ((k0 + at) / kGroupK * kPanels + p) * C::kScaleBytes;
+      if constexpr (C::kScales == Scales::e8m0) {
+        const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
+        if (exponents_fit(b))
+          decode_group<C, kPanels, Scaling::add_exponents>(codes + 64 * p, _mm512_castsi512_ps(exponent_words(b)),
+                                                           tile);
+        else
+          decode_group<C, kPanels, Scaling::multiply>(codes + 64 * p, Avx512::scale_e8m0(scales), tile);
+      } else if constexpr (C::kScales == Scales::e4m3) {
+        decode_group<C, kPanels, Scaling::multiply>(codes + 64 * p, Avx512::scale_e4m3(scales), tile);
+      } else {
+        decode_group<C, kPanels, Scaling::none>(codes + 64 * p, _mm512_setzero_ps(), tile);
+      }
     }
 }
 
@@ -161,7 +196,7 @@ static void multiply_rows(const GemmArgs& a, const WeightTiles& w, int row, int6
       WeightTiles part = w;
       part.base += at / kTileK * w.step;
       clear_sums<kRowTiles, kPanels>();
-      multiply_chunk<kRowTiles, kPanels>(part, x + 2 * at, a.x_stride, k - at < 128 ? k - at : 128);
+      multiply_chunk<kRowTiles, kPanels, false>(part, x + 2 * at, a.x_stride, k - at < 128 ? k - at : 128);
       store_sums<kRowTiles, kPanels>(sums);
       add_scaled<kRowTiles, kPanels>(a, row, (k0 + at) / 128, sums, out, k0 + at == 0);
     }
@@ -170,7 +205,7 @@ static void multiply_rows(const GemmArgs& a, const WeightTiles& w, int row, int6
       clear_sums<kRowTiles, kPanels>();
     else
       load_sums<kRowTiles, kPanels>(out);
-    multiply_chunk<kRowTiles, kPanels>(w, x, a.x_stride, k);
+    multiply_chunk<kRowTiles, kPanels, C::kBits == 16>(w, x, a.x_stride, k);
     store_sums<kRowTiles, kPanels>(out);
   }
 }
@@ -186,15 +221,19 @@ static void run_amx_unit(const GemmArgs& a) {
       decode_tiles<C, kPanels>(a, k0, k, a.scratch);
       w = {a.scratch, kTileBytes, 64, kTileBytes * kPanels};
     }
-    int row = 0;
-    for (; a.m - row > 16; row += 32) multiply_rows<C, 2, kPanels>(a, w, row, k0, k);
-    if (row < a.m) multiply_rows<C, 1, kPanels>(a, w, row, k0, k);
+    const int whole = a.m / 32 * 32, rest = a.m - whole;
+    if (whole > 0 && (k0 == 0 || rest > 0)) configure(32);
+    for (int row = 0; row < whole; row += 32) multiply_rows<C, 2, kPanels>(a, w, row, k0, k);
+    if (rest > 0 && (k0 == 0 || whole > 0)) configure(rest);
+    if (rest > 16)
+      multiply_rows<C, 2, kPanels>(a, w, whole, k0, k);
+    else if (rest > 0)
+      multiply_rows<C, 1, kPanels>(a, w, whole, k0, k);
   }
 }
 
 template <class C>
 static void gemm_amx(const GemmArgs& a) {
-  _tile_loadconfig(&kTileConfig);
   a.panels == 2 ? run_amx_unit<C, 2>(a) : run_amx_unit<C, 1>(a);
   _tile_release();
   scale_outputs<Avx512>(a);
@@ -202,7 +241,7 @@ static void gemm_amx(const GemmArgs& a) {
 
 static double amx_probe(int64_t steps) {
   alignas(64) static constexpr uint8_t kZeros[kTileBytes] = {};
-  _tile_loadconfig(&kTileConfig);
+  configure(32);
   clear_sums<2, 2>();
   _tile_loadd(4, kZeros, 64);
   _tile_loadd(5, kZeros, 64);

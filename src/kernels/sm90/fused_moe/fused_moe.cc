@@ -131,7 +131,7 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
   synchronize(stream);
 }
 
-GemmChoice FusedMoe::choice(int64_t tokens, const std::string& instance) const {
+GemmChoice FusedMoe::choice(int64_t tokens, const GemmForce& force) const {
   GemmProblem p{};
   p.operand = first_.shape.operand;
   p.tokens = tokens;
@@ -142,7 +142,7 @@ GemmChoice FusedMoe::choice(int64_t tokens, const std::string& instance) const {
   p.row_tiles[1] = second_.shape.row_tiles();
   p.slabs[0] = first_.shape.slabs();
   p.slabs[1] = second_.shape.slabs();
-  return choose_gemm(p, multiprocessors_, instance);
+  return choose_gemm(p, multiprocessors_, force);
 }
 
 // Workspace pieces; with a null workspace only `bytes` means anything.
@@ -156,9 +156,9 @@ struct FusedMoe::Plan {
   void* results;
 };
 
-FusedMoe::Plan FusedMoe::plan(int64_t tokens, const std::string& instance, void* workspace) const {
+FusedMoe::Plan FusedMoe::plan(int64_t tokens, const GemmForce& force, void* workspace) const {
   Plan p{};
-  p.choice = choice(tokens, instance);
+  p.choice = choice(tokens, force);
   const Instance& tile = p.choice.instance;
   p.store = store_of(spec_, tile.operand);
   const int64_t pairs = tokens * spec_.top_k, locals = spec_.locals();
@@ -203,13 +203,13 @@ FusedMoe::Plan FusedMoe::plan(int64_t tokens, const std::string& instance, void*
   return p;
 }
 
-int64_t FusedMoe::workspace_bytes(int64_t tokens, const std::string& instance) const {
-  return plan(tokens, instance, nullptr).bytes;
+int64_t FusedMoe::workspace_bytes(int64_t tokens, const GemmForce& force) const {
+  return plan(tokens, force, nullptr).bytes;
 }
 
 void FusedMoe::run(const MoeCall& call, Stream stream) const {
   if (call.tokens == 0) return;
-  Plan p = plan(call.tokens, call.instance, call.workspace);
+  Plan p = plan(call.tokens, call.force, call.workspace);
   const Instance& tile = p.choice.instance;
   const Round round = round_of(spec_.inputs);
   const bool f32 = spec_.dtype == DType::f32, e4m3 = is_fp8(tile.operand);

@@ -34,7 +34,7 @@ struct MoeCall {
   int32_t* chosen_ids = nullptr;
   float* chosen_weights = nullptr;
   bool pdl = true;
-  std::string instance;  // forces a tile; empty: the heuristic's
+  GemmForce force;  // of tile and splits, for tests and benchmarks
 };
 
 class FusedMoe {
@@ -47,8 +47,8 @@ class FusedMoe {
 
   const MoeSpec& spec() const { return spec_; }
   int64_t weight_bytes() const;
-  int64_t workspace_bytes(int64_t tokens, const std::string& instance = "") const;
-  GemmChoice choice(int64_t tokens, const std::string& instance = "") const;
+  int64_t workspace_bytes(int64_t tokens, const GemmForce& force = {}) const;
+  GemmChoice choice(int64_t tokens, const GemmForce& force = {}) const;
   void run(const MoeCall& call, Stream stream) const;
 
   // Prepared memory, for callers that fill it themselves (benchmarks).
@@ -61,7 +61,7 @@ class FusedMoe {
 
  private:
   struct Plan;
-  Plan plan(int64_t tokens, const std::string& instance, void* workspace) const;
+  Plan plan(int64_t tokens, const GemmForce& force, void* workspace) const;
 
   MoeSpec spec_;
   int multiprocessors_;

@@ -21,11 +21,12 @@ struct GemmTile {
   static constexpr int w_aligned = (w_bytes + 1023) / 1024 * 1024;
   static constexpr int scale_bytes = block_scaled ? (kMaxN * 4 + kMTiles * 16) * kSlabs : 0;
   static constexpr int stage_bytes = (w_aligned + x_bytes + scale_bytes + 1023) / 1024 * 1024;
-  // One chunk of 32 tokens x 128 rows in float32, padded by 4 against bank conflicts.
-  static constexpr int staging_tokens = 32, staging_pitch = 132;
+  // One chunk of 32 or 64 tokens x 128 rows in float32, padded by 4 against bank conflicts.
+  static constexpr int staging_tokens = kMaxN >= 128 ? 64 : 32, staging_pitch = 132;
   static constexpr int staging_bytes = staging_tokens * staging_pitch * 4;
-  static constexpr int fixed_bytes = staging_bytes + 1024;
-  static constexpr int budget = (kBlocks == 1 ? 232448 : 116224 - 1024) - fixed_bytes - 1024;
+  static constexpr int row_info_bytes = 2 * kMaxN * 8;  // of this task and of the one before
+  static constexpr int fixed_bytes = staging_bytes + row_info_bytes + 512;
+  static constexpr int budget = (kBlocks == 1 ? 232448 : 233472 / kBlocks - 1024) - fixed_bytes - 1024;
   static constexpr int stages_fit = budget / stage_bytes;
   static constexpr int stages = stages_fit > 16 ? 16 : stages_fit;
   static constexpr int smem_bytes = stages * stage_bytes + fixed_bytes + 1024;  // 1024 to align the start

@@ -28,13 +28,12 @@ const char* name_of(Operand o) {
   return "?";
 }
 
-// Fewer tasks than blocks: cut K so that every block has one. Joining costs about as much as 4 slabs (partial sums out
-// and in, two fences), measured at T = 8 and 32: 150 -> 330 us with cuts that only evened the last wave.
+// Few tasks: cut K so that enough bytes are in flight. A block keeps about 80 KB in flight and the memory wants about
+// 7 MB, so 90 blocks do; joining costs two round trips through memory, so no more parts than that.
 int choose_splits(double tiles, int units, int slabs, int slots) {
   const double tasks = tiles * units;
-  if (tasks <= 0 || tasks >= 0.75 * slots) return 1;
-  const int wanted = static_cast<int>(std::ceil(slots / tasks - 0.25));
-  return std::clamp(wanted, 1, std::max(1, slabs / 4));
+  if (tasks <= 0 || tasks >= 0.35 * slots) return 1;
+  return std::clamp(static_cast<int>(std::ceil(0.4 * slots / tasks)), 1, std::max(1, slabs / 4));
 }
 
 // The most rows an expert is likely to get: mean and four standard deviations of a binomial choice.
@@ -47,12 +46,13 @@ double likely_rows(const GemmProblem& p) {
 }  // namespace
 
 std::string Instance::name() const {
-  return fmt::format("{}_{}x{}_k{}", name_of(operand), 128 * m_tiles, max_n, slabs * slab_k(operand));
+  return fmt::format("{}_{}x{}_k{}_b{}", name_of(operand), 128 * m_tiles, max_n, slabs * slab_k(operand), blocks_per_sm);
 }
 
 std::span<const Instance> instances() { return kInstances; }
 
-GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const std::string& forced) {
+GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForce& force) {
+  const std::string& forced = force.instance;
   const double pairs = static_cast<double>(p.tokens) * static_cast<double>(p.top_k);
   const double rows = likely_rows(p);
   GemmChoice choice{};
@@ -73,6 +73,7 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const std::str
   for (int g = 0; g < 2; ++g) {
     const int units = (p.row_tiles[g] + choice.instance.m_tiles - 1) / choice.instance.m_tiles;
     choice.splits[g] = p.tokens <= 64 ? choose_splits(touched, units, p.slabs[g], slots) : 1;
+    if (force.splits[g] > 0) choice.splits[g] = std::min(force.splits[g], p.slabs[g]);
   }
   return choice;
 }

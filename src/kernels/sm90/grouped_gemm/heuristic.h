@@ -27,8 +27,12 @@ struct GemmChoice {
   Instance instance;
   int splits[2];
 };
-// `multiprocessors` of the device; a value, so that the choice can be tested anywhere. `forced`: an instance's name, or
-// empty.
-GemmChoice choose_gemm(const GemmProblem& problem, int multiprocessors, const std::string& forced = "");
+// Overrules parts of the choice: an instance's name, or empty; splits, or 0.
+struct GemmForce {
+  std::string instance;
+  int splits[2] = {0, 0};
+};
+// `multiprocessors` of the device; a value, so that the choice can be tested anywhere.
+GemmChoice choose_gemm(const GemmProblem& problem, int multiprocessors, const GemmForce& force = {});
 
 }  // namespace sluice::sm90

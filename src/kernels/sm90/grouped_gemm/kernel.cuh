@@ -54,6 +54,7 @@ template <class T>
 struct Shared {
   uint8_t* stages;
   float* staging;
+  RowInfo* rows;
   uint64_t *full, *empty, *task_full, *task_empty;
   int* tasks;
   int* flag;
@@ -63,7 +64,8 @@ struct Shared {
     stages = raw + (misaligned != 0 ? 1024u - misaligned : 0u);
     uint8_t* fixed = stages + T::stages * T::stage_bytes;
     staging = reinterpret_cast<float*>(fixed);
-    full = reinterpret_cast<uint64_t*>(fixed + T::staging_bytes);
+    rows = reinterpret_cast<RowInfo*>(fixed + T::staging_bytes);
+    full = reinterpret_cast<uint64_t*>(fixed + T::staging_bytes + T::row_info_bytes);
     empty = full + T::stages;
     task_full = empty + T::stages;
     task_empty = task_full + T::queue;
@@ -217,7 +219,9 @@ __device__ __forceinline__ void multiply(float (&acc)[T::m_tiles][T::max_n / 2],
     ptx::wgmma_wait<0>();
     if (previous >= 0 && release) ptx::mbarrier_arrive(smem.empty + previous);
   } else if constexpr (is_fp8(T::op)) {
-    float part[N / 2];
+    // Partial sums of 128 of K, in one or two parts of N: both sums of 256 tokens at once would not fit in registers.
+    constexpr int kParts = N > 128 ? 2 : 1, kPartN = N / kParts;
+    float part[kPartN / 2];
 #pragma unroll 1
     while (at.left > 0) {
       at.wait(smem);
@@ -227,30 +231,33 @@ __device__ __forceinline__ void multiply(float (&acc)[T::m_tiles][T::max_n / 2],
 #pragma unroll
       for (int m = 0; m < T::m_tiles; ++m) {
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) part[i] = 0.0f;
-        ptx::wgmma_fence();
+        for (int p = 0; p < kParts; ++p) {
+          float* sums = acc[m] + p * (kPartN / 2);
+          ptx::wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-          ptx::Wgmma<N>::e4m3_ss(part, w + (m * T::slabs * 16384 >> 4) + 2 * k, x + 2 * k, k != 0);
-        ptx::wgmma_commit();
-        ptx::wgmma_wait<0>();
+          for (int k = 0; k < 4; ++k)
+            ptx::Wgmma<kPartN>::e4m3_ss(part, w + (m * T::slabs * 16384 >> 4) + 2 * k, x + (p * kPartN * 128 >> 4) + 2 * k,
+                                        k != 0);
+          ptx::wgmma_commit();
+          ptx::wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) ptx::pin(part[i]);
-        if constexpr (T::block_scaled) {
-          const float* ws = smem.w_scale(stage) + m * 4;
-          const float w0 = ws[0], w1 = gated ? ws[1] : ws[0];
-          const float* xs = smem.x_scale(stage) + 2 * (thread & 3);
+          for (int i = 0; i < kPartN / 2; ++i) ptx::pin(part[i]);
+          if constexpr (T::block_scaled) {
+            const float* ws = smem.w_scale(stage) + m * 4;
+            const float w0 = ws[0], w1 = gated ? ws[1] : ws[0];
+            const float* xs = smem.x_scale(stage) + p * kPartN + 2 * (thread & 3);
 #pragma unroll
-          for (int j = 0; j < N / 8; ++j) {
-            const float2 f = *reinterpret_cast<const float2*>(xs + 8 * j);
-            acc[m][4 * j + 0] = fmaf(part[4 * j + 0], f.x * w0, acc[m][4 * j + 0]);
-            acc[m][4 * j + 1] = fmaf(part[4 * j + 1], f.y * w0, acc[m][4 * j + 1]);
-            acc[m][4 * j + 2] = fmaf(part[4 * j + 2], f.x * w1, acc[m][4 * j + 2]);
-            acc[m][4 * j + 3] = fmaf(part[4 * j + 3], f.y * w1, acc[m][4 * j + 3]);
+            for (int j = 0; j < kPartN / 8; ++j) {
+              const float2 f = *reinterpret_cast<const float2*>(xs + 8 * j);
+              sums[4 * j + 0] = fmaf(part[4 * j + 0], f.x * w0, sums[4 * j + 0]);
+              sums[4 * j + 1] = fmaf(part[4 * j + 1], f.y * w0, sums[4 * j + 1]);
+              sums[4 * j + 2] = fmaf(part[4 * j + 2], f.x * w1, sums[4 * j + 2]);
+              sums[4 * j + 3] = fmaf(part[4 * j + 3], f.y * w1, sums[4 * j + 3]);
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < kPartN / 2; ++i) sums[i] += part[i];
           }
-        } else {
-#pragma unroll
-          for (int i = 0; i < N / 2; ++i) acc[m][i] += part[i];
         }
       }
       if (at.next() && release) ptx::mbarrier_arrive(smem.empty + stage);
@@ -352,38 +359,48 @@ __device__ void consume(const GroupedGemmArgs& args, const Shared<T>& smem) {
     const Task t = task_of<T>(args, ticket, num_tiles);
     const Gemm& g = args.gemm[t.which];
     const Tile tile = args.tiles[t.tile];
+    RowInfo* rows = smem.rows + (i & 1) * T::max_n;
+    if (thread < tile.count) {
+      const int64_t at = static_cast<int64_t>(tile.row_base) + thread;
+      rows[thread] = {args.row_pair[at], g.scale * (g.x_row_scale != nullptr ? g.x_row_scale[at] : 1.0f)};
+    }
     multiply_padded<T, 1>(acc, smem, ring, t.end - t.begin, g.gated, tile.padded);
     if (g.splits > 1 && !join_splits<T>(args, t, tile, acc, smem)) continue;
 
     // Rows of weights become columns: thread (g, t) of a warp holds rows g and g + 8 of tokens 8j + 2t and 8j + 2t + 1.
     const int row = warp * 16 + (lane >> 2), token = 2 * (lane & 3);
-    constexpr int kChunks = (T::max_n + 31) / 32;
+    constexpr int kGroups = T::staging_tokens / 8;  // of 8 tokens
+    constexpr int kChunks = (T::max_n + T::staging_tokens - 1) / T::staging_tokens;
 #pragma unroll
     for (int m = 0; m < T::m_tiles; ++m) {
       const int row_tile = t.unit * T::m_tiles + m;
       if (row_tile < g.row_tiles) {
-        for (int chunk = 0; chunk * 32 < tile.padded; ++chunk) {
+        for (int chunk = 0; chunk * T::staging_tokens < tile.padded; ++chunk) {
           ptx::bar_sync(1, T::consumers);
 #pragma unroll
           for (int c = 0; c < kChunks; ++c) {
             if (c == chunk) {
 #pragma unroll
-              for (int j = 0; j < 4; ++j) {
-                if constexpr (true) {
-                  if ((4 * c + j) * 8 < T::max_n) {
-                    float* to = smem.staging + (8 * j + token) * T::staging_pitch + row;
-                    const float* from = acc[m] + (4 * c + j) * 4;
-                    to[0] = from[0];
-                    to[T::staging_pitch] = from[1];
-                    to[8] = from[2];
-                    to[T::staging_pitch + 8] = from[3];
-                  }
+              for (int j = 0; j < kGroups; ++j) {
+                if ((kGroups * c + j) * 8 < T::max_n) {
+                  float* to = smem.staging + (8 * j + token) * T::staging_pitch + row;
+                  const float* from = acc[m] + (kGroups * c + j) * 4;
+                  to[0] = from[0];
+                  to[T::staging_pitch] = from[1];
+                  to[8] = from[2];
+                  to[T::staging_pitch + 8] = from[3];
                 }
               }
             }
           }
           ptx::bar_sync(1, T::consumers);
-          finish_chunk(g, tile, args.row_pair, smem.staging, T::staging_pitch, row_tile, chunk, thread);
+#pragma unroll 1
+          for (int part = 0; part < T::staging_tokens / 32; ++part) {
+            const int at = chunk * T::staging_tokens + part * 32;
+            if (at < tile.padded)
+              finish_chunk(g, tile, rows, smem.staging + part * 32 * T::staging_pitch, T::staging_pitch, row_tile, at / 32,
+                           thread);
+          }
         }
       }
     }
@@ -426,7 +443,7 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   }
   __syncthreads();
   ptx::griddepcontrol_wait();
-  constexpr int kPool = T::blocks_per_sm == 1 ? 168 : 80;  // registers a thread at entry
+  constexpr int kPool = T::blocks_per_sm == 1 ? 168 : T::blocks_per_sm == 2 ? 80 : 56;  // registers a thread at entry
   constexpr int kProducer = 40;
   constexpr int kConsumer = (kPool + (kPool - kProducer) / 2) / 8 * 8;
   if (warp >= 8) {

@@ -10,7 +10,7 @@ namespace sluice::sm90 {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMaxPairs = 1024;
+constexpr int kMaxPairs = 512;
 constexpr int kMaxRoutedTokens = 16;  // routed in every block: two tokens a warp
 
 struct PrologueArgs {

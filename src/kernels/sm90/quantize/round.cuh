@@ -19,31 +19,48 @@ __device__ inline uint32_t e4m3_codes4(const float* v) {
          static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(v[3], v[2])) << 16;
 }
 
+// v rounded to e4m3 and read back: 4 values.
+__device__ inline void e4m3_values4(float* v) {
+  const uint32_t low = ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(v[1], v[0]));
+  const uint32_t high = ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(v[3], v[2]));
+  ptx::cvt_f32x2_f16x2(low, v[0], v[1]);
+  ptx::cvt_f32x2_f16x2(high, v[2], v[3]);
+}
+
+// v rounded to e2m1 and read back. Steps are 1/2 below 2, 1 below 4, 2 above; rint's ties go to the even multiple,
+// which is the even code.
+__device__ inline float e2m1_value(float v) {
+  const float a = fminf(fabsf(v), 6.0f);
+  const float step = a < 2.0f ? 0.5f : a < 4.0f ? 1.0f : 2.0f, inverse = a < 2.0f ? 2.0f : a < 4.0f ? 1.0f : 0.5f;
+  return copysignf(rintf(a * inverse) * step, v);
+}
+
 // What the bf16 operand of the next GEMM holds for v[8]: codes times block scales, exact in bf16. Static and row
 // factors stay outside: they multiply GEMM results.
 __device__ inline uint4 rounded_bf16(Round round, const float (&v)[8], uint32_t amax, format::Nvfp4Global global,
                                      float static_inverse, float row_scale) {
   float r[8];
-  if (round == Round::plain) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) r[i] = v[i];
-  } else if (round == Round::mxfp8) {
+  for (int i = 0; i < 8; ++i) r[i] = v[i];
+  if (round == Round::mxfp8) {
     const uint8_t b = format::mxfp8_scale(format::amax_value(amax));
     const float inverse = format::e8m0_inverse(b), scale = format::e8m0_to_float(b);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) r[i] = format::e4m3_to_float(format::mxfp8_code(v[i], inverse)) * scale;
+    for (int i = 0; i < 8; ++i) r[i] *= inverse;
+    e4m3_values4(r);
+    e4m3_values4(r + 4);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r[i] *= scale;
   } else if (round == Round::nvfp4 || round == Round::nvfp4_token) {
     const uint8_t b = format::nvfp4_scale(format::amax_value(amax), global);
     const float inverse = format::nvfp4_inverse(b, global), scale = format::e4m3_to_float(b);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      r[i] = scale == 0.0f ? 0.0f : format::e2m1_to_float(format::nvfp4_code(v[i], inverse)) * scale;
-  } else if (round == Round::fp8_static) {
+    for (int i = 0; i < 8; ++i) r[i] = e2m1_value(r[i] * inverse) * scale;
+  } else if (round != Round::plain) {  // fp8_static, fp8_token
 #pragma unroll
-    for (int i = 0; i < 8; ++i) r[i] = format::e4m3_to_float(format::fp8_static_code(v[i], static_inverse));
-  } else {  // fp8_token
-#pragma unroll
-    for (int i = 0; i < 8; ++i) r[i] = format::e4m3_to_float(format::fp8_code(v[i], row_scale));
+    for (int i = 0; i < 8; ++i) r[i] = round == Round::fp8_static ? r[i] * static_inverse : r[i] / row_scale;
+    e4m3_values4(r);
+    e4m3_values4(r + 4);
   }
   return {ptx::cvt_bf16x2_f32(r[1], r[0]), ptx::cvt_bf16x2_f32(r[3], r[2]), ptx::cvt_bf16x2_f32(r[5], r[4]),
           ptx::cvt_bf16x2_f32(r[7], r[6])};
