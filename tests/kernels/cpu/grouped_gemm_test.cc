@@ -202,9 +202,11 @@ TEST_P(GroupedGemm, ReadsEveryCode) {
     if (info(f).scale == format::ScaleType::f32)
       for (int64_t i = 0; i < w.scales.elements(); ++i) w.scales.as<float>()[i] = 0.5f;
     else
-      for (int64_t i = 0; i < w.scales.bytes(); ++i)  // e8m0 near 1; every non-negative e4m3
+      for (int64_t i = 0; i < w.scales.bytes(); ++i) {  // every non-negative e4m3; e8m0 near 1 and, for mxfp4, extreme
+        const int64_t e8m0 = f == Format::mxfp4 && i % 7 == 0 ? (i % 2 == 0 ? 8 : 250) : 120 + i % 16;
         static_cast<uint8_t*>(w.scales.data())[i] =
-            static_cast<uint8_t>(info(f).scale == format::ScaleType::e8m0 ? 120 + i % 16 : i % 0x7f);
+            static_cast<uint8_t>(info(f).scale == format::ScaleType::e8m0 ? e8m0 : i % 0x7f);
+      }
     if (!w.global.empty()) w.global.as<float>()[0] = 2.0f;
     const Tensor expected = dequantize(w);
     std::vector<float> x(static_cast<size_t>(k * k), 0.0f);
