@@ -253,8 +253,6 @@ class CpuMoeLayer final : public MoeLayer {
         float* tile = t.values + int64_t{i} * kTileCols;
         float* up = gated ? tile + weights::kPanelRows : tile;
         float* gate = gated ? tile : nullptr;
-        if (spec_.weight_on_input)
-          for (int64_t c = 0; c < kTileCols; ++c) tile[c] *= m.weights[m.row_slot[row]];
         if (spec_.fp8_block_trtllm) {
           float* raw = m.raw + row * 2 * padded_inter();
           std::copy_n(up, cols, raw + col);
@@ -266,11 +264,17 @@ class CpuMoeLayer final : public MoeLayer {
     });
   }
 
-  // up and gate: `cols` values from column `col` on. Bias, activation, and the copies that a trace wants.
+  // up and gate: `cols` values from column `col` on. Bias, llama4's weight, activation, and the copies that a trace
+  // wants.
   void activate(const MoeArgs& args, const Memory& m, int64_t first, int64_t row, int64_t expert, float* up,
                 float* gate, float* out, int64_t col, int64_t cols) const {
     add_bias(bias_up_, expert * spec_.inter + col, up, cols);
     if (gate != nullptr) add_bias(bias_gate_, expert * spec_.inter + col, gate, cols);
+    if (spec_.weight_on_input) {
+      const float weight = m.weights[m.row_slot[row]];
+      for (int64_t c = 0; c < cols; ++c) up[c] *= weight;
+      for (int64_t c = 0; c < cols && gate != nullptr; ++c) gate[c] *= weight;
+    }
     if (args.trace != nullptr) {
       const int64_t at = (first * spec_.top_k + m.row_slot[row]) * spec_.inter + col;
       std::copy_n(up, cols, args.trace->up.as<float>() + at);
