@@ -51,6 +51,7 @@ std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options) {
   const Source source(ctx, options);
   const Family& family = family_of(source.config());
   Decoder::Parts parts = family.load(source);
+  source.finish();
   parts.info.architecture = family.architecture;
   parts.info.dtype = options.dtype;
   parts.info.stop_tokens = stop_tokens(source.checkpoint());

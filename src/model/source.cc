@@ -38,6 +38,7 @@ Source::Source(Context& ctx, const LoadOptions& options)
           Impl{weights::Loader(ctx, io::Checkpoint::open(options.path), loader_options(options))})) {}
 Source::~Source() = default;
 
+void Source::finish() const { impl_->loader.finish(); }
 const io::Checkpoint& Source::checkpoint() const { return impl_->loader.checkpoint(); }
 const io::Config& Source::config() const { return checkpoint().config(); }
 bool Source::contains(std::string_view name) const { return checkpoint().contains(name); }

@@ -48,6 +48,8 @@ class Source {
   Dense tied(const std::string& module, const Tensor& weight) const;        // a head that is the embedding
   Tensor dequantized(const std::string& module, Dim rows, Dim cols) const;  // bf16 or f32 [N, K]
 
+  void finish() const;  // everything is read: the progress ends full
+
   // The experts under `module` ("model.layers.0.mlp.experts"), one by one or fused, prepared by the chosen backend.
   // `spec` says everything but sizes and number formats.
   std::shared_ptr<const moe::MoeLayer> experts(const std::string& module, const ExpertDims& dims, MoeSpec spec) const;

@@ -258,9 +258,7 @@ void read_routing(Tensors& file, CaseFile& c) {
   file.check_shape("topk_weights", c.given_weights, {{c.tokens, s.top_k}});
 }
 
-}  // namespace
-
-CaseFile read_case(const io::SafetensorsFile& source) {
+CaseFile read(const io::SafetensorsFile& source) {
   Tensors file(source);
   const auto& metadata = source.metadata();
   const auto value = [&](const std::string& key) -> std::optional<std::string_view> {
@@ -300,6 +298,17 @@ CaseFile read_case(const io::SafetensorsFile& source) {
   file.refuse_the_rest();
   check_weights(s, c.weights);
   return c;
+}
+
+}  // namespace
+
+CaseFile read_case(const io::SafetensorsFile& source) {
+  try {
+    return read(source);
+  } catch (const Error& e) {  // of the spec line and of the operator's own checks, which know no file
+    if (e.code() != ErrorCode::invalid_argument) throw;
+    fail(ErrorCode::bad_file, "{}: {}", source.name(), e.what());
+  }
 }
 
 MoeArgs CaseFile::args() const {

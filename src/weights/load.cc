@@ -81,6 +81,10 @@ void Loader::report(int64_t bytes) {
   context_.progress({"loading", done_, std::max(done_, checkpoint_.bytes()), "B"});
 }
 
+void Loader::finish() {
+  if (done_ < checkpoint_.bytes()) report(checkpoint_.bytes() - done_);
+}
+
 Tensor Loader::floats(std::string_view name, const Shape& shape) const { return read_floats(checkpoint_, name, shape); }
 
 LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols) {

@@ -76,6 +76,9 @@ class Loader {
   // A small float tensor (norms, biases, router weights) as float32.
   Tensor floats(std::string_view name, const Shape& shape) const;
 
+  // Nothing more will be asked for: reports the bytes that were read elsewhere or not needed, so that a bar ends full.
+  void finish();
+
  private:
   struct Source;
   ModuleFormat target(std::string_view module, const ModuleFormat& stored, const std::string& observed) const;

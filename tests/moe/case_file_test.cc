@@ -74,8 +74,10 @@ class CaseFile : public ::testing::Test {
 
   std::string refusal(const File& file, const std::map<std::string, std::string>& metadata) {
     try {
-      run(write(file, metadata));
+      moe::read_case(io::SafetensorsFile::open(write(file, metadata)));
     } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::bad_file);
+      EXPECT_NE(std::string(e.what()).find("case.safetensors"), std::string::npos) << e.what();
       return e.what();
     }
     return "(accepted)";
