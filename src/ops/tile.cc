@@ -13,12 +13,32 @@ namespace {
 // Sixteen floats whatever the machine's width: the compiler splits them, the arithmetic stays the same.
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 
+typedef float Lanes8 __attribute__((vector_size(32)));
+typedef float Lanes4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Always the same tree: lane j + lane j + 8, then + 4, + 2, + 1.
+inline __attribute__((always_inline)) void fold(const Lanes& v, Lanes4& out) {
+  const Lanes8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                   __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  out = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+}
+
 inline __attribute__((always_inline)) float sum_lanes(const Lanes& v) {
-  float s[16];
-  std::memcpy(s, &v, sizeof s);
-  for (int width = 8; width > 0; width /= 2)
-    for (int j = 0; j < width; ++j) s[j] += s[j + width];
-  return s[0];
+  Lanes4 s;
+  fold(v, s);
+  return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+// The four sums at once: fold, transpose, add.
+inline __attribute__((always_inline)) void store_sums(const Lanes& a, const Lanes& b, const Lanes& c, const Lanes& d,
+                                                      float factor, float* out) {
+  Lanes4 p, q, r, s;
+  fold(a, p), fold(b, q), fold(c, r), fold(d, s);
+  const Lanes4 pq01 = __builtin_shufflevector(p, q, 0, 4, 1, 5), pq23 = __builtin_shufflevector(p, q, 2, 6, 3, 7);
+  const Lanes4 rs01 = __builtin_shufflevector(r, s, 0, 4, 1, 5), rs23 = __builtin_shufflevector(r, s, 2, 6, 3, 7);
+  const Lanes4 pq = pq01 + pq23, rs = rs01 + rs23;  // [p0 + p2, q0 + q2, p1 + p3, q1 + q3]
+  const Lanes4 even = __builtin_shufflevector(pq, rs, 0, 1, 4, 5), odd = __builtin_shufflevector(pq, rs, 2, 3, 6, 7);
+  *reinterpret_cast<Lanes4*>(out) = (even + odd) * factor;
 }
 }  // namespace
 
@@ -34,10 +54,7 @@ SLUICE_CLONES void dot_rows(const float* q, const float* rows, int64_t stride, i
       c += x * *reinterpret_cast<const Lanes*>(k + 2 * stride + j);
       d += x * *reinterpret_cast<const Lanes*>(k + 3 * stride + j);
     }
-    out[i] = factor * sum_lanes(a);
-    out[i + 1] = factor * sum_lanes(b);
-    out[i + 2] = factor * sum_lanes(c);
-    out[i + 3] = factor * sum_lanes(d);
+    store_sums(a, b, c, d, factor, out + i);
   }
 }
 
