@@ -100,8 +100,8 @@ void fill(sm90::FusedMoe::Matrix& m, std::mt19937_64& rng) {
   const int64_t total = m.weights.bytes(), block = static_cast<int64_t>(host.size()) * 8;
   sm90::copy_to_device(m.weights.data(), bytes, std::min(block, total), nullptr);
   for (int64_t done = block; done < total; done *= 2)
-    check_cuda(cudaMemcpyAsync(m.weights.as<uint8_t>() + done, m.weights.data(), static_cast<size_t>(std::min(done, total - done)),
-                               cudaMemcpyDeviceToDevice),
+    check_cuda(cudaMemcpyAsync(m.weights.as<uint8_t>() + done, m.weights.data(),
+                               static_cast<size_t>(std::min(done, total - done)), cudaMemcpyDeviceToDevice),
                "fill");
   for (sm90::DeviceBuffer* b : {&m.row_scale, &m.block_scale}) {
     std::vector<float> scales(static_cast<size_t>(b->bytes() / 4), 0.01f);
@@ -129,8 +129,10 @@ Routing random_routing(const BenchShape& s, int64_t tokens, std::mt19937_64& rng
       // Sums of uniforms are near enough to normal and quick.
       for (float& x : row) {
         const uint64_t u = rng();
-        x = (static_cast<float>(u & 0xffff) + static_cast<float>(u >> 16 & 0xffff) + static_cast<float>(u >> 32 & 0xffff) +
-             static_cast<float>(u >> 48)) / 65536.0f * 1.732f - 3.464f;
+        x = (static_cast<float>(u & 0xffff) + static_cast<float>(u >> 16 & 0xffff) +
+             static_cast<float>(u >> 32 & 0xffff) + static_cast<float>(u >> 48)) /
+                65536.0f * 1.732f -
+            3.464f;
       }
       std::iota(order.begin(), order.end(), 0);
       std::partial_sort(order.begin(), order.begin() + s.top_k, order.end(),
@@ -209,8 +211,10 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
       call.output = output.data();
       call.pdl = o.pdl;
       list.push_back(call);
-      const double mem = (r.touched * params * kind.bits / 8 + 4.0 * static_cast<double>(tokens * spec.hidden)) / o.copy_tbs / 1e6;
-      const double math = 2.0 * params * static_cast<double>(r.local_pairs) / (kind.fp8 ? o.fp8_tflops : o.bf16_tflops) / 1e6;
+      const double mem =
+          (r.touched * params * kind.bits / 8 + 4.0 * static_cast<double>(tokens * spec.hidden)) / o.copy_tbs / 1e6;
+      const double math =
+          2.0 * params * static_cast<double>(r.local_pairs) / (kind.fp8 ? o.fp8_tflops : o.bf16_tflops) / 1e6;
       floor_us += std::max(mem, math) / calls;
       bound_by = math > mem ? "flops" : "mem";
     }
@@ -255,7 +259,8 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
       const double us = ms[ms.size() / 2] * 1000.0 / calls;
       std::printf("%-16s %-8s T=%-5lld %9.1f us  floor %8.1f %-5s  x%.2f  %s s%d,%d%s\n", shape.name, kind.name,
                   static_cast<long long>(tokens), us, floor_us, bound_by, us / floor_us, choice.instance.name().c_str(),
-                  choice.splits[0], choice.splits[1], force.instance.empty() && force.splits[0] == 0 ? "" : " (forced)");
+                  choice.splits[0], choice.splits[1],
+                  force.instance.empty() && force.splits[0] == 0 ? "" : " (forced)");
       std::fflush(stdout);
       cudaGraphExecDestroy(exec);
       cudaGraphDestroy(graph);
@@ -285,7 +290,8 @@ int main(int argc, char** argv) {
       return 0;
     }
     o.copy_tbs = measure_copy();
-    std::printf("copy %.2f TB/s; floors with %.0f (bf16) and %.0f (fp8) TFLOP/s\n", o.copy_tbs, o.bf16_tflops, o.fp8_tflops);
+    std::printf("copy %.2f TB/s; floors with %.0f (bf16) and %.0f (fp8) TFLOP/s\n", o.copy_tbs, o.bf16_tflops,
+                o.fp8_tflops);
     const auto wanted = [](const std::vector<std::string>& list, const char* name) {
       return list.empty() || std::find(list.begin(), list.end(), name) != list.end();
     };

@@ -17,9 +17,8 @@
 namespace sluice {
 namespace {
 
-#define SKIP_WITHOUT_DEVICE()                                               \
-  if (const std::string problem = sm90::device_problem(); !problem.empty()) \
-  GTEST_SKIP() << problem
+#define SKIP_WITHOUT_DEVICE() \
+  if (const std::string problem = sm90::device_problem(); !problem.empty()) GTEST_SKIP() << problem
 
 uint64_t fresh_seed() {
   static const uint64_t seed = [] {
@@ -178,8 +177,8 @@ void check_case(const std::string& line, int64_t tokens, uint64_t seed) {
   const Result want = run(ctx, *moe::make_reference_backend(), p, tokens);
   const Result got = run(ctx, *moe::make_sm90_backend(), p, tokens, 2);
   const double error = relative_error(got.output, want.output);
-  std::printf("%-7s T=%-4lld err %.2e  %s\n", error <= bound(spec) ? "ok" : "FAIL", static_cast<long long>(tokens), error,
-              line.c_str());
+  std::printf("%-7s T=%-4lld err %.2e  %s\n", error <= bound(spec) ? "ok" : "FAIL", static_cast<long long>(tokens),
+              error, line.c_str());
   std::fflush(stdout);
   EXPECT_LE(error, bound(spec)) << line << " T=" << tokens;
   EXPECT_TRUE(std::isfinite(error)) << line << " T=" << tokens;
@@ -189,11 +188,17 @@ void check_case(const std::string& line, int64_t tokens, uint64_t seed) {
 
 std::string base(const std::string& rest) { return "experts=16 top_k=4 hidden=256 inter=128 " + rest; }
 
-const std::string kFormats[] = {
-    "weights=bf16 inputs=plain",          "weights=fp8_tensor inputs=fp8_token", "weights=fp8_tensor inputs=fp8_static",
-    "weights=fp8_channel inputs=fp8_token", "weights=fp8_block inputs=fp8_group",  "weights=mxfp8 inputs=mxfp8",
-    "weights=nvfp4 inputs=nvfp4",         "weights=nvfp4 inputs=nvfp4_token",    "weights=mxfp4 inputs=plain",
-    "weights=mxfp4 inputs=mxfp8",         "weights=nvfp4 inputs=plain"};
+const std::string kFormats[] = {"weights=bf16 inputs=plain",
+                                "weights=fp8_tensor inputs=fp8_token",
+                                "weights=fp8_tensor inputs=fp8_static",
+                                "weights=fp8_channel inputs=fp8_token",
+                                "weights=fp8_block inputs=fp8_group",
+                                "weights=mxfp8 inputs=mxfp8",
+                                "weights=nvfp4 inputs=nvfp4",
+                                "weights=nvfp4 inputs=nvfp4_token",
+                                "weights=mxfp4 inputs=plain",
+                                "weights=mxfp4 inputs=mxfp8",
+                                "weights=nvfp4 inputs=plain"};
 
 TEST(FusedMoe, EveryFormatAtSeveralTokenCounts) {
   SKIP_WITHOUT_DEVICE();
@@ -213,20 +218,24 @@ TEST(FusedMoe, Activations) {
 TEST(FusedMoe, RoutingMethods) {
   SKIP_WITHOUT_DEVICE();
   uint64_t seed = fresh_seed() + 2000;
-  for (const char* m : {"softmax", "renormalize", "deepseek_v3", "renormalize_naive", "topk", "sigmoid_renorm", "minimax2",
-                        "sigmoid", "topk_sigmoid"})
+  for (const char* m : {"softmax", "renormalize", "deepseek_v3", "renormalize_naive", "topk", "sigmoid_renorm",
+                        "minimax2", "sigmoid", "topk_sigmoid"})
     for (int64_t t : {1, 33, 300}) check_case(base(std::string("routing=") + m), t, ++seed);
-  check_case("experts=64 top_k=6 hidden=256 inter=128 routing=deepseek_v3 groups=8 top_groups=4 routed_scale=2.5", 65, ++seed);
+  check_case("experts=64 top_k=6 hidden=256 inter=128 routing=deepseek_v3 groups=8 top_groups=4 routed_scale=2.5", 65,
+             ++seed);
   check_case("experts=512 top_k=22 hidden=128 inter=64 routing=deepseek_v3 routed_scale=5", 40, ++seed);
   check_case("experts=16 top_k=1 hidden=256 inter=128 routing=llama4", 21, ++seed);
-  check_case("experts=16 top_k=1 hidden=256 inter=128 weights=fp8_tensor inputs=fp8_token routing=llama4 weight_on_input=1", 21, ++seed);
+  check_case(
+      "experts=16 top_k=1 hidden=256 inter=128 weights=fp8_tensor inputs=fp8_token routing=llama4 weight_on_input=1",
+      21, ++seed);
 }
 
 TEST(FusedMoe, Sizes) {
   SKIP_WITHOUT_DEVICE();
   uint64_t seed = fresh_seed() + 3000;
   for (const auto& f : kFormats)
-    for (const char* size : {"hidden=288 inter=224", "hidden=320 inter=704", "hidden=672 inter=480", "hidden=96 inter=48"})
+    for (const char* size :
+         {"hidden=288 inter=224", "hidden=320 inter=704", "hidden=672 inter=480", "hidden=96 inter=48"})
       for (const char* act : {"swiglu", "relu2"}) {
         if (f.find("fp8_block") != std::string::npos && std::string(size).find("96") != std::string::npos) continue;
         check_case("experts=8 top_k=2 " + std::string(size) + " " + f + " act=" + act, 19, ++seed);

@@ -31,7 +31,9 @@ __device__ inline uint32_t cvt_f16x2_e4m3x2(uint16_t codes) {
   return d;
 }
 __device__ inline void cvt_f32x2_f16x2(uint32_t halves, float& low, float& high) {
-  asm("{\n.reg .f16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}\n" : "=f"(low), "=f"(high) : "r"(halves));
+  asm("{\n.reg .f16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}\n"
+      : "=f"(low), "=f"(high)
+      : "r"(halves));
 }
 __device__ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t d;

@@ -28,8 +28,8 @@ std::string device_problem() {
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   if (major != 9 || minor != 0)
-    return fmt::format("device {} has compute capability {}.{}; these kernels are built for 9.0 (H100, H200) only", device,
-                       major, minor);
+    return fmt::format("device {} has compute capability {}.{}; these kernels are built for 9.0 (H100, H200) only",
+                       device, major, minor);
   return "";
 }
 

@@ -106,7 +106,7 @@ const Micro kAvx2 = {{gemm<Avx2, Bf16Coding>, gemm<Avx2, E4m3Coding>, gemm<Avx2,
                      activate<Avx2>,
                      combine<Avx2>,
                      round_bf16<Avx2>,
- dot_probe<Avx2>,
- read_probe<Avx2>};
+                     dot_probe<Avx2>,
+                     read_probe<Avx2>};
 
 }  // namespace sluice::kernels::cpu

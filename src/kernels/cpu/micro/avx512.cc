@@ -26,7 +26,7 @@ const Micro kAvx512 = {{gemm<Avx512, Bf16Coding>, gemm<Avx512, E4m3Coding>, gemm
                        activate<Avx512>,
                        combine<Avx512>,
                        round_bf16<Avx512>,
- dot_probe<Avx512>,
- read_probe<Avx512>};
+                       dot_probe<Avx512>,
+                       read_probe<Avx512>};
 
 }  // namespace sluice::kernels::cpu

@@ -10,7 +10,8 @@ namespace {
 // `steps` times 16 independent multiply-adds from registers; returns the floating point operations done.
 template <class V>
 static double dot_probe(int64_t steps) {
-  constexpr int kChains = 16 * 64 / static_cast<int>(sizeof(typename V::F)) >= 16 && sizeof(typename V::X) == 64 ? 16 : 6;
+  constexpr int kChains =
+      16 * 64 / static_cast<int>(sizeof(typename V::F)) >= 16 && sizeof(typename V::X) == 64 ? 16 : 6;
   alignas(64) static constexpr uint8_t kZeros[64] = {};
   typename V::F acc[kChains];
   typename V::W w = V::load_weights(kZeros);

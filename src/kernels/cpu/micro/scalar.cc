@@ -116,7 +116,7 @@ const Micro kScalar = {{gemm<Scalar, Bf16Coding>, gemm<Scalar, E4m3Coding>, gemm
                        activate<Scalar>,
                        combine<Scalar>,
                        round_bf16<Scalar>,
- dot_probe<Scalar>,
- read_probe<Scalar>};
+                       dot_probe<Scalar>,
+                       read_probe<Scalar>};
 
 }  // namespace sluice::kernels::cpu

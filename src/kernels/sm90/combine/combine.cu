@@ -14,7 +14,8 @@ constexpr int kThreads = 128;
 // A thread 8 columns of one token when rows are 16-byte aligned, else 1.
 template <int kWidth>
 __device__ void combine_token(const CombineArgs& a, int64_t token, const int* present, const float* weights) {
-  for (int column = (blockIdx.y * kThreads + threadIdx.x) * kWidth; column < a.columns; column += gridDim.y * kThreads * kWidth) {
+  for (int column = (blockIdx.y * kThreads + threadIdx.x) * kWidth; column < a.columns;
+       column += gridDim.y * kThreads * kWidth) {
     float acc[kWidth] = {};
 #pragma unroll 4
     for (int k = 0; k < a.top_k; ++k) {
@@ -33,7 +34,8 @@ __device__ void combine_token(const CombineArgs& a, int64_t token, const int* pr
           acc[2 * i + 1] = fmaf(w, __uint_as_float(words[i] & 0xffff0000u), acc[2 * i + 1]);
         }
       } else {
-        acc[0] = fmaf(w, __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(a.results)[at]) << 16), acc[0]);
+        acc[0] =
+            fmaf(w, __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(a.results)[at]) << 16), acc[0]);
       }
     }
     const int64_t at = token * a.columns + column;
@@ -76,8 +78,8 @@ void launch_combine(const CombineArgs& args, Stream stream, bool pdl) {
   if (args.tokens == 0) return;
   // Few tokens: spread a row's columns over blocks, so that one wave reads everything at once.
   const int parts = args.tokens >= 256 ? 1 : (args.columns + 8 * kThreads - 1) / (8 * kThreads);
-  launch(combine_kernel, dim3(static_cast<unsigned>(args.tokens), static_cast<unsigned>(parts)), kThreads, 0, stream, pdl,
-         args);
+  launch(combine_kernel, dim3(static_cast<unsigned>(args.tokens), static_cast<unsigned>(parts)), kThreads, 0, stream,
+         pdl, args);
 }
 
 }  // namespace sluice::sm90

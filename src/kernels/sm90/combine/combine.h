@@ -8,10 +8,10 @@
 namespace sluice::sm90 {
 
 struct CombineArgs {
-  const void* results;       // [pairs, columns] bf16 or float32
-  const float* weights;      // [pairs]; null: 1
-  const int32_t* pair_row;   // -1: absent
-  void* out;                 // [T, columns], the same type
+  const void* results;      // [pairs, columns] bf16 or float32
+  const float* weights;     // [pairs]; null: 1
+  const int32_t* pair_row;  // -1: absent
+  void* out;                // [T, columns], the same type
   bool f32;
   int64_t tokens;
   const int32_t* num_tokens;

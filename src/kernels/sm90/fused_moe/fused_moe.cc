@@ -21,13 +21,20 @@ using format::InputFormat;
 
 Round round_of(InputFormat f) {
   switch (f) {
-    case InputFormat::plain: return Round::plain;
-    case InputFormat::fp8_static: return Round::fp8_static;
-    case InputFormat::fp8_token: return Round::fp8_token;
-    case InputFormat::fp8_group: return Round::fp8_group;
-    case InputFormat::mxfp8: return Round::mxfp8;
-    case InputFormat::nvfp4: return Round::nvfp4;
-    case InputFormat::nvfp4_token: return Round::nvfp4_token;
+    case InputFormat::plain:
+      return Round::plain;
+    case InputFormat::fp8_static:
+      return Round::fp8_static;
+    case InputFormat::fp8_token:
+      return Round::fp8_token;
+    case InputFormat::fp8_group:
+      return Round::fp8_group;
+    case InputFormat::mxfp8:
+      return Round::mxfp8;
+    case InputFormat::nvfp4:
+      return Round::nvfp4;
+    case InputFormat::nvfp4_token:
+      return Round::nvfp4_token;
   }
   return Round::plain;
 }
@@ -80,7 +87,8 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors) : spec_(spec) {
   second_.shape = {op, spec.locals(), spec.hidden, spec.inter, false, 0};
   // Every slab of GEMM2's rows must be written by some row tile of GEMM1.
   const int64_t columns = static_cast<int64_t>(second_.shape.slabs()) * slab_k(op);
-  first_.shape = {op, spec.locals(), spec.inter, spec.hidden, spec.gated(), ceil_div<int64_t>(columns, spec.gated() ? 64 : 128)};
+  first_.shape = {op,          spec.locals(), spec.inter,
+                  spec.hidden, spec.gated(),  ceil_div<int64_t>(columns, spec.gated() ? 64 : 128)};
   for (Matrix* m : {&first_, &second_}) {
     m->weights = DeviceBuffer(m->shape.bytes());
     if (has_row_scale(op)) m->row_scale = DeviceBuffer(m->shape.row_scales() * 4);
@@ -90,7 +98,8 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors) : spec_(spec) {
 
 int64_t FusedMoe::weight_bytes() const {
   int64_t bytes = 0;
-  for (const Matrix* m : {&first_, &second_}) bytes += m->weights.bytes() + m->row_scale.bytes() + m->block_scale.bytes();
+  for (const Matrix* m : {&first_, &second_})
+    bytes += m->weights.bytes() + m->row_scale.bytes() + m->block_scale.bytes();
   return bytes;
 }
 

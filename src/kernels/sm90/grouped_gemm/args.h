@@ -8,12 +8,12 @@ namespace sluice::sm90 {
 
 // What the epilogue leaves behind.
 enum class Store : int {
-  rows,       // GEMM2's rows in bf16: rounded as `round` says
-  rows_e4m3,  // GEMM2's rows as e4m3 codes, static scale
-  rows_group, // e4m3 codes with a scale for 128 columns (not gated, or tiles of 256)
-  activated,  // float32 [row, columns]: a second kernel rounds it, because it needs more columns than a tile has
-  raw,        // float32 [row, 2, columns]: up and gate before bias and activation
-  result,     // GEMM2: [pair, columns] in bf16 or float32
+  rows,        // GEMM2's rows in bf16: rounded as `round` says
+  rows_e4m3,   // GEMM2's rows as e4m3 codes, static scale
+  rows_group,  // e4m3 codes with a scale for 128 columns (not gated, or tiles of 256)
+  activated,   // float32 [row, columns]: a second kernel rounds it, because it needs more columns than a tile has
+  raw,         // float32 [row, 2, columns]: up and gate before bias and activation
+  result,      // GEMM2: [pair, columns] in bf16 or float32
 };
 enum class Round : int { plain, fp8_static, mxfp8, nvfp4, fp8_token, fp8_group, nvfp4_token };
 
@@ -34,10 +34,10 @@ struct Gemm {
   Round round;
   bool gated, out_f32;
   activation::Activation act;
-  int columns;                   // I or H
-  const float *bias, *bias_gate;  // [experts, columns] or null
+  int columns;                        // I or H
+  const float *bias, *bias_gate;      // [experts, columns] or null
   const float *alpha, *beta, *limit;  // [experts] or null
-  const float* pair_weight;      // llama4: [pairs], multiplies the result before the activation; or null
+  const float* pair_weight;           // llama4: [pairs], multiplies the result before the activation; or null
   void* out;
   float* out_block_scale;  // rows_group
   int out_slabs;           // of GEMM2's rows
@@ -46,13 +46,13 @@ struct Gemm {
 
 struct GroupedGemmArgs {
   Gemm gemm[2];
-  int gemms;             // 2: the second waits, tile by tile, for the first
+  int gemms;  // 2: the second waits, tile by tile, for the first
   const Tile* tiles;
   Header* header;
-  const int* row_pair;   // [rows] token * K + k
-  int* arrivals[2];      // [tiles * row_tiles]
-  int* ready;            // [tiles]
-  int ticket;            // which of the header's counters
+  const int* row_pair;  // [rows] token * K + k
+  int* arrivals[2];     // [tiles * row_tiles]
+  int* ready;           // [tiles]
+  int ticket;           // which of the header's counters
 
   // GEMM2's last block of a group of columns adds the experts of every token (combine.h); null: it does not.
   int* column_done;      // [units]

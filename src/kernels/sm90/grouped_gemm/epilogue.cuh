@@ -58,8 +58,8 @@ __device__ inline void activate8(activation::Activation act, float (&up)[8], con
 struct Spot {
   const Gemm& g;
   Tile tile;
-  int n;            // row within the tile
-  bool valid;       // n < tile.padded
+  int n;       // row within the tile
+  bool valid;  // n < tile.padded
   __device__ int64_t row() const { return static_cast<int64_t>(tile.row_base) + n; }
 };
 

@@ -18,12 +18,18 @@ constexpr Instance kInstances[] = {
 
 const char* name_of(Operand o) {
   switch (o) {
-    case Operand::bf16: return "bf16";
-    case Operand::fp8: return "fp8";
-    case Operand::fp8_block: return "fp8_block";
-    case Operand::mxfp8: return "mxfp8";
-    case Operand::nvfp4: return "nvfp4";
-    case Operand::mxfp4: return "mxfp4";
+    case Operand::bf16:
+      return "bf16";
+    case Operand::fp8:
+      return "fp8";
+    case Operand::fp8_block:
+      return "fp8_block";
+    case Operand::mxfp8:
+      return "mxfp8";
+    case Operand::nvfp4:
+      return "nvfp4";
+    case Operand::mxfp4:
+      return "mxfp4";
   }
   return "?";
 }
@@ -46,7 +52,8 @@ double likely_rows(const GemmProblem& p) {
 }  // namespace
 
 std::string Instance::name() const {
-  return fmt::format("{}_{}x{}_k{}_b{}", name_of(operand), 128 * m_tiles, max_n, slabs * slab_k(operand), blocks_per_sm);
+  return fmt::format("{}_{}x{}_k{}_b{}", name_of(operand), 128 * m_tiles, max_n, slabs * slab_k(operand),
+                     blocks_per_sm);
 }
 
 std::span<const Instance> instances() { return kInstances; }
@@ -67,8 +74,8 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForc
   }
   check(found, "no grouped GEMM instance \"{}\" for this weight format", forced);
   // Experts that an average routing touches.
-  const double touched =
-      static_cast<double>(p.locals) * (1.0 - std::pow(1.0 - 1.0 / static_cast<double>(std::max<int64_t>(p.experts, 1)), pairs));
+  const double touched = static_cast<double>(p.locals) *
+                         (1.0 - std::pow(1.0 - 1.0 / static_cast<double>(std::max<int64_t>(p.experts, 1)), pairs));
   const int slots = multiprocessors * choice.instance.blocks_per_sm;
   for (int g = 0; g < 2; ++g) {
     const int units = (p.row_tiles[g] + choice.instance.m_tiles - 1) / choice.instance.m_tiles;

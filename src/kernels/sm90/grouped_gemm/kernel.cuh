@@ -16,9 +16,9 @@
 namespace sluice::sm90 {
 
 struct Task {
-  int which;               // GEMM 0 or 1
-  int tile, unit;          // unit: group of m_tiles row tiles
-  int split, begin, end;   // slabs
+  int which;              // GEMM 0 or 1
+  int tile, unit;         // unit: group of m_tiles row tiles
+  int split, begin, end;  // slabs
 };
 
 template <class T>
@@ -158,8 +158,8 @@ __device__ void stream_rows(const GroupedGemmArgs& args, const Shared<T>& smem) 
       ptx::mbarrier_arrive_expect_tx(full, bytes + (T::block_scaled ? tile.padded * 4 : 0));
       ptx::cp_async_bulk(smem.x(ring.stage), x + static_cast<int64_t>(slab) * tile.padded * 128, bytes, full, policy);
       if constexpr (T::block_scaled)
-        ptx::cp_async_bulk(smem.x_scale(ring.stage), scales + static_cast<int64_t>(slab) * tile.padded,
-                           tile.padded * 4, full, policy);
+        ptx::cp_async_bulk(smem.x_scale(ring.stage), scales + static_cast<int64_t>(slab) * tile.padded, tile.padded * 4,
+                           full, policy);
       ring.next();
     }
   }
@@ -169,8 +169,8 @@ __device__ void stream_rows(const GroupedGemmArgs& args, const Shared<T>& smem) 
 template <class T>
 struct Cursor {
   Ring<T>& ring;
-  int slab;       // within the stage
-  int left;       // slabs of the task that remain, this one included
+  int slab;  // within the stage
+  int left;  // slabs of the task that remain, this one included
   __device__ void wait(const Shared<T>& smem) const {
     if (slab == 0) ptx::mbarrier_wait(smem.full + ring.stage, ring.phase);
   }
@@ -236,8 +236,8 @@ __device__ __forceinline__ void multiply(float (&acc)[T::m_tiles][T::max_n / 2],
           ptx::wgmma_fence();
 #pragma unroll
           for (int k = 0; k < 4; ++k)
-            ptx::Wgmma<kPartN>::e4m3_ss(part, w + (m * T::slabs * 16384 >> 4) + 2 * k, x + (p * kPartN * 128 >> 4) + 2 * k,
-                                        k != 0);
+            ptx::Wgmma<kPartN>::e4m3_ss(part, w + (m * T::slabs * 16384 >> 4) + 2 * k,
+                                        x + (p * kPartN * 128 >> 4) + 2 * k, k != 0);
           ptx::wgmma_commit();
           ptx::wgmma_wait<0>();
 #pragma unroll
@@ -300,7 +300,8 @@ __device__ __forceinline__ void multiply(float (&acc)[T::m_tiles][T::max_n / 2],
 
 // The run-time number of tokens to the instruction: N = I * step, I = 1, 2, ....
 template <class T, int I>
-__device__ __forceinline__ void multiply_padded(float (&acc)[T::m_tiles][T::max_n / 2], const Shared<T>& smem, Ring<T>& ring, int slabs, bool gated, int padded) {
+__device__ __forceinline__ void multiply_padded(float (&acc)[T::m_tiles][T::max_n / 2], const Shared<T>& smem,
+                                                Ring<T>& ring, int slabs, bool gated, int padded) {
   if (padded == I * T::step_n)
     multiply<T, I * T::step_n>(acc, smem, ring, slabs, gated);
   else if constexpr ((I + 1) * T::step_n <= T::max_n)
@@ -309,8 +310,8 @@ __device__ __forceinline__ void multiply_padded(float (&acc)[T::m_tiles][T::max_
 
 // Leaves this split's sums in memory; the block that comes last adds all of them in order. False: not the last.
 template <class T>
-__device__ bool join_splits(const GroupedGemmArgs& args, const Task& t, const Tile& tile, float (&acc)[T::m_tiles][T::max_n / 2],
-                            const Shared<T>& smem) {
+__device__ bool join_splits(const GroupedGemmArgs& args, const Task& t, const Tile& tile,
+                            float (&acc)[T::m_tiles][T::max_n / 2], const Shared<T>& smem) {
   const Gemm& g = args.gemm[t.which];
   const int units = units_of<T>(g);
   const int thread = threadIdx.x;
@@ -337,7 +338,8 @@ __device__ bool join_splits(const GroupedGemmArgs& args, const Task& t, const Ti
     for (int i = 0; i < T::max_n / 2; ++i)
       if (i < values) {
         float sum = 0.0f;
-        for (int s = 0; s < g.splits; ++s) sum += __ldcg(base + s * per_split + (m * values + i) * T::consumers + thread);
+        for (int s = 0; s < g.splits; ++s)
+          sum += __ldcg(base + s * per_split + (m * values + i) * T::consumers + thread);
         acc[m][i] = sum;
       }
   return true;
@@ -398,8 +400,8 @@ __device__ void consume(const GroupedGemmArgs& args, const Shared<T>& smem) {
           for (int part = 0; part < T::staging_tokens / 32; ++part) {
             const int at = chunk * T::staging_tokens + part * 32;
             if (at < tile.padded)
-              finish_chunk(g, tile, rows, smem.staging + part * 32 * T::staging_pitch, T::staging_pitch, row_tile, at / 32,
-                           thread);
+              finish_chunk(g, tile, rows, smem.staging + part * 32 * T::staging_pitch, T::staging_pitch, row_tile,
+                           at / 32, thread);
           }
         }
       }

@@ -41,12 +41,21 @@ __global__ void __launch_bounds__(kThreads) row_scale_kernel(const __grid_consta
     float scale = 1.0f;
     if (s.row >= 0) {
       switch (a.format) {
-        case format::Format::fp8_tensor: scale = static_cast<const float*>(s.stack->scales)[expert]; break;
-        case format::Format::fp8_channel: scale = static_cast<const float*>(s.stack->scales)[s.row]; break;
-        case format::Format::nvfp4: scale = s.stack->global[expert] * 256.0f; break;
+        case format::Format::fp8_tensor:
+          scale = static_cast<const float*>(s.stack->scales)[expert];
+          break;
+        case format::Format::fp8_channel:
+          scale = static_cast<const float*>(s.stack->scales)[s.row];
+          break;
+        case format::Format::nvfp4:
+          scale = s.stack->global[expert] * 256.0f;
+          break;
         case format::Format::mxfp8:
-        case format::Format::mxfp4: scale = format::e8m0_to_float(largest_scale(a, s)); break;
-        default: break;
+        case format::Format::mxfp4:
+          scale = format::e8m0_to_float(largest_scale(a, s));
+          break;
+        default:
+          break;
       }
     }
     a.row_scale[i] = scale;
@@ -82,11 +91,12 @@ __device__ inline uint4 row_bytes16(const void* base, int64_t row, int64_t row_b
   return {w[0], w[1], w[2], w[3]};
 }
 
-// e4m3 >= 0 with 5 exponent bits, so that small scales are normal numbers; exact. 0 keeps its byte, its codes are zeroed.
+// e4m3 >= 0 with 5 exponent bits, so that small scales are normal numbers; exact. 0 keeps its byte, its codes are
+// zeroed.
 __device__ inline uint32_t wide_scale(uint32_t e4m3) {
   e4m3 &= 0x7fu;
   if (e4m3 == 0) return 0;
-  if (e4m3 >= 8) return e4m3 + (3u << 3);  // bias 7 -> 10
+  if (e4m3 >= 8) return e4m3 + (3u << 3);               // bias 7 -> 10
   const int shift = e4m3 >= 4 ? 1 : e4m3 >= 2 ? 2 : 3;  // m * 2^-9 = 1.f * 2^(-6 - shift)
   return static_cast<uint32_t>(4 - shift) << 3 | ((e4m3 << shift) & 7u);
 }
@@ -123,7 +133,9 @@ __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ 
   for (int i = threadIdx.x; i < 128 * pieces; i += kThreads) {
     const int r = i / pieces, piece = i % pieces;
     const Source s = source_of(a, expert, row_tile, r);
-    codes[r][piece] = s.row < 0 ? uint4{} : row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(slab) * pieces * 16 + piece * 16);
+    codes[r][piece] =
+        s.row < 0 ? uint4{}
+                  : row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(slab) * pieces * 16 + piece * 16);
   }
   const int group = op == Operand::nvfp4 ? 16 : 32, groups = 64 / group;
   const int64_t row_groups = ceil_div<int64_t>(shape.k, group);
@@ -138,7 +150,8 @@ __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ 
         byte = wide_scale(byte);
       } else {
         // The exponent field of the bf16 multiplier; row_scale carries the row's largest scale.
-        const int largest = static_cast<int>(__float_as_uint(a.row_scale[(expert * row_tiles + row_tile) * kTileRows + r]) >> 23 & 255u);
+        const int largest = static_cast<int>(
+            __float_as_uint(a.row_scale[(expert * row_tiles + row_tile) * kTileRows + r]) >> 23 & 255u);
         const int field = (fp8 ? 247 : 253) - (largest - static_cast<int>(byte));
         byte = byte == 0 || field < 1 ? 0 : field;
       }
@@ -154,7 +167,9 @@ __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ 
   }
   const int wg = threadIdx.x / 128, t = threadIdx.x % 128;
   const int row0 = wg * 64 + t / 32 * 16 + t % 32 / 4, pair = t % 4;
-  const auto byte_at = [&](int r, int at) { return static_cast<uint32_t>(reinterpret_cast<const uint8_t*>(codes[r])[at]); };
+  const auto byte_at = [&](int r, int at) {
+    return static_cast<uint32_t>(reinterpret_cast<const uint8_t*>(codes[r])[at]);
+  };
   uint32_t words[8];
   for (int s = 0; s < 4; ++s) {
     uint32_t w[2] = {0, 0};
@@ -190,9 +205,11 @@ void launch_prepare(const PrepareArgs& args, Stream stream) {
   const WeightShape& s = args.shape;
   if (s.experts == 0) return;
   if (args.row_scale != nullptr)
-    launch(row_scale_kernel, static_cast<int>(ceil_div<int64_t>(s.row_scales(), kThreads)), kThreads, 0, stream, false, args);
+    launch(row_scale_kernel, static_cast<int>(ceil_div<int64_t>(s.row_scales(), kThreads)), kThreads, 0, stream, false,
+           args);
   if (args.block_scale != nullptr)
-    launch(block_scale_kernel, static_cast<int>(ceil_div<int64_t>(s.block_scales() / 4, kThreads)), kThreads, 0, stream, false, args);
+    launch(block_scale_kernel, static_cast<int>(ceil_div<int64_t>(s.block_scales() / 4, kThreads)), kThreads, 0, stream,
+           false, args);
   launch(slab_kernel, static_cast<int>(s.experts * s.row_tiles() * s.slabs()), kThreads, 0, stream, false, args);
 }
 

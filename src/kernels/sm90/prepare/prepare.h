@@ -27,13 +27,19 @@ struct PrepareArgs {
 // What a format becomes. fp8_tensor and fp8_channel share one operand: their scales are both the rows'.
 constexpr Operand operand_of(format::Format f) {
   switch (f) {
-    case format::Format::bf16: return Operand::bf16;
+    case format::Format::bf16:
+      return Operand::bf16;
     case format::Format::fp8_tensor:
-    case format::Format::fp8_channel: return Operand::fp8;
-    case format::Format::fp8_block: return Operand::fp8_block;
-    case format::Format::mxfp8: return Operand::mxfp8;
-    case format::Format::nvfp4: return Operand::nvfp4;
-    case format::Format::mxfp4: return Operand::mxfp4;
+    case format::Format::fp8_channel:
+      return Operand::fp8;
+    case format::Format::fp8_block:
+      return Operand::fp8_block;
+    case format::Format::mxfp8:
+      return Operand::mxfp8;
+    case format::Format::nvfp4:
+      return Operand::nvfp4;
+    case format::Format::mxfp4:
+      return Operand::mxfp4;
   }
   return Operand::bf16;
 }

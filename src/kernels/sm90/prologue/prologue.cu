@@ -166,7 +166,8 @@ __global__ void __launch_bounds__(kThreads) prologue_kernel(const __grid_constan
       }
     }
     if (num_targets != 0)
-      write_token<kThreads>(a, token, targets, num_targets, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y), shared);
+      write_token<kThreads>(a, token, targets, num_targets, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y),
+                            shared);
   }
 }
 
@@ -186,8 +187,8 @@ void launch_prologue(const RouteArgs& route, const RowsArgs& rows, void* output,
   const int columns = rows.out_slabs * (rows.e4m3 ? 128 : 64);
   const int parts = route.tokens <= 32 ? ceil_div(columns, 8 * kThreads) : 1;
   const PrologueArgs args{route, rows, output, output_bytes};
-  launch(prologue_kernel, dim3(static_cast<unsigned>(route.tokens), static_cast<unsigned>(parts)), kThreads, smem, stream,
-         pdl, args);
+  launch(prologue_kernel, dim3(static_cast<unsigned>(route.tokens), static_cast<unsigned>(parts)), kThreads, smem,
+         stream, pdl, args);
 }
 
 }  // namespace sluice::sm90

@@ -15,8 +15,8 @@ HD constexpr int group_columns(Round r) {
 }
 
 __device__ inline uint32_t e4m3_codes4(const float* v) {
-  return static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(v[1], v[0])) |
-         static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(v[3], v[2])) << 16;
+  return static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(v[1], v[0])) | static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(v[3], v[2]))
+                                                                      << 16;
 }
 
 // v rounded to e4m3 and read back: 4 values.

@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   __shared__ int num_targets;
   __shared__ uint32_t shared[kThreads / 32];
   ptx::griddepcontrol_wait();
-  const int64_t tokens = a.num_tokens != nullptr ? min(static_cast<int64_t>(*a.num_tokens), a.max_tokens) : a.max_tokens;
+  const int64_t tokens =
+      a.num_tokens != nullptr ? min(static_cast<int64_t>(*a.num_tokens), a.max_tokens) : a.max_tokens;
   const int per_block = tokens_per_block(a.top_k);
   for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     __syncthreads();
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
     if (n >= tile.count) continue;
     const int64_t base = static_cast<int64_t>(tile.row_base) * a.out_slabs;
     const Target target{a.out + base * 128, a.block_scale + base, tile.padded, n, row};
-    const auto load = [&](int column, float (&v)[8]) { load_result8(a, row, tile.expert, column, v); };
+    const auto load = [&](int column, float(&v)[8]) { load_result8(a, row, tile.expert, column, v); };
     float row_amax = 0.0f;
     if (a.row_scale != nullptr) {
       uint32_t bits = 0;
@@ -75,9 +76,10 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
       row_amax = block_max_bits<kThreads>(bits, shared);
     }
     float row_scale;
-    round_row<kThreads>(a, row_amax, &row_scale, 0, 1, load, [&](int column, uint4 packed, uint2 codes, float scale, bool first) {
-      store8(a, target, column, packed, codes, scale, first);
-    });
+    round_row<kThreads>(a, row_amax, &row_scale, 0, 1, load,
+                        [&](int column, uint4 packed, uint2 codes, float scale, bool first) {
+                          store8(a, target, column, packed, codes, scale, first);
+                        });
     if (a.row_scale != nullptr && threadIdx.x == 0) a.row_scale[row] = row_scale;
   }
   ptx::griddepcontrol_launch_dependents();

@@ -96,15 +96,16 @@ __device__ inline void store8(const RowsArgs& a, const Target& t, int column, co
   if (a.e4m3) {
     uint8_t* slab = t.tile + static_cast<int64_t>(column >> 7) * t.padded * 128;
     *reinterpret_cast<uint2*>(slab + swizzled(t.n, (column & 127) >> 4) + (column & 8)) = codes;
-    if (a.round == Round::fp8_group && first_of_group) t.scales[static_cast<int64_t>(column >> 7) * t.padded + t.n] = group_scale;
+    if (a.round == Round::fp8_group && first_of_group)
+      t.scales[static_cast<int64_t>(column >> 7) * t.padded + t.n] = group_scale;
   } else {
     uint8_t* slab = t.tile + static_cast<int64_t>(column >> 6) * t.padded * 128;
     *reinterpret_cast<uint4*>(slab + swizzled(t.n, (column & 63) >> 3)) = bf16;
   }
 }
 
-// Rounds one row, 8 columns a thread and step, and hands every piece to store(column, bf16, codes, scale, first). Blocks
-// with the same row and another `part` share its columns.
+// Rounds one row, 8 columns a thread and step, and hands every piece to store(column, bf16, codes, scale, first).
+// Blocks with the same row and another `part` share its columns.
 template <int kThreads, class Load, class Store8>
 __device__ inline void round_row(const RowsArgs& a, float row_amax, float* row_scale_out, int part, int parts,
                                  Load&& load, Store8&& store) {
@@ -144,7 +145,7 @@ __device__ inline void round_row(const RowsArgs& a, float row_amax, float* row_s
 template <int kThreads>
 __device__ inline void write_token(const RowsArgs& a, int64_t token, const Target* targets, int num_targets, int part,
                                    int parts, uint32_t* shared) {
-  const auto load = [&](int column, float (&v)[8]) {
+  const auto load = [&](int column, float(&v)[8]) {
     if (column < a.columns) {
       load_token8(a, token, column, v);
     } else {
@@ -166,7 +167,8 @@ __device__ inline void write_token(const RowsArgs& a, int64_t token, const Targe
   float row_scale;
   round_row<kThreads>(a, row_amax, &row_scale, part, parts, load,
                       [&](int column, uint4 packed, uint2 codes, float scale, bool first) {
-                        for (int i = 0; i < num_targets; ++i) store8(a, targets[i], column, packed, codes, scale, first);
+                        for (int i = 0; i < num_targets; ++i)
+                          store8(a, targets[i], column, packed, codes, scale, first);
                       });
   if (a.row_scale != nullptr && part == 0 && static_cast<int>(threadIdx.x) < num_targets)
     a.row_scale[targets[threadIdx.x].row] = row_scale;

@@ -12,7 +12,7 @@ struct RowsArgs {
   // Source: tokens [T, columns] that are copied to each local pair's row (gather), or float rows.
   const void* tokens;  // null: rows
   bool tokens_f32;
-  const float* rows;   // [row, columns], or raw [row, 2, columns] with `raw`
+  const float* rows;  // [row, columns], or raw [row, 2, columns] with `raw`
   int64_t max_tokens;
   const int32_t* num_tokens;
   int columns, top_k, locals;
@@ -24,19 +24,19 @@ struct RowsArgs {
   bool round_to_bf16_first;  // nvfp4_token: the activation is rounded to the run's type before its row's amax
 
   Round round;
-  bool e4m3;            // rows hold codes (FP8 tensor cores), else bf16
+  bool e4m3;  // rows hold codes (FP8 tensor cores), else bf16
   float static_scale;
-  uint8_t* out;         // rows layout
+  uint8_t* out;  // rows layout
   int out_slabs;
-  float* row_scale;     // [rows]: fp8_token, nvfp4_token
-  float* block_scale;   // fp8_group: [tile][slab][padded]
+  float* row_scale;    // [rows]: fp8_token, nvfp4_token
+  float* block_scale;  // fp8_group: [tile][slab][padded]
   // Tables (route.h).
   const int32_t *ids, *rank, *counts, *expert_tile, *expert_per;
   const Tile* tiles;
   const Header* header;
   int32_t *pair_row, *row_pair;
   int local_offset, experts;
-  void* zero_absent;    // result [pairs, result_columns] whose absent rows are cleared, or null
+  void* zero_absent;     // result [pairs, result_columns] whose absent rows are cleared, or null
   int64_t result_bytes;  // of one pair's row
 };
 

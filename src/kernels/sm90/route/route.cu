@@ -11,9 +11,9 @@ constexpr int kRouteThreads = 256, kRouteWarps = kRouteThreads / 32;
 
 // Chooses experts, then numbers the block's pairs within their experts, in the order of pairs: the same on every run.
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_constant__ RouteArgs a) {
-  extern __shared__ float scores[];                 // [warps][experts]
-  __shared__ int32_t local[kPairsPerBlock];         // local expert of each pair
-  int* counts = reinterpret_cast<int*>(scores);     // afterwards: [8][locals]
+  extern __shared__ float scores[];              // [warps][experts]
+  __shared__ int32_t local[kPairsPerBlock];      // local expert of each pair
+  int* counts = reinterpret_cast<int*>(scores);  // afterwards: [8][locals]
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int top_k = a.params.top_k, per_block = tokens_per_block(top_k);
   ptx::griddepcontrol_wait();

@@ -14,10 +14,10 @@ inline constexpr int kMaxExperts = 2048;
 
 // Where the tables lie. `pairs` = tokens * top_k; a pair's number is token * top_k + slot.
 struct RouteTables {
-  int32_t* ids;       // [pairs] global ids
-  float* weights;     // [pairs]
-  int32_t* rank;      // [pairs] place among its block's pairs of the same expert; -1: not local
-  int32_t* counts;    // [blocks, locals]: pairs, then places where the block's pairs begin
+  int32_t* ids;          // [pairs] global ids
+  float* weights;        // [pairs]
+  int32_t* rank;         // [pairs] place among its block's pairs of the same expert; -1: not local
+  int32_t* counts;       // [blocks, locals]: pairs, then places where the block's pairs begin
   int32_t* expert_tile;  // [locals] first tile
   int32_t* expert_per;   // [locals] rows of a tile that is not the expert's last
   Tile* tiles;
@@ -39,7 +39,7 @@ struct RouteArgs {
   const int32_t* given_ids;
   const void* given_weights;  // null: packed
   bool given_bf16;
-  int64_t tokens;            // the captured maximum
+  int64_t tokens;             // the captured maximum
   const int32_t* num_tokens;  // device; null: tokens
   int local_offset, locals;
   int max_n, step_n;  // of the grouped GEMM's tile
