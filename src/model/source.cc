@@ -154,6 +154,7 @@ std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, 
   spec.weights = loaded.format.weights;
   spec.inputs = loaded.format.inputs;
   spec.fp8_block_trtllm = options_.fp8_block_trtllm && spec.weights == format::Format::fp8_block;
+  spec.deterministic = options_.deterministic;
   spec.bias = !loaded.weights.bias_up.empty();
   return moe::select(spec, options_.moe_backend).prepare(ctx_, spec, loaded.weights);
 }

@@ -84,6 +84,7 @@ const std::vector<Key>& keys() {
         number("tokens", &MoeSpec::tokens),
         flag("finalize", &MoeSpec::finalize),
         flag("fp8_block_trtllm", &MoeSpec::fp8_block_trtllm),
+        flag("deterministic", &MoeSpec::deterministic),
     };
     for (Key& key : k)  // the default input format is the weight format's own
       if (key.name == "inputs")

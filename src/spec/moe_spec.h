@@ -36,6 +36,7 @@ struct MoeSpec {
   int64_t tokens = 0;             // a hint for choosing tiles; 0: unknown
   bool finalize = true;           // false: the unreduced rows are returned
   bool fp8_block_trtllm = false;  // round GEMM1's result to e4m3 before the activation, as the Blackwell path does
+  bool deterministic = false;     // a token's result must not depend on what else is in the batch
 
   int locals() const { return local_experts > 0 ? local_experts : experts; }
   bool gated() const { return activation::is_gated(act); }

@@ -67,8 +67,9 @@ TEST(MoeSpec, RoundTripOfRandomSpecs) {
     s.local_offset = static_cast<int>(rng() % 100);
     s.local_experts = static_cast<int>(rng() % 100);
     s.tokens = static_cast<int64_t>(rng());
-    for (bool MoeSpec::*f : {&MoeSpec::bias, &MoeSpec::act_params, &MoeSpec::norm_topk, &MoeSpec::routed,
-                             &MoeSpec::weight_on_input, &MoeSpec::finalize, &MoeSpec::fp8_block_trtllm})
+    for (bool MoeSpec::*f :
+         {&MoeSpec::bias, &MoeSpec::act_params, &MoeSpec::norm_topk, &MoeSpec::routed, &MoeSpec::weight_on_input,
+          &MoeSpec::finalize, &MoeSpec::fp8_block_trtllm, &MoeSpec::deterministic})
       s.*f = flip();
     ASSERT_EQ(parse_moe_spec(to_string(s)), s) << to_string(s);
   }

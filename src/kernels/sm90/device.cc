@@ -40,6 +40,26 @@ int multiprocessors() {
   return count;
 }
 
+int current_device() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+bool in_device_memory(const void* pointer) {
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+}
+
+DeviceGuard::DeviceGuard(int device) : before_(current_device()) {
+  if (device != before_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+}
+DeviceGuard::~DeviceGuard() { cudaSetDevice(before_); }
+
 DeviceBuffer::DeviceBuffer(int64_t bytes) : bytes_(bytes) {
   if (bytes > 0) check_cuda(cudaMalloc(&data_, static_cast<size_t>(bytes)), "cudaMalloc");
 }

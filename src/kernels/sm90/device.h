@@ -19,7 +19,22 @@ void check_launch(const char* kernel);
 // Empty when the current device can run this backend, else the sentence why not.
 std::string device_problem();
 int multiprocessors();  // of the current device
+int current_device();
+bool in_device_memory(const void* pointer);
 
+// Makes `device` current for its scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_;
+};
+
+// Memory of the device that is current when it is made.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;

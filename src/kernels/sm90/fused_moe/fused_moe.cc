@@ -44,6 +44,12 @@ constexpr int64_t kFoldTokens = 64;
 bool is_static(Round r) { return r == Round::fp8_static || r == Round::nvfp4; }
 bool scales_rows(Round r) { return r == Round::fp8_token || r == Round::nvfp4_token; }
 
+// NVFP4 rows hold codes times block scales; their global factor is the reciprocal of the rounded reciprocal.
+InputScale input_scale(Round round, float scale) {
+  const format::Nvfp4Global global = format::nvfp4_global(scale);
+  return {round == Round::nvfp4 ? global.decode : scale, format::fp8_static_inverse(scale), global};
+}
+
 // What GEMM1 leaves for GEMM2: final rows where its tile holds every column that the rounding needs.
 Store store_of(const MoeSpec& spec, Operand op) {
   const Round r = round_of(spec.inputs);
@@ -79,21 +85,64 @@ Support supports_spec(const MoeSpec& spec) {
   return Support::yes();
 }
 
-FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors) : spec_(spec) {
+namespace {
+
+WeightShape second_shape(const MoeSpec& s) { return {operand_of(s.weights), s.locals(), s.hidden, s.inter, false, 0}; }
+// Every slab of GEMM2's rows must be written by some row tile of GEMM1.
+WeightShape first_shape(const MoeSpec& s) {
+  const Operand op = operand_of(s.weights);
+  const int64_t columns = static_cast<int64_t>(second_shape(s).slabs()) * slab_k(op);
+  return {op, s.locals(), s.inter, s.hidden, s.gated(), ceil_div<int64_t>(columns, s.gated() ? 64 : 128)};
+}
+
+// With `deterministic` neither the tile nor the order of sums may follow the batch.
+constexpr int64_t kFixedTokens = 128;
+GemmForce fixed(const MoeSpec& s, GemmForce force) {
+  if (!s.deterministic) return force;
+  for (int& splits : force.splits) splits = splits == 0 ? 1 : splits;
+  return force;
+}
+
+}  // namespace
+
+GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
+  const WeightShape first = first_shape(s), second = second_shape(s);
+  GemmProblem p{};
+  p.operand = first.operand;
+  p.tokens = !s.deterministic ? tokens : s.tokens > 0 ? s.tokens : kFixedTokens;
+  p.top_k = s.top_k;
+  p.experts = s.experts;
+  p.locals = s.locals();
+  p.row_tiles[0] = first.row_tiles();
+  p.row_tiles[1] = second.row_tiles();
+  p.slabs[0] = first.slabs();
+  p.slabs[1] = second.slabs();
+  return p;
+}
+
+std::string explain_choice(const MoeSpec& s, int multiprocessors) {
+  const GemmProblem p = gemm_problem(s, s.tokens > 0 ? s.tokens : kFixedTokens);
+  const GemmChoice c = choose_gemm(p, multiprocessors, fixed(s, {}));
+  return fmt::format("grouped_gemm {}, K in {} and {} parts{}: {}", c.instance.name(), c.splits[0], c.splits[1],
+                     s.deterministic ? ", the same for every batch" : "", reason(p, c, multiprocessors));
+}
+
+FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors) : spec_(spec), device_(current_device()) {
   const Support s = supports_spec(spec);
   check(static_cast<bool>(s), "{}", s.reason);
   multiprocessors_ = multiprocessors > 0 ? multiprocessors : sm90::multiprocessors();
   const Operand op = operand_of(spec.weights);
-  second_.shape = {op, spec.locals(), spec.hidden, spec.inter, false, 0};
-  // Every slab of GEMM2's rows must be written by some row tile of GEMM1.
-  const int64_t columns = static_cast<int64_t>(second_.shape.slabs()) * slab_k(op);
-  first_.shape = {op,          spec.locals(), spec.inter,
-                  spec.hidden, spec.gated(),  ceil_div<int64_t>(columns, spec.gated() ? 64 : 128)};
+  second_.shape = second_shape(spec);
+  first_.shape = first_shape(spec);
   for (Matrix* m : {&first_, &second_}) {
     m->weights = DeviceBuffer(m->shape.bytes());
     if (has_row_scale(op)) m->row_scale = DeviceBuffer(m->shape.row_scales() * 4);
     m->block_scale = DeviceBuffer(m->shape.block_scales() * 4);
   }
+  const InputScale ones[2];
+  input_scales_ = DeviceBuffer(sizeof(ones));
+  copy_to_device(input_scales_.data(), ones, sizeof(ones), nullptr);
+  synchronize(nullptr);
 }
 
 int64_t FusedMoe::weight_bytes() const {
@@ -103,55 +152,80 @@ int64_t FusedMoe::weight_bytes() const {
   return bytes;
 }
 
-void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
-  const auto upload = [&](DeviceBuffer& to, const Tensor& from) {
-    if (to.bytes() != from.bytes()) to = DeviceBuffer(from.bytes());
-    copy_to_device(to.data(), from.data(), from.bytes(), stream);
-  };
-  const auto prepare = [&](Matrix& m, const weights::QuantTensor& up, const weights::QuantTensor* gate) {
-    DeviceBuffer staged[6];
-    const auto stack = [&](const weights::QuantTensor& q, int base) {
-      upload(staged[base], q.codes);
-      upload(staged[base + 1], q.scales);
-      upload(staged[base + 2], q.global);
-      return CanonicalStack{staged[base].data(), staged[base + 1].data(), staged[base + 2].as<float>()};
-    };
+// The experts of one matrix, in parts that bound the staged copy of host weights.
+void FusedMoe::prepare(Matrix& m, const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream) {
+  constexpr int64_t kStagedBytes = int64_t{256} << 20;
+  const int64_t experts = m.shape.experts;
+  const Tensor* const from[6] = {&up.codes,
+                                 &up.scales,
+                                 &up.global,
+                                 gate != nullptr ? &gate->codes : nullptr,
+                                 gate != nullptr ? &gate->scales : nullptr,
+                                 gate != nullptr ? &gate->global : nullptr};
+  int64_t each[6] = {}, host_bytes = 0;  // bytes an expert
+  bool staged[6] = {};
+  for (int i = 0; i < 6; ++i) {
+    if (from[i] == nullptr || from[i]->empty()) continue;
+    each[i] = from[i]->bytes() / experts;
+    staged[i] = !in_device_memory(from[i]->data());
+    if (staged[i]) host_bytes += each[i];
+  }
+  const int64_t step = host_bytes == 0 ? experts : std::clamp<int64_t>(kStagedBytes / host_bytes, 1, experts);
+  DeviceBuffer room[6];
+  for (int i = 0; i < 6; ++i)
+    if (staged[i]) room[i] = DeviceBuffer(each[i] * step);
+  for (int64_t first = 0; first < experts; first += step) {
     PrepareArgs args{};
     args.format = spec_.weights;
     args.shape = m.shape;
-    args.up = stack(up, 0);
-    if (gate != nullptr) args.gate = stack(*gate, 3);
-    args.weights = m.weights.as<uint8_t>();
-    args.row_scale = m.row_scale.as<float>();
-    args.block_scale = m.block_scale.as<float>();
+    args.shape.experts = std::min(step, experts - first);
+    const void* at[6] = {};
+    for (int i = 0; i < 6; ++i) {
+      if (each[i] == 0) continue;
+      at[i] = static_cast<const char*>(from[i]->data()) + first * each[i];
+      if (!staged[i]) continue;
+      copy_to_device(room[i].data(), at[i], each[i] * args.shape.experts, stream);
+      at[i] = room[i].data();
+    }
+    args.up = {at[0], at[1], static_cast<const float*>(at[2])};
+    args.gate = {at[3], at[4], static_cast<const float*>(at[5])};
+    const int64_t tiles = first * m.shape.row_tiles();
+    args.weights = m.weights.as<uint8_t>() + tiles * m.shape.slabs() * slab_bytes(m.shape.operand);
+    if (m.row_scale.bytes() > 0) args.row_scale = m.row_scale.as<float>() + tiles * kTileRows;
+    if (m.block_scale.bytes() > 0) args.block_scale = m.block_scale.as<float>() + tiles * m.shape.slabs() * 4;
     launch_prepare(args, stream);
-    synchronize(stream);  // the staged copies go away
+  }
+  if (host_bytes > 0) synchronize(stream);  // the staged copies go away
+}
+
+void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
+  const DeviceGuard guard(device_);
+  prepare(first_, w.up, spec_.gated() ? &w.gate : nullptr, stream);
+  prepare(second_, w.down, nullptr, stream);
+  const auto upload = [&](DeviceBuffer& to, const Tensor& from, const char* name) {
+    if (!filled_) to = DeviceBuffer(from.bytes());
+    check(to.bytes() == from.bytes(), "{} was {} before this refit and is {} now; captured graphs could not follow",
+          name, to.bytes() > 0 ? "given" : "absent", from.bytes() > 0 ? "given" : "absent");
+    copy_to_device(to.data(), from.data(), from.bytes(), stream);
   };
-  prepare(first_, w.up, spec_.gated() ? &w.gate : nullptr);
-  prepare(second_, w.down, nullptr);
-  upload(bias_up_, w.bias_up);
-  upload(bias_gate_, w.bias_gate);
-  upload(bias_down_, w.bias_down);
-  upload(alpha_, w.alpha);
-  upload(beta_, w.beta);
-  upload(limit_, w.limit);
-  input_scale_[0] = w.input_scale1;
-  input_scale_[1] = w.input_scale2;
-  synchronize(stream);
+  upload(bias_up_, w.bias_up, "the up bias");
+  upload(bias_gate_, w.bias_gate, "the gate bias");
+  upload(bias_down_, w.bias_down, "the down bias");
+  upload(alpha_, w.alpha, "alpha");
+  upload(beta_, w.beta, "beta");
+  upload(limit_, w.limit, "limit");
+  const Round round = round_of(spec_.inputs);
+  InputScale scales[2];
+  if (is_static(round)) {
+    scales[0] = input_scale(round, w.input_scale1);
+    scales[1] = input_scale(round, w.input_scale2);
+  }
+  copy_to_device(input_scales_.data(), scales, sizeof(scales), stream);
+  filled_ = true;
 }
 
 GemmChoice FusedMoe::choice(int64_t tokens, const GemmForce& force) const {
-  GemmProblem p{};
-  p.operand = first_.shape.operand;
-  p.tokens = tokens;
-  p.top_k = spec_.top_k;
-  p.experts = spec_.experts;
-  p.locals = spec_.locals();
-  p.row_tiles[0] = first_.shape.row_tiles();
-  p.row_tiles[1] = second_.shape.row_tiles();
-  p.slabs[0] = first_.shape.slabs();
-  p.slabs[1] = second_.shape.slabs();
-  return choose_gemm(p, multiprocessors_, force);
+  return choose_gemm(gemm_problem(spec_, tokens), multiprocessors_, fixed(spec_, force));
 }
 
 // Workspace pieces; with a null workspace only `bytes` means anything.
@@ -218,6 +292,7 @@ int64_t FusedMoe::workspace_bytes(int64_t tokens, const GemmForce& force) const 
 
 void FusedMoe::run(const MoeCall& call, Stream stream) const {
   if (call.tokens == 0) return;
+  const DeviceGuard guard(device_);
   Plan p = plan(call.tokens, call.force, call.workspace);
   const Instance& tile = p.choice.instance;
   const Round round = round_of(spec_.inputs);
@@ -257,7 +332,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   rows.locals = spec_.locals();
   rows.round = round;
   rows.e4m3 = e4m3;
-  rows.static_scale = is_static(round) ? input_scale_[0] : 1.0f;
+  rows.static_scale = input_scales_.as<InputScale>();
   rows.out = p.x1;
   rows.out_slabs = first_.shape.slabs();
   rows.row_scale = p.x1_row_scale;
@@ -300,9 +375,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
     to.x = g == 0 ? p.x1 : p.x2;
     to.x_row_scale = g == 0 ? p.x1_row_scale : p.x2_row_scale;
     to.x_block_scale = g == 0 ? p.x1_block_scale : p.x2_block_scale;
-    to.scale = is_static(round) ? input_scale_[g] : 1.0f;
-    // NVFP4 rows hold codes times block scales; their global factor is the reciprocal of the rounded reciprocal.
-    if (round == Round::nvfp4) to.scale = format::nvfp4_global(input_scale_[g]).decode;
+    to.x_scale = input_scales_.as<InputScale>() + g;
     to.slabs = m.shape.slabs();
     to.row_tiles = m.shape.row_tiles();
     to.splits = p.choice.splits[g];
@@ -324,7 +397,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   one.out = p.store == Store::activated || p.store == Store::raw ? static_cast<void*>(p.middle) : p.x2;
   one.out_block_scale = p.x2_block_scale;
   one.out_slabs = second_.shape.slabs();
-  one.out_scale = is_static(round) ? input_scale_[1] : 1.0f;
+  one.out_scale = input_scales_.as<InputScale>() + 1;
   Gemm& two = gemm.gemm[1];
   two.store = Store::result;
   two.out_f32 = f32;

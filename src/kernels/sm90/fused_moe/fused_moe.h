@@ -17,6 +17,11 @@ namespace sluice::sm90 {
 // What these kernels cannot do, in a sentence; says nothing about the device.
 Support supports_spec(const MoeSpec& spec);
 
+// What the heuristic is asked for a call of `tokens`; with spec.deterministic the answer does not depend on it.
+GemmProblem gemm_problem(const MoeSpec& spec, int64_t tokens);
+// For `sluice explain`: tile, splits and why, at spec.tokens (128 when it has none). Needs no device.
+std::string explain_choice(const MoeSpec& spec, int multiprocessors);
+
 // One call, device memory. Shapes and types as moe::MoeArgs.
 struct MoeCall {
   int64_t tokens = 0;                   // the largest number, if num_tokens is given
@@ -39,13 +44,17 @@ struct MoeCall {
 
 class FusedMoe {
  public:
-  // Allocates; `multiprocessors` 0 asks the device. Weights follow by set_weights.
+  // Allocates on the current device; `multiprocessors` 0 asks it. Weights follow by set_weights.
   explicit FusedMoe(const MoeSpec& spec, int multiprocessors = 0);
 
-  // Host weights to the device layout, at addresses that never change. Synchronises the stream once at the end.
+  // Weights to the device layout, at addresses that never change, in stream order. Codes, scales and global scales may
+  // be in host memory (staged in parts) or in this device's (read in place, 16-byte aligned, until the stream has
+  // passed); the small tensors are in host memory. Graphs captured before run with the new weights; what is optional
+  // must be given again or stay away.
   void set_weights(const weights::ExpertWeights& w, Stream stream);
 
   const MoeSpec& spec() const { return spec_; }
+  int device() const { return device_; }
   int64_t weight_bytes() const;
   int64_t workspace_bytes(int64_t tokens, const GemmForce& force = {}) const;
   GemmChoice choice(int64_t tokens, const GemmForce& force = {}) const;
@@ -62,12 +71,14 @@ class FusedMoe {
  private:
   struct Plan;
   Plan plan(int64_t tokens, const GemmForce& force, void* workspace) const;
+  void prepare(Matrix& m, const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream);
 
   MoeSpec spec_;
-  int multiprocessors_;
+  int device_, multiprocessors_;
   Matrix first_, second_;
   DeviceBuffer bias_up_, bias_gate_, bias_down_, alpha_, beta_, limit_;
-  float input_scale_[2] = {1.0f, 1.0f};
+  DeviceBuffer input_scales_;  // InputScale of each GEMM
+  bool filled_ = false;
 };
 
 }  // namespace sluice::sm90

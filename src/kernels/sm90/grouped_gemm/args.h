@@ -2,6 +2,7 @@
 #pragma once
 
 #include "activation/kind.h"
+#include "format/quantize.h"
 #include "kernels/sm90/layout.h"
 
 namespace sluice::sm90 {
@@ -17,6 +18,13 @@ enum class Store : int {
 };
 enum class Round : int { plain, fp8_static, mxfp8, nvfp4, fp8_token, fp8_group, nvfp4_token };
 
+// A calibrated scale in device memory, so that a refit reaches captured graphs. All ones where a format has none.
+struct InputScale {
+  float factor = 1.0f;   // what the rows' codes times their block scales are multiplied by
+  float inverse = 1.0f;  // fp8_static: what values are multiplied by before rounding
+  format::Nvfp4Global global;
+};
+
 // One GEMM: D[row, n] = sum_k W[row, k] X[n, k] for every tile of rows.
 struct Gemm {
   const uint8_t* weights;      // WeightShape
@@ -25,7 +33,7 @@ struct Gemm {
   const uint8_t* x;            // rows layout
   const float* x_row_scale;    // [rows] or null
   const float* x_block_scale;  // fp8_block: [tile][slab][padded]
-  float scale;                 // static decode factor of x
+  const InputScale* x_scale;   // never null
   int slabs, row_tiles;        // row tiles of 128
   int splits;                  // K is cut into so many tasks; the last to finish adds them in order
   float* partial;              // [tile * row_tiles * splits][128 * padded]
@@ -39,9 +47,9 @@ struct Gemm {
   const float *alpha, *beta, *limit;  // [experts] or null
   const float* pair_weight;           // llama4: [pairs], multiplies the result before the activation; or null
   void* out;
-  float* out_block_scale;  // rows_group
-  int out_slabs;           // of GEMM2's rows
-  float out_scale;         // decode factor of the static rounding
+  float* out_block_scale;       // rows_group
+  int out_slabs;                // of GEMM2's rows
+  const InputScale* out_scale;  // of the static rounding; never null
 };
 
 struct GroupedGemmArgs {

@@ -197,12 +197,12 @@ __device__ inline void finish_chunk(const Gemm& g, const Tile& tile, const RowIn
     amax = amax_lanes(amax, group / (8 * halves));
   }
   if (g.store == Store::rows) {
-    const format::Nvfp4Global global = format::nvfp4_global(g.out_scale);
-    const float inverse = format::fp8_static_inverse(g.out_scale);
+    const format::Nvfp4Global global = g.out_scale->global;
+    const float inverse = g.out_scale->inverse;
     store_rows_bf16(s, first, rounded_bf16(g.round, v[0], amax, global, inverse, 1.0f));
     if (!g.gated) store_rows_bf16(s, first + 8, rounded_bf16(g.round, v[1], amax, global, inverse, 1.0f));
   } else {
-    float divisor = format::fp8_static_inverse(g.out_scale);
+    float divisor = g.out_scale->inverse;
     if (g.store == Store::rows_group) {
       divisor = format::fp8_scale(format::amax_value(amax));
       if (s.valid && (first & 127) == 0 && (first >> 7) < g.out_slabs)

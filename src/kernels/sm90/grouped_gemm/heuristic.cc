@@ -85,4 +85,17 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForc
   return choice;
 }
 
+std::string reason(const GemmProblem& p, const GemmChoice& c, int multiprocessors) {
+  const double rows = likely_rows(p);
+  const double touched =
+      static_cast<double>(p.locals) * (1.0 - std::pow(1.0 - 1.0 / static_cast<double>(std::max<int64_t>(p.experts, 1)),
+                                                      static_cast<double>(p.tokens * p.top_k)));
+  const int slots = multiprocessors * c.instance.blocks_per_sm;
+  const auto tasks = [&](int g) { return std::ceil(touched * ceil_div(p.row_tiles[g], c.instance.m_tiles)); };
+  return fmt::format(
+      "at {} tokens a likely expert has up to {:.0f} rows in passes of {}; {:.0f} and {:.0f} tasks for {} "
+      "blocks",
+      p.tokens, std::ceil(rows), c.instance.max_n, tasks(0), tasks(1), slots);
+}
+
 }  // namespace sluice::sm90

@@ -34,5 +34,7 @@ struct GemmForce {
 };
 // `multiprocessors` of the device; a value, so that the choice can be tested anywhere.
 GemmChoice choose_gemm(const GemmProblem& problem, int multiprocessors, const GemmForce& force = {});
+// The numbers behind a choice, as a clause.
+std::string reason(const GemmProblem& problem, const GemmChoice& choice, int multiprocessors);
 
 }  // namespace sluice::sm90

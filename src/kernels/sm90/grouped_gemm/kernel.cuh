@@ -364,7 +364,7 @@ __device__ void consume(const GroupedGemmArgs& args, const Shared<T>& smem) {
     RowInfo* rows = smem.rows + (i & 1) * T::max_n;
     if (thread < tile.count) {
       const int64_t at = static_cast<int64_t>(tile.row_base) + thread;
-      rows[thread] = {args.row_pair[at], g.scale * (g.x_row_scale != nullptr ? g.x_row_scale[at] : 1.0f)};
+      rows[thread] = {args.row_pair[at], g.x_scale->factor * (g.x_row_scale != nullptr ? g.x_row_scale[at] : 1.0f)};
     }
     multiply_padded<T, 1>(acc, smem, ring, t.end - t.begin, g.gated, tile.padded);
     if (g.splits > 1 && !join_splits<T>(args, t, tile, acc, smem)) continue;

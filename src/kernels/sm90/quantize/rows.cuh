@@ -109,8 +109,8 @@ __device__ inline void store8(const RowsArgs& a, const Target& t, int column, co
 template <int kThreads, class Load, class Store8>
 __device__ inline void round_row(const RowsArgs& a, float row_amax, float* row_scale_out, int part, int parts,
                                  Load&& load, Store8&& store) {
-  format::Nvfp4Global global = format::nvfp4_global(a.static_scale);
-  float divisor = format::fp8_static_inverse(a.static_scale);
+  format::Nvfp4Global global = a.static_scale->global;
+  float divisor = a.static_scale->inverse;
   float row_scale = 1.0f;
   if (a.round == Round::fp8_token) row_scale = divisor = format::fp8_scale(row_amax);
   if (a.round == Round::nvfp4_token) {

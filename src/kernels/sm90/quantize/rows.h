@@ -24,9 +24,9 @@ struct RowsArgs {
   bool round_to_bf16_first;  // nvfp4_token: the activation is rounded to the run's type before its row's amax
 
   Round round;
-  bool e4m3;  // rows hold codes (FP8 tensor cores), else bf16
-  float static_scale;
-  uint8_t* out;  // rows layout
+  bool e4m3;                       // rows hold codes (FP8 tensor cores), else bf16
+  const InputScale* static_scale;  // never null
+  uint8_t* out;                    // rows layout
   int out_slabs;
   float* row_scale;    // [rows]: fp8_token, nvfp4_token
   float* block_scale;  // fp8_group: [tile][slab][padded]
