@@ -6,6 +6,7 @@
 
 #include "base/env.h"
 #include "base/error.h"
+#include "bus_error.h"
 #include "command.h"
 #include "interrupt.h"
 #include "version.h"
@@ -25,6 +26,7 @@ ExitCode exit_code(ErrorCode code) {
       return kExitUnsupported;
     case ErrorCode::out_of_memory:
       return kExitMemory;
+    case ErrorCode::busy:
     case ErrorCode::cuda:
     case ErrorCode::internal:
       return kExitInternal;
@@ -32,8 +34,9 @@ ExitCode exit_code(ErrorCode code) {
   return kExitInternal;
 }
 
-int report(ExitCode code, const char* sentence) {
+int report(Shared& shared, ExitCode code, const char* sentence) {
   std::fflush(stdout);
+  shared.clear_progress();
   std::fprintf(stderr, "sluice: %s\n", sentence);
   return code;
 }
@@ -58,13 +61,13 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kExitOk : kExitUsage;
   } catch (const Interrupted&) {
-    return report(kExitInterrupted, "interrupted");
+    return report(shared, kExitInterrupted, "interrupted");
   } catch (const Error& e) {
-    return report(exit_code(e.code()), e.what());
+    return report(shared, exit_code(e.code()), e.what());
   } catch (const std::bad_alloc&) {
-    return report(kExitMemory, "out of memory");
+    return report(shared, kExitMemory, "out of memory");
   } catch (const std::exception& e) {
-    return report(kExitInternal, e.what());
+    return report(shared, kExitInternal, e.what());
   }
 }
 
@@ -73,5 +76,6 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   sluice::apps::handle_interrupts();
+  sluice::apps::explain_bus_errors();
   return sluice::apps::run(argc, argv);
 }

@@ -10,7 +10,7 @@ import sys
 
 FLOORS = [
     ["base"],
-    ["format", "activation", "routing", "tensor", "text"],
+    ["format", "activation", "routing", "sampling", "tensor", "text"],
     ["spec", "comm", "io"],
     ["weights", "kernels/ptx"],
     ["kernels/cpu", "kernels/sm90"],

@@ -100,7 +100,12 @@ Generated Generator::run(Context& ctx, std::span<const int32_t> prompt, const Ge
         "a prompt of {} tokens and {} new ones are more than the {} that memory was reserved for", prompt.size(),
         options.max_new_tokens, max_tokens_);
   const int steps = std::min(options.speculative_steps, steps_);
-  Sampler sampler(options.sampling);
+  sampling::Sampler sampler(options.sampling);
+  sampler.see_prompt(prompt);
+  const auto choose = [&](int64_t row, int64_t position) {
+    const auto vocab = static_cast<size_t>(info.vocab);
+    return sampler.sample({logits_.data() + static_cast<size_t>(row) * vocab, vocab}, position);
+  };
   Generated out;
   out.ids.reserve(static_cast<size_t>(options.max_new_tokens));
   if (options.max_new_tokens == 0) return out;
@@ -108,6 +113,7 @@ Generated Generator::run(Context& ctx, std::span<const int32_t> prompt, const Ge
   // Gives one id out; false when the text ends with it.
   const auto emit = [&](int32_t id) {
     out.ids.push_back(id);
+    sampler.see(id);
     const bool wanted = !on_token || on_token(id);
     const auto& stop = options.stop_tokens;
     if (std::find(stop.begin(), stop.end(), id) != stop.end()) return out.reason = FinishReason::stop, false;
@@ -123,7 +129,7 @@ Generated Generator::run(Context& ctx, std::span<const int32_t> prompt, const Ge
     const bool last = context + n == length;
     forward(ctx, prompt.subspan(static_cast<size_t>(context), static_cast<size_t>(n)), context, false, last ? 1 : 0,
             steps > 0);
-    if (last) next = sampler.sample(logits_.data(), info.vocab, length);
+    if (last) next = choose(0, length);
     if (steps > 0) {
       // The head pairs each hidden state with the token after it.
       extend_.assign(prompt.begin() + context + 1, prompt.begin() + std::min(length, context + n + 1));
@@ -149,7 +155,7 @@ Generated Generator::run(Context& ctx, std::span<const int32_t> prompt, const Ge
     extend_.clear();
     int64_t accepted = 0;
     for (int64_t r = 0; r < rows && more; ++r) {
-      next = sampler.sample(logits_.data() + r * info.vocab, info.vocab, context + r + 1);
+      next = choose(r, context + r + 1);
       extend_.push_back(next);
       more = emit(next);
       const bool right = r + 1 < rows && next == drafts_[static_cast<size_t>(r)];

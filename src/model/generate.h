@@ -8,9 +8,12 @@
 #include <vector>
 
 #include "model/model.h"
-#include "model/sampler.h"
+#include "sampling/sampler.h"
 
 namespace sluice::model {
+
+using sampling::SamplingOptions;
+using sampling::validate;
 
 struct GenerateOptions {
   int64_t max_new_tokens = 128;

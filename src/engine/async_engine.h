@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine on a thread of its own, for callers on many threads: what a server stands on.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "engine/engine.h"
+
+namespace sluice::engine {
+
+class AsyncEngine;
+
+// The events of one request, taken by one thread. Destroying it cancels the request if it still runs.
+class Stream {
+ public:
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  RequestId id() const;
+  // The next event, of any choice; waits at most `timeout`. Nothing: no event yet, or all choices have finished
+  // (done()). A slow reader finds the events of one choice merged into one, so a stream's memory is bounded by its
+  // answer.
+  std::optional<Event> next(std::chrono::milliseconds timeout);
+  bool done() const;  // every choice's last event was taken
+  void cancel();      // returns at once; the last events say cancelled
+
+ private:
+  friend class AsyncEngine;
+  struct State;
+  Stream(AsyncEngine& engine, std::shared_ptr<State> state);
+  AsyncEngine& engine_;
+  std::shared_ptr<State> state_;
+};
+
+class AsyncEngine {
+ public:
+  explicit AsyncEngine(std::unique_ptr<Engine> engine);
+  ~AsyncEngine();  // stop()
+
+  // Checks and queues a request; any thread. Throws invalid_argument (validate()), busy when max_queued choices wait
+  // already or when the engine is stopping. Streams must not outlive the engine.
+  std::unique_ptr<Stream> submit(Request request);
+  // The same for event loops: `sink` is called on the engine's thread (see Sink), where it may wake the loop.
+  RequestId submit(Request request, Sink sink);
+  // Takes effect before the next step; any thread. Unknown and finished ids are ignored.
+  void cancel(RequestId id);
+
+  // Runs `job` on the engine's thread between two steps and waits for it: flush_cache, replace_model, cancel_all.
+  // What it throws is thrown here.
+  void run(const std::function<void(Engine&)>& job);
+
+  Limits limits() const;
+  const EngineConfig& config() const;
+  const model::ModelInfo& model_info() const;
+  Metrics metrics() const;  // of the last finished step; never waits for one
+  // Seconds since the engine's thread last finished a step while having work; 0 when idle: a health check.
+  double stalled_seconds() const;
+
+  // Refuses new requests and waits until all are finished, at most `timeout`. False: some are left.
+  bool drain(std::chrono::milliseconds timeout);
+  // Refuses new requests, cancels what is left and ends the thread.
+  void stop();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/request.h"
+
+#include "base/error.h"
+#include "text/utf8.h"
+
+namespace sluice::engine {
+
+namespace {
+void validate_stops(const Params& p, const Limits& limits) {
+  check(p.stop.size() <= kMaxStopStrings, "stop has {} strings; accepted: at most {}", p.stop.size(), kMaxStopStrings);
+  check(p.stop.empty() || limits.has_tokenizer,
+        "stop has {} strings; accepted: none, there is no tokenizer to make text", p.stop.size());
+  for (const std::string& s : p.stop) {
+    check(!s.empty() && s.size() <= kMaxStopBytes, "stop has a string of {} bytes; accepted: 1 to {}", s.size(),
+          kMaxStopBytes);
+    check(text::to_valid_utf8(s) == s, "stop has a string that is not valid UTF-8");
+  }
+  check(p.stop_tokens.size() <= kMaxStopTokens, "stop_tokens has {} ids; accepted: at most {}", p.stop_tokens.size(),
+        kMaxStopTokens);
+  for (const int32_t id : p.stop_tokens)
+    check(id >= 0 && id < limits.vocab, "stop_tokens has the id {}; accepted: 0 to {}", id, limits.vocab - 1);
+}
+
+void validate_length(const Request& r, const Limits& limits) {
+  const Params& p = r.params;
+  const auto length = static_cast<int64_t>(r.prompt.size());
+  check(length > 0, "prompt has no tokens; at least one is needed");
+  check(length <= limits.context_length, "prompt has {} tokens; the context is {}", length, limits.context_length);
+  const bool scores = p.prompt_logprobs_from.has_value();
+  const int64_t least = scores ? 0 : 1;
+  check(!p.max_tokens || *p.max_tokens >= least, "max_tokens is {}; accepted: {} or more", p.max_tokens.value_or(0),
+        least);
+  check(!p.max_tokens || *p.max_tokens <= limits.context_length - length,
+        "max_tokens is {}; accepted: at most {}, what a prompt of {} tokens leaves of the context of {}",
+        p.max_tokens.value_or(0), limits.context_length - length, length, limits.context_length);
+  check(p.max_tokens || scores || length < limits.context_length,
+        "prompt has {} tokens; the context of {} leaves no room for an answer", length, limits.context_length);
+  const int64_t most = p.max_tokens.value_or(limits.context_length - length);
+  check(p.min_tokens >= 0 && p.min_tokens <= most, "min_tokens is {}; accepted: 0 to {} (max_tokens)", p.min_tokens,
+        most);
+  for (const int32_t id : r.prompt)
+    check(id >= 0 && id < limits.vocab, "prompt has the token id {}; accepted: 0 to {}", id, limits.vocab - 1);
+}
+}  // namespace
+
+void validate(const Request& request, const Limits& limits) {
+  const Params& p = request.params;
+  validate_length(request, limits);
+  check(p.n >= 1 && p.n <= kMaxChoices, "n is {}; accepted: 1 to {}", p.n, kMaxChoices);
+  check(p.top_logprobs >= 0 && p.top_logprobs <= kMaxTopLogprobs, "top_logprobs is {}; accepted: 0 to {}",
+        p.top_logprobs, kMaxTopLogprobs);
+  check(p.top_logprobs == 0 || p.logprobs || p.prompt_logprobs_from,
+        "top_logprobs is {}, but neither logprobs nor prompt_logprobs_from asks for any", p.top_logprobs);
+  check(!p.prompt_logprobs_from ||
+            (*p.prompt_logprobs_from >= 0 && *p.prompt_logprobs_from < static_cast<int64_t>(request.prompt.size())),
+        "prompt_logprobs_from is {}; accepted: 0 to {}, a position of the prompt", p.prompt_logprobs_from.value_or(0),
+        request.prompt.size() - 1);
+  check(p.sampling.logit_bias.size() <= kMaxLogitBias, "logit_bias has {} tokens; accepted: at most {}",
+        p.sampling.logit_bias.size(), kMaxLogitBias);
+  sampling::validate(p.sampling, limits.vocab);
+  validate_stops(p, limits);
+}
+
+const char* to_string(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::none:
+      return "";
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::cancelled:
+      return "cancelled";
+    case FinishReason::error:
+      return "error";
+  }
+  return "";
+}
+
+}  // namespace sluice::engine

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a user asks of the engine, and what comes back.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sampling/logprobs.h"
+#include "sampling/sampler.h"
+
+namespace sluice::engine {
+
+using Clock = std::chrono::steady_clock;
+using RequestId = uint64_t;
+
+inline constexpr int64_t kMaxChoices = 128;    // n
+inline constexpr int kMaxTopLogprobs = 20;     // as OpenAI
+inline constexpr size_t kMaxStopStrings = 16;  // each at most kMaxStopBytes
+inline constexpr size_t kMaxStopBytes = 1024;
+inline constexpr size_t kMaxStopTokens = 1024;
+inline constexpr size_t kMaxLogitBias = 4096;
+
+// Everything about the answer. Choice i of n takes the seed `sampling.seed` for i = 0 and one derived from it and i for
+// the others, so that the first choice does not depend on n.
+struct Params {
+  int64_t n = 1;                      // answers to the same prompt
+  std::optional<int64_t> max_tokens;  // new tokens a choice; none: up to the context's end. 0: only score the prompt
+  int64_t min_tokens = 0;             // stop tokens cannot be chosen before so many; stop strings do not count yet
+  sampling::SamplingOptions sampling;
+
+  std::vector<std::string> stop;     // texts that end the answer; need a tokenizer
+  std::vector<int32_t> stop_tokens;  // beside the model's own end tokens
+  bool ignore_eos = false;           // the model's end tokens do not end the answer; stop_tokens still do
+  bool include_stop = false;         // what ended the answer stays in the text
+  bool skip_special_tokens = true;   // in the text
+
+  bool logprobs = false;  // of every new token
+  int top_logprobs = 0;   // with the likeliest alternatives; also for the prompt
+  // Log probabilities of the prompt's tokens from this position on (position 0 has none: it stands on nothing). The
+  // prefix cache is not used from there on. Given with the first choice only.
+  std::optional<int64_t> prompt_logprobs_from;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;  // token ids
+  Params params;
+};
+
+// What a request is checked against; Engine::limits() gives the model's and configuration's.
+struct Limits {
+  int64_t vocab = 0;
+  int64_t context_length = 0;  // prompt and new tokens together
+  bool has_tokenizer = false;
+};
+
+// Throws invalid_argument: one sentence that begins with the parameter's name (as spelt in Request and Params,
+// SamplingOptions included), then its value and what would be accepted. "temperature is -1; accepted: 0 or more".
+void validate(const Request& request, const Limits& limits);
+
+enum class FinishReason : uint8_t {
+  none,       // more will come
+  stop,       // a stop token or string; Event says which
+  length,     // max_tokens, or the context is full
+  cancelled,  // by cancel(), or the engine is shut down
+  error,      // Event::error says what went wrong
+};
+const char* to_string(FinishReason reason);  // "stop", "length", "cancelled", "error"; "" for none
+
+// Of one choice, in its last event.
+struct Usage {
+  int64_t prompt_tokens = 0, cached_tokens = 0;  // cached: of the prompt, found in the prefix cache
+  int64_t completion_tokens = 0;                 // the stop token included
+  int64_t drafted = 0, accepted = 0;             // tokens guessed ahead, and right
+  int64_t preemptions = 0;
+  double queue_seconds = 0;        // until its first step
+  double first_token_seconds = 0;  // until its first token; both since the request was added
+  double total_seconds = 0;
+};
+
+// What one step added to one choice. `text` is valid UTF-8 and final: half characters and what may become a stop string
+// are held back. The texts of all events in order are the answer. Several events may be merged into one with the same
+// meaning; exactly one, the last of its choice, has a finish reason.
+struct Event {
+  RequestId request = 0;
+  int choice = 0;  // 0 to n - 1
+  std::vector<int32_t> tokens;
+  std::string text;
+  std::vector<sampling::TokenLogprob> logprobs;         // one a token when Params::logprobs
+  std::vector<sampling::TokenLogprob> prompt_logprobs;  // before the first token, in order of position
+  FinishReason reason = FinishReason::none;
+  std::optional<int32_t> stop_token;  // what ended it, for FinishReason::stop
+  std::optional<std::string> stop_string;
+  std::string error;
+  Usage usage;  // complete when finished; prompt_tokens and cached_tokens are right from the first token on
+};
+
+// Called on the engine's thread; must not block and must not call the engine. What it throws ends the request's choice
+// as cancelled. The event is reused: copy what is needed later.
+using Sink = std::function<void(const Event&)>;
+
+}  // namespace sluice::engine
