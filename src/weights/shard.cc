@@ -42,7 +42,8 @@ int64_t cut_of(format::Format weights, format::InputFormat inputs) {
 
 Range part_of(int64_t size, int64_t cut, int rank, int ranks) {
   const int64_t units = ceil_div(size, cut);
-  return {std::min(size, units * rank / ranks * cut), std::min(size, units * (rank + 1) / ranks * cut)};
+  const auto begin = [&](int64_t r) { return std::min(size, ceil_div<int64_t>(units * r, ranks) * cut); };
+  return {begin(rank), begin(rank + 1)};
 }
 
 ExpertWeights shard(const ExpertWeights& w, const Shard& s, format::InputFormat inputs) {

@@ -24,13 +24,13 @@ TEST(Shard, PublishedSizes) {
       {7688, 8, Format::bf16, {961, 961, 961, 961, 961, 961, 961, 961}},
       {7688, 8, Format::fp8_tensor, {961, 961, 961, 961, 961, 961, 961, 961}},
       {1856, 8, Format::fp8_channel, {232, 232, 232, 232, 232, 232, 232, 232}},
-      {1856, 8, Format::nvfp4, {224, 240, 224, 240, 224, 240, 224, 240}},
-      {1856, 8, Format::mxfp8, {224, 224, 224, 256, 224, 224, 224, 256}},
+      {1856, 8, Format::nvfp4, {240, 224, 240, 224, 240, 224, 240, 224}},
+      {1856, 8, Format::mxfp8, {256, 224, 224, 224, 256, 224, 224, 224}},
       {2688, 8, Format::nvfp4, {336, 336, 336, 336, 336, 336, 336, 336}},
-      {2688, 8, Format::fp8_block, {256, 384, 256, 384, 384, 256, 384, 384}},
+      {2688, 8, Format::fp8_block, {384, 384, 256, 384, 384, 256, 384, 256}},
       {768, 8, Format::mxfp4, {96, 96, 96, 96, 96, 96, 96, 96}},
-      {768, 8, Format::fp8_block, {0, 128, 128, 128, 0, 128, 128, 128}},
-      {248, 3, Format::nvfp4, {80, 80, 88}},  // a short last group stays with the last rank
+      {768, 8, Format::fp8_block, {128, 128, 128, 0, 128, 128, 128, 0}},
+      {248, 3, Format::nvfp4, {96, 80, 72}},  // a short last group stays with the last rank
       {48, 2, Format::mxfp8, {32, 16}},
   };
   for (const Case& c : cases)
@@ -54,6 +54,7 @@ TEST(Shard, PartsCoverEveryColumnOnceAndStartOnScales) {
           at = part.end;
         }
         ASSERT_EQ(at, inter);
+        ASSERT_GT(part_of(inter, cut, 0, ranks).size(), 0);  // bias_down goes with rank 0
       }
 }
 
