@@ -35,6 +35,10 @@ Context Shared::context() {
           }};
 }
 
+void Shared::clear_progress() {
+  if (live_) live_->progress.clear();
+}
+
 CLI::App* add_command(CLI::App& parent, Shared& shared, const CommandText& text, std::function<void()> body) {
   CLI::App* command = parent.add_subcommand(text.name, text.summary);
   command->footer("Examples:\n" + text.examples);

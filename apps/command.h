@@ -45,6 +45,9 @@ class Shared {
   // A pool of --threads threads, made at the first call; log lines and progress go to stderr.
   Context context();
 
+  // A bar that is drawn disappears: the next line on stderr starts at its beginning.
+  void clear_progress();
+
   int threads = 0;               // 0: every usable core
   std::string log_level;         // debug, info, warning
   std::function<void()> action;  // set by the sub-command that was parsed

@@ -73,6 +73,15 @@ void print_speed(size_t prompt_tokens, const model::Generated& out, bool specula
   std::fprintf(stderr, "\n");
 }
 
+// The streamed text ends with a line end, also when Ctrl-C or an error cuts it short.
+struct LineEnd {
+  const std::string& text;
+  bool streamed;
+  ~LineEnd() {
+    if (streamed && !text.empty()) std::puts("");
+  }
+};
+
 void run(const Options& o, Shared& shared) {
   Context ctx = shared.context();
   model::GenerateOptions generate = o.generate;
@@ -99,17 +108,19 @@ void run(const Options& o, Shared& shared) {
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
   };
-  const model::Generated out = generator.run(ctx, prompt, generate, [&](int32_t id) {
-    throw_if_interrupted();
-    show(pieces.push(id));
-    return true;
-  });
-  show(pieces.finish());
+  const model::Generated out = [&] {
+    const LineEnd end{text, !o.json};
+    const model::Generated generated = generator.run(ctx, prompt, generate, [&](int32_t id) {
+      throw_if_interrupted();
+      show(pieces.push(id));
+      return true;
+    });
+    show(pieces.finish());
+    return generated;
+  }();
   const bool speculative = generate.speculative_steps > 0;
-  if (o.json)
-    print_json(prompt, out, text, speculative);
-  else
-    std::printf("\n");
+  if (o.json) print_json(prompt, out, text, speculative);
+  std::fflush(stdout);  // a log that takes both streams gets the text first
   print_speed(prompt.size(), out, speculative);
 }
 }  // namespace

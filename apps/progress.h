@@ -21,10 +21,10 @@ class ProgressView {
   void show(const Progress& progress);
   // A log line; an unfinished bar is cleared first, so that the two never share a line.
   void line(std::string_view text);
+  void clear();  // removes an unfinished bar
 
  private:
   using Clock = std::chrono::steady_clock;
-  void clear();
 
   std::FILE* out_;
   bool terminal_;
