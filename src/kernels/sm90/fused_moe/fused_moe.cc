@@ -8,7 +8,9 @@
 #include "format/quantize.h"
 #include "kernels/sm90/combine/combine.h"
 #include "kernels/sm90/grouped_gemm/launch.h"
+#include "kernels/sm90/prepare/prepare.h"
 #include "kernels/sm90/prologue/prologue.h"
+#include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/quantize/rows.h"
 #include "kernels/sm90/route/route.h"
 
@@ -16,39 +18,8 @@ namespace sluice::sm90 {
 
 namespace {
 
-using format::Format;
-using format::InputFormat;
-
-Round round_of(InputFormat f) {
-  switch (f) {
-    case InputFormat::plain:
-      return Round::plain;
-    case InputFormat::fp8_static:
-      return Round::fp8_static;
-    case InputFormat::fp8_token:
-      return Round::fp8_token;
-    case InputFormat::fp8_group:
-      return Round::fp8_group;
-    case InputFormat::mxfp8:
-      return Round::mxfp8;
-    case InputFormat::nvfp4:
-      return Round::nvfp4;
-    case InputFormat::nvfp4_token:
-      return Round::nvfp4_token;
-  }
-  return Round::plain;
-}
 // Up to here GEMM2's last blocks add the experts; with more tokens a launch of its own spreads that work better.
 constexpr int64_t kFoldTokens = 64;
-
-bool is_static(Round r) { return r == Round::fp8_static || r == Round::nvfp4; }
-bool scales_rows(Round r) { return r == Round::fp8_token || r == Round::nvfp4_token; }
-
-// NVFP4 rows hold codes times block scales; their global factor is the reciprocal of the rounded reciprocal.
-InputScale input_scale(Round round, float scale) {
-  const format::Nvfp4Global global = format::nvfp4_global(scale);
-  return {round == Round::nvfp4 ? global.decode : scale, format::fp8_static_inverse(scale), global};
-}
 
 // What GEMM1 leaves for GEMM2: final rows where its tile holds every column that the rounding needs.
 Store store_of(const MoeSpec& spec, Operand op) {
@@ -131,77 +102,22 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors) : spec_(spec), devi
   const Support s = supports_spec(spec);
   check(static_cast<bool>(s), "{}", s.reason);
   multiprocessors_ = multiprocessors > 0 ? multiprocessors : sm90::multiprocessors();
-  const Operand op = operand_of(spec.weights);
   second_.shape = second_shape(spec);
   first_.shape = first_shape(spec);
-  for (Matrix* m : {&first_, &second_}) {
-    m->weights = DeviceBuffer(m->shape.bytes());
-    if (has_row_scale(op)) m->row_scale = DeviceBuffer(m->shape.row_scales() * 4);
-    m->block_scale = DeviceBuffer(m->shape.block_scales() * 4);
-  }
+  first_.allocate();
+  second_.allocate();
   const InputScale ones[2];
   input_scales_ = DeviceBuffer(sizeof(ones));
   copy_to_device(input_scales_.data(), ones, sizeof(ones), nullptr);
   synchronize(nullptr);
 }
 
-int64_t FusedMoe::weight_bytes() const {
-  int64_t bytes = 0;
-  for (const Matrix* m : {&first_, &second_})
-    bytes += m->weights.bytes() + m->row_scale.bytes() + m->block_scale.bytes();
-  return bytes;
-}
-
-// The experts of one matrix, in parts that bound the staged copy of host weights.
-void FusedMoe::prepare(Matrix& m, const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream) {
-  constexpr int64_t kStagedBytes = int64_t{256} << 20;
-  const int64_t experts = m.shape.experts;
-  const Tensor* const from[6] = {&up.codes,
-                                 &up.scales,
-                                 &up.global,
-                                 gate != nullptr ? &gate->codes : nullptr,
-                                 gate != nullptr ? &gate->scales : nullptr,
-                                 gate != nullptr ? &gate->global : nullptr};
-  int64_t each[6] = {}, host_bytes = 0;  // bytes an expert
-  bool staged[6] = {};
-  for (int i = 0; i < 6; ++i) {
-    if (from[i] == nullptr || from[i]->empty()) continue;
-    each[i] = from[i]->bytes() / experts;
-    staged[i] = !in_device_memory(from[i]->data());
-    if (staged[i]) host_bytes += each[i];
-  }
-  const int64_t step = host_bytes == 0 ? experts : std::clamp<int64_t>(kStagedBytes / host_bytes, 1, experts);
-  DeviceBuffer room[6];
-  for (int i = 0; i < 6; ++i)
-    if (staged[i]) room[i] = DeviceBuffer(each[i] * step);
-  for (int64_t first = 0; first < experts; first += step) {
-    PrepareArgs args{};
-    args.format = spec_.weights;
-    args.shape = m.shape;
-    args.shape.experts = std::min(step, experts - first);
-    const void* at[6] = {};
-    for (int i = 0; i < 6; ++i) {
-      if (each[i] == 0) continue;
-      at[i] = static_cast<const char*>(from[i]->data()) + first * each[i];
-      if (!staged[i]) continue;
-      copy_to_device(room[i].data(), at[i], each[i] * args.shape.experts, stream);
-      at[i] = room[i].data();
-    }
-    args.up = {at[0], at[1], static_cast<const float*>(at[2])};
-    args.gate = {at[3], at[4], static_cast<const float*>(at[5])};
-    const int64_t tiles = first * m.shape.row_tiles();
-    args.weights = m.weights.as<uint8_t>() + tiles * m.shape.slabs() * slab_bytes(m.shape.operand);
-    if (m.row_scale.bytes() > 0) args.row_scale = m.row_scale.as<float>() + tiles * kTileRows;
-    if (m.block_scale.bytes() > 0) args.block_scale = m.block_scale.as<float>() + tiles * m.shape.slabs() * 4;
-    launch_prepare(args, stream);
-  }
-  if (host_bytes > 0) synchronize(stream);  // the staged copies go away
-}
+int64_t FusedMoe::weight_bytes() const { return first_.bytes() + second_.bytes(); }
 
 void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
   const DeviceGuard guard(device_);
-  prepare(first_, w.up, spec_.gated() ? &w.gate : nullptr, stream);
-  prepare(second_, w.down, nullptr, stream);
+  first_.fill(w.up, spec_.gated() ? &w.gate : nullptr, stream);
+  second_.fill(w.down, nullptr, stream);
   const auto upload = [&](DeviceBuffer& to, const Tensor& from, const char* name) {
     if (!filled_) to = DeviceBuffer(from.bytes());
     check(to.bytes() == from.bytes(), "{} was {} before this refit and is {} now; captured graphs could not follow",

@@ -8,7 +8,7 @@
 #include "base/support.h"
 #include "kernels/sm90/device.h"
 #include "kernels/sm90/grouped_gemm/heuristic.h"
-#include "kernels/sm90/prepare/prepare.h"
+#include "kernels/sm90/prepare/matrix.h"
 #include "spec/moe_spec.h"
 #include "weights/expert_weights.h"
 
@@ -61,17 +61,13 @@ class FusedMoe {
   void run(const MoeCall& call, Stream stream) const;
 
   // Prepared memory, for callers that fill it themselves (benchmarks).
-  struct Matrix {
-    WeightShape shape;
-    DeviceBuffer weights, row_scale, block_scale;
-  };
+  using Matrix = PreparedMatrix;
   Matrix& first() { return first_; }
   Matrix& second() { return second_; }
 
  private:
   struct Plan;
   Plan plan(int64_t tokens, const GemmForce& force, void* workspace) const;
-  void prepare(Matrix& m, const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream);
 
   MoeSpec spec_;
   int device_, multiprocessors_;

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows and tables of a GEMM with one weight matrix: row t is token t, tiles follow each other.
+#pragma once
+
+#include "kernels/sm90/quantize/rows.h"
+#include "kernels/sm90/quantize/tensor.h"
+
+namespace sluice::sm90 {
+
+struct DenseRowsArgs {
+  RowsArgs rows;  // source `tokens`, rounding and destination; its tables are unused
+  // Or rows that are quantised already (rows.tokens null): QuantizeArgs' codes, scales and row_scales. row_scales may
+  // be null where the input scale is calibrated.
+  Coding coding;
+  const uint8_t* codes;
+  const void* scales;
+  format::ScaleLayout layout;
+  const float* row_scales;
+
+  int max_n, step_n, units;  // of the tile
+  Header* header;            // written, as the tables of route.h
+  Tile* tiles;
+  int32_t *row_pair, *arrivals;  // arrivals may be null
+};
+
+void launch_dense_rows(const DenseRowsArgs& args, Stream stream, bool pdl);
+
+}  // namespace sluice::sm90

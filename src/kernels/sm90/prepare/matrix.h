@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// A weight matrix of every local expert in the layout that the grouped GEMM streams.
+#pragma once
+
+#include "kernels/sm90/device.h"
+#include "kernels/sm90/layout.h"
+#include "weights/quant_tensor.h"
+
+namespace sluice::sm90 {
+
+struct PreparedMatrix {
+  WeightShape shape;
+  DeviceBuffer weights, row_scale, block_scale;
+
+  void allocate();  // for `shape`, on the current device
+  // From host memory (staged in parts; returns when all is copied) or this device's (in place, 16-byte aligned, nothing
+  // waits), in stream order. gate: null unless shape.gated.
+  void fill(const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream);
+  int64_t bytes() const { return weights.bytes() + row_scale.bytes() + block_scale.bytes(); }
+};
+
+}  // namespace sluice::sm90

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "format/quantize.h"
+#include "kernels/ptx/sync.cuh"
+#include "kernels/sm90/launch.cuh"
+#include "kernels/sm90/quantize/rows.cuh"
+#include "kernels/sm90/quantize/tensor.h"
+
+namespace sluice::sm90 {
+
+namespace {
+
+constexpr int kThreads = 128;
+
+// Eight values of one group to codes. `factor` multiplies or, for scales in float32, divides.
+__device__ inline uint2 e4m3_codes8(const float (&v)[8], float factor, bool divide) {
+  float r[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) r[i] = divide ? v[i] / factor : v[i] * factor;
+  uint2 codes{e4m3_codes4(r), e4m3_codes4(r + 4)};
+  if (amax8(r) > 0x7f800000u) {  // the conversion drops a NaN's sign
+    uint32_t words[2] = {codes.x, codes.y};
+    for (int i = 0; i < 8; ++i) {
+      const int shift = i % 4 * 8;
+      words[i / 4] = (words[i / 4] & ~(0xffu << shift)) | static_cast<uint32_t>(format::float_to_e4m3(r[i])) << shift;
+    }
+    codes = {words[0], words[1]};
+  }
+  return codes;
+}
+__device__ inline uint32_t e2m1_codes8(const float (&v)[8], float inverse) {
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) word |= static_cast<uint32_t>(format::float_to_e2m1(v[i] * inverse)) << (4 * i);
+  return word;
+}
+
+struct Coded {
+  uint2 codes;  // four-bit: only x
+  float scale;  // fp8_group
+  uint8_t byte;
+};
+
+__device__ inline Coded code8(Coding c, const float (&v)[8], uint32_t amax_bits, float row_scale, float inverse,
+                              format::Nvfp4Global global) {
+  const float amax = format::amax_value(amax_bits);
+  switch (c) {
+    case Coding::fp8_static:
+      return {e4m3_codes8(v, inverse, false), 1.0f, 0};
+    case Coding::fp8_token:
+      return {e4m3_codes8(v, row_scale, true), 1.0f, 0};
+    case Coding::fp8_group: {
+      const float scale = format::fp8_scale(amax);
+      return {e4m3_codes8(v, scale, true), scale, 0};
+    }
+    case Coding::mxfp8: {
+      const uint8_t byte = format::mxfp8_scale(amax);
+      return {e4m3_codes8(v, format::e8m0_inverse(byte), false), 1.0f, byte};
+    }
+    case Coding::mxfp4: {
+      const uint8_t byte = format::mxfp4_scale(amax);
+      return {{e2m1_codes8(v, format::e8m0_inverse(byte)), 0}, 1.0f, byte};
+    }
+    default: {
+      const uint8_t byte = format::nvfp4_scale(amax, global);
+      return {{e2m1_codes8(v, format::nvfp4_inverse(byte, global)), 0}, 1.0f, byte};
+    }
+  }
+}
+
+// Bytes [at, at + count) of a row of codes; the tail of an odd row byte by byte.
+__device__ inline void store_codes(const QuantizeArgs& a, int64_t row, int column, uint2 codes) {
+  const int here = min(8, a.cols - column);
+  if (is_four_bit(a.coding)) {
+    uint8_t* to = a.codes + row * ceil_div(a.cols, 2) + column / 2;
+    if (a.cols % 8 == 0) {
+      *reinterpret_cast<uint32_t*>(to) = codes.x;
+      return;
+    }
+    const uint32_t word = here < 8 ? codes.x & ((1u << (4 * here)) - 1u) : codes.x;
+    for (int i = 0; i < ceil_div(here, 2); ++i) to[i] = static_cast<uint8_t>(word >> (8 * i));
+    return;
+  }
+  uint8_t* to = a.codes + row * a.cols + column;
+  if (a.cols % 8 == 0) {
+    *reinterpret_cast<uint2*>(to) = codes;
+    return;
+  }
+  for (int i = 0; i < here; ++i) to[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> (8 * (i % 4)));
+}
+
+// A block a row, padding rows of the layout included.
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(const __grid_constant__ QuantizeArgs a, int64_t padded_rows) {
+  __shared__ uint32_t shared[kThreads / 32];
+  ptx::griddepcontrol_wait();
+  const int group = coding_group(a.coding);
+  const int64_t groups = group > 0 ? ceil_div(a.cols, group) : 0;
+  const auto store_scale = [&](int64_t row, int64_t g, uint8_t byte, float value) {
+    const int64_t at = format::scale_offset(a.layout, row, g, a.rows, groups);
+    if (a.coding == Coding::fp8_group)
+      static_cast<float*>(a.scales)[at] = value;
+    else
+      static_cast<uint8_t*>(a.scales)[at] = byte;
+  };
+  const bool swizzled_scales =
+      a.layout == format::ScaleLayout::swizzled_128x4 || a.layout == format::ScaleLayout::swizzled_8x4;
+  const int64_t padded_groups = swizzled_scales ? round_up<int64_t>(groups, 4) : groups;
+  for (int64_t row = blockIdx.x; row < padded_rows; row += gridDim.x) {
+    const int64_t first_padding = row < a.rows ? groups : 0;
+    for (int64_t g = first_padding + threadIdx.x; g < padded_groups; g += kThreads) store_scale(row, g, 0, 0.0f);
+    if (row >= a.rows) continue;
+
+    const auto load = [&](int column, float(&v)[8]) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = 0.0f;
+      if (column >= a.cols) return;
+      const int64_t at = row * a.cols + column;
+      if (a.cols % 8 == 0) {
+        if (a.x_f32) {
+          load8(static_cast<const float*>(a.x) + at, v);
+        } else {
+          const uint4 w = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.x) + at);
+          const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            v[2 * i] = __uint_as_float(words[i] << 16);
+            v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+          }
+        }
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (column + i < a.cols)
+          v[i] = a.x_f32 ? static_cast<const float*>(a.x)[at + i]
+                         : bf16_to_float(static_cast<const uint16_t*>(a.x)[at + i]);
+    };
+    format::Nvfp4Global global;
+    float row_scale = 1.0f, inverse = 1.0f;
+    if (a.coding == Coding::fp8_static) inverse = format::fp8_static_inverse(*a.input_scale);
+    if (a.coding == Coding::nvfp4) global = format::nvfp4_global(*a.input_scale);
+    if (a.coding == Coding::fp8_token || a.coding == Coding::nvfp4_token) {
+      uint32_t bits = 0;
+      for (int column = 8 * static_cast<int>(threadIdx.x); column < a.cols; column += 8 * kThreads) {
+        float v[8];
+        load(column, v);
+        const uint32_t b = amax8(v);
+        bits = b > bits ? b : bits;
+      }
+      const float amax = block_max_bits<kThreads>(bits, shared);
+      if (a.coding == Coding::fp8_token) {
+        row_scale = format::fp8_scale(amax);
+      } else {
+        global = format::nvfp4_row_global(amax);
+        row_scale = global.decode;
+      }
+      if (threadIdx.x == 0) a.row_scales[row] = row_scale;
+    }
+    for (int base = 0; base < a.cols; base += 8 * kThreads) {
+      const int column = base + 8 * static_cast<int>(threadIdx.x);
+      float v[8];
+      load(column, v);
+      const uint32_t amax = group > 0 ? amax_lanes(amax8(v), group / 8) : 0;
+      if (column >= a.cols) continue;
+      const Coded coded = code8(a.coding, v, amax, row_scale, inverse, global);
+      store_codes(a, row, column, coded.codes);
+      if (group > 0 && column % group == 0) store_scale(row, column / group, coded.byte, coded.scale);
+    }
+  }
+  ptx::griddepcontrol_launch_dependents();
+}
+
+}  // namespace
+
+void launch_quantize(const QuantizeArgs& args, Stream stream, bool pdl) {
+  if (args.rows == 0 || args.cols == 0) return;
+  const int64_t padded = args.scales == nullptr                               ? args.rows
+                         : args.layout == format::ScaleLayout::swizzled_128x4 ? round_up<int64_t>(args.rows, 128)
+                         : args.layout == format::ScaleLayout::swizzled_8x4   ? round_up<int64_t>(args.rows, 8)
+                                                                              : args.rows;
+  const int64_t blocks = padded < 65536 ? padded : 65536;
+  launch(quantize_kernel, static_cast<int>(blocks), kThreads, 0, stream, pdl, args, padded);
+}
+
+}  // namespace sluice::sm90
