@@ -36,15 +36,17 @@ class Engine {
   Engine(Context ctx, const model::Model& model, const text::Tokenizer* tokenizer, const EngineConfig& config);
   ~Engine();
 
-  // Queues a request. Throws invalid_argument (validate()), and busy when max_queued choices wait already.
-  RequestId add(Request request, Sink sink);
+  // Queues a request. Throws invalid_argument (validate()), and busy when max_queued choices wait already. id: the
+  // caller's own, not in use; 0: the next free one.
+  RequestId add(Request request, Sink sink, RequestId id = 0);
   // Ends a request: its blocks and slots are free on return, and its sink is told. False: no such request (any more).
   bool cancel(RequestId id);
   void cancel_all();
   // One pass of the model over what the scheduler chose. False: nothing to do. What goes wrong with one sequence ends
   // that one with FinishReason::error; what goes wrong with a pass ends the sequences in it.
   bool step();
-  bool idle() const;  // no request is left
+  bool idle() const;       // no request is left
+  int64_t queued() const;  // choices that wait for their first step
 
   // Forgets every cached prefix that nobody is using now.
   void flush_cache();

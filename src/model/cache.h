@@ -51,6 +51,8 @@ class Cache {
   void reset(int slot);
   // After a tentative run: the state behind its first `accepted` rows becomes the sequence's; 0 keeps the old one.
   void commit(int slot, int64_t accepted);
+  // Copies the state of the sequence in slot `from`, so that another may go on from there in slot `to`.
+  void copy_state(int from, int to);
 
   // Throws unless the batch's slots, blocks and tentative rows fit this cache.
   void verify(std::span<const ops::Sequence> sequences) const;

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What names a full block of tokens together with everything before it: the prefix cache's key.
+//
+// SipHash-2-4 with 128 bits of result (Aumasson and Bernstein, 2012) under a key that nobody else knows. Plain hashes,
+// however wide, can be made to collide by whoever chooses the prompts, and a collision would answer with another user's
+// context; without the key there is nothing to compute, and 2^32 blocks collide by chance with probability 2^-65.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace sluice::engine {
+
+struct BlockHash {
+  uint64_t low = 0, high = 0;
+  bool operator==(const BlockHash&) const = default;
+};
+
+using HashKey = BlockHash;
+HashKey random_key();  // from the operating system
+
+// SipHash-2-4-128 of the words' bytes, little-endian.
+BlockHash siphash128(const HashKey& key, std::span<const uint64_t> words);
+
+// Of a block of `tokens` behind the block named `before` (BlockHash{} for the first one).
+BlockHash hash_block(const HashKey& key, const BlockHash& before, std::span<const int32_t> tokens);
+
+}  // namespace sluice::engine
