@@ -30,8 +30,10 @@ void run(const Options& o) {
   std::printf("%s\n", to_string(spec).c_str());
   for (const auto& [backend, support] : answers) {
     const std::string detail = support.choice.empty() ? "" : " (" + support.choice + ")";
-    const std::string text =
-        !support ? "cannot: " + support.reason : (backend == chosen ? "chosen" : "usable") + detail;
+    const std::string text = (!support            ? "cannot: " + support.reason
+                              : backend == chosen ? "chosen"
+                                                  : "usable") +
+                             detail;
     std::printf("%-11s%s\n", (std::string(backend->name()) + ":").c_str(), text.c_str());
   }
   if (!refusal.empty()) fail(ErrorCode::unsupported, "{}", refusal);

@@ -38,6 +38,10 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->check(CLI::IsMember({"exact", "trtllm"}))
       ->capture_default_str()
       ->group(group);
+  command
+      .add_flag("--deterministic", o.deterministic,
+                "a token's result does not depend on what else is in its batch (the CPU always works so)")
+      ->group(group);
   command.add_option("--moe-runner-backend", o.moe_backend, "what runs the experts: " + moe::backend_names())
       ->capture_default_str()
       ->group(group);
@@ -52,6 +56,7 @@ std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
   load.path = o.path;
   load.dtype = o.dtype == "float32" ? DType::f32 : DType::bf16;
   load.moe_backend = o.moe_backend;
+  load.deterministic = o.deterministic;
   load.nvfp4_per_token = o.nvfp4_per_token || env_flag(kEnvNvfp4PerToken);
   load.fp8_block_trtllm = o.fp8_block_numerics == "trtllm";
   if (!o.calibration_text.empty()) {

@@ -16,6 +16,7 @@ namespace sluice::apps {
 struct ModelOptions {
   std::string path, dtype = "bfloat16", quantization, calibration_text, moe_backend = "auto";
   std::string fp8_block_numerics = "exact";
+  bool deterministic = false;
   bool nvfp4_per_token = false;
 };
 

@@ -127,6 +127,100 @@ SLUICE_API sluice_status sluice_moe_run(const sluice_moe* moe, const sluice_moe_
  * final zero; *needed (may be NULL) is what all of it takes. SLUICE_BUFFER_TOO_SMALL when it was cut. */
 SLUICE_API sluice_status sluice_moe_explain(const char* spec, char* buffer, size_t size, size_t* needed);
 
+/* ---- the same on a GPU: device pointers, stream order -------------------------------------------------------------
+ */
+
+/* For engines that live on an NVIDIA Hopper GPU (H100, H200). Every pointer of a call is device memory, every call is
+ * ordered in the given stream and returns at once: nothing is allocated, waited for or read back, so a call may be
+ * captured in a CUDA graph. A library without CUDA, or a machine without such a device, gives SLUICE_UNSUPPORTED.
+ * An object belongs to its device; several streams may use one object at the same time, each with its own workspace. */
+
+typedef struct sluice_cuda_moe sluice_cuda_moe;
+
+/* weights: codes, scales and global_scales in host memory, or in the device's (aligned to 16 bytes, and unchanged until
+ * the stream has passed); the other tensors in host memory. stream: a cudaStream_t, NULL is the default stream. */
+SLUICE_API sluice_status sluice_cuda_moe_create(const char* spec, int device, const sluice_moe_weights* weights,
+                                                void* stream, sluice_cuda_moe** out);
+/* Other weights at the same addresses, in stream order: graphs that were captured before run with them. */
+SLUICE_API sluice_status sluice_cuda_moe_refit(sluice_cuda_moe* moe, const sluice_moe_weights* weights, void* stream);
+SLUICE_API void sluice_cuda_moe_destroy(sluice_cuda_moe* moe);
+/* What a call of up to `tokens` tokens needs; the caller owns it, aligned to 256 bytes. */
+SLUICE_API sluice_status sluice_cuda_moe_workspace_bytes(const sluice_cuda_moe* moe, int64_t tokens, int64_t* out);
+
+typedef struct sluice_cuda_queue {
+  size_t struct_size;
+  void* stream;              /* cudaStream_t */
+  const int32_t* num_tokens; /* device, at most args.tokens, which is then the captured maximum; NULL: args.tokens */
+  int no_pdl;                /* 1: without programmatic dependent launch */
+} sluice_cuda_queue;
+
+/* args as for sluice_moe_run; the workspace must be given. */
+SLUICE_API sluice_status sluice_cuda_moe_run(const sluice_cuda_moe* moe, const sluice_moe_args* args,
+                                             const sluice_cuda_queue* queue);
+
+/* Where the block scale of a row and a group of columns lies. */
+typedef enum sluice_scale_layout {
+  SLUICE_SCALES_128X4 = 0,
+  SLUICE_SCALES_8X4 = 1,
+  SLUICE_SCALES_LINEAR = 2,
+  SLUICE_SCALES_TRANSPOSED = 3 /* [groups, rows], fp8_group */
+} sluice_scale_layout;
+
+/* Elements of rows x groups scales, padding included. */
+SLUICE_API sluice_status sluice_scale_elements(sluice_scale_layout layout, int64_t rows, int64_t groups, int64_t* out);
+
+typedef struct sluice_cuda_quantize_args {
+  size_t struct_size;
+  const char* coding; /* fp8_static, fp8_token, fp8_group, mxfp8, nvfp4, nvfp4_token, mxfp4 */
+  const void* x;      /* [rows, cols], aligned to 16 bytes */
+  sluice_dtype dtype;
+  int64_t rows, cols;
+  const float* input_scale; /* [1] decode factor of fp8_static and nvfp4; else NULL */
+  uint8_t* codes;           /* e4m3 [rows, cols], or two e2m1 a byte [rows, ceil(cols / 2)] */
+  /* Of 128 (fp8_group, float32), 32 (mxfp8, mxfp4) or 16 (nvfp4, nvfp4_token) columns: [rows, ceil(cols / group)] in
+   * `layout`; its padding becomes zero. NULL for fp8_static and fp8_token. */
+  void* scales;
+  sluice_scale_layout layout;
+  float* row_scales; /* [rows] of fp8_token and nvfp4_token; else NULL */
+} sluice_cuda_quantize_args;
+
+/* On the current device. */
+SLUICE_API sluice_status sluice_cuda_quantize(const sluice_cuda_quantize_args* args, const sluice_cuda_queue* queue);
+
+/* y [T, N] = x [T, K] W^T + bias with the same formats, for shared experts and projections. */
+typedef struct sluice_cuda_gemm sluice_cuda_gemm;
+
+typedef struct sluice_cuda_gemm_options {
+  size_t struct_size;
+  int64_t rows, cols;  /* N, K */
+  const char* weights; /* format of W, as in a spec line */
+  const char* inputs;  /* what x is rounded to; NULL: the default of the weights */
+  sluice_dtype dtype;  /* of x and y */
+  sluice_matrices w;   /* L = 1; device or host memory */
+  float input_scale;   /* of static inputs */
+  const float* bias;   /* [N] in host memory, or NULL */
+} sluice_cuda_gemm_options;
+
+SLUICE_API sluice_status sluice_cuda_gemm_create(const sluice_cuda_gemm_options* options, int device, void* stream,
+                                                 sluice_cuda_gemm** out);
+SLUICE_API void sluice_cuda_gemm_destroy(sluice_cuda_gemm* gemm);
+SLUICE_API sluice_status sluice_cuda_gemm_workspace_bytes(const sluice_cuda_gemm* gemm, int64_t tokens, int64_t* out);
+
+typedef struct sluice_cuda_gemm_args {
+  size_t struct_size;
+  int64_t tokens;
+  const void* x; /* [T, K], rounded by the call; or NULL and, rounded already, as sluice_cuda_quantize leaves it: */
+  const uint8_t* codes;
+  const void* scales;
+  sluice_scale_layout layout;
+  const float* row_scales; /* [T]; NULL with static inputs: the input scale */
+  void* y;                 /* [T, N] */
+  void* workspace;
+} sluice_cuda_gemm_args;
+
+SLUICE_API sluice_status sluice_cuda_gemm_run(const sluice_cuda_gemm* gemm, const sluice_cuda_gemm_args* args,
+                                              const sluice_cuda_queue* queue);
+
 /* ---- whole models ------------------------------------------------------------------------------------------------ */
 
 /* A checkpoint folder of Hugging Face: weights and tokenizer. Immutable after loading. */

@@ -103,6 +103,58 @@ class MoeLayer {
   std::unique_ptr<sluice_moe, detail::Destroy<sluice_moe_destroy>> handle_;
 };
 
+// The same on a GPU: device pointers, stream order (c.h).
+namespace cuda {
+
+class MoeLayer {
+ public:
+  MoeLayer(const std::string& spec, int device, const sluice_moe_weights& weights, void* stream = nullptr) {
+    sluice_cuda_moe* made = nullptr;
+    detail::check(sluice_cuda_moe_create(spec.c_str(), device, &weights, stream, &made));
+    handle_.reset(made);
+  }
+  void refit(const sluice_moe_weights& weights, void* stream) {
+    detail::check(sluice_cuda_moe_refit(handle_.get(), &weights, stream));
+  }
+  int64_t workspace_bytes(int64_t tokens) const {
+    int64_t bytes = 0;
+    detail::check(sluice_cuda_moe_workspace_bytes(handle_.get(), tokens, &bytes));
+    return bytes;
+  }
+  void run(const sluice_moe_args& args, const sluice_cuda_queue& queue) const {
+    detail::check(sluice_cuda_moe_run(handle_.get(), &args, &queue));
+  }
+
+ private:
+  std::unique_ptr<sluice_cuda_moe, detail::Destroy<sluice_cuda_moe_destroy>> handle_;
+};
+
+class Gemm {
+ public:
+  explicit Gemm(const sluice_cuda_gemm_options& options, int device = 0, void* stream = nullptr) {
+    sluice_cuda_gemm* made = nullptr;
+    detail::check(sluice_cuda_gemm_create(&options, device, stream, &made));
+    handle_.reset(made);
+  }
+  int64_t workspace_bytes(int64_t tokens) const {
+    int64_t bytes = 0;
+    detail::check(sluice_cuda_gemm_workspace_bytes(handle_.get(), tokens, &bytes));
+    return bytes;
+  }
+  void run(const sluice_cuda_gemm_args& args, const sluice_cuda_queue& queue) const {
+    detail::check(sluice_cuda_gemm_run(handle_.get(), &args, &queue));
+  }
+
+ private:
+  std::unique_ptr<sluice_cuda_gemm, detail::Destroy<sluice_cuda_gemm_destroy>> handle_;
+};
+
+inline void quantize(const sluice_cuda_quantize_args& args, const sluice_cuda_queue& queue) {
+  detail::check(sluice_cuda_quantize(&args, &queue));
+}
+
+}  // namespace cuda
+
 // A checkpoint folder: weights and tokenizer.
 class Model {
  public:

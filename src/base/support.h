@@ -8,7 +8,7 @@ namespace sluice {
 
 struct Support {
   std::string reason;  // empty: supported
-  std::string choice;  // what would run, e.g. "avx512_vnni"; for explain
+  std::string choice;  // what runs, or would on another machine, e.g. "avx512_vnni"; for explain
   explicit operator bool() const { return reason.empty(); }
   static Support yes(std::string choice = "") { return {"", std::move(choice)}; }
   static Support no(std::string reason) { return {std::move(reason), ""}; }

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C structs of the fused layer as the library's own types, over the caller's memory; nothing is read of it but
+// what is said.
+#pragma once
+
+#include "moe/backend.h"
+#include "sluice/c.h"
+
+namespace sluice::capi {
+
+DType dtype_of(sluice_dtype dtype, const char* name);
+weights::QuantTensor view_matrices(format::Format format, int64_t experts, const char* name, const sluice_matrices& m,
+                                   int64_t rows, int64_t cols);
+weights::ExpertWeights view_weights(const MoeSpec& spec, const sluice_moe_weights* given);
+// What contradicts the spec is refused by the layer itself.
+moe::MoeArgs read_args(const sluice_moe_args* given);
+
+}  // namespace sluice::capi
