@@ -5,7 +5,7 @@
 # SLUICE_TEST_MODELS names the folder of the full trained checkpoints; tests that need it say so when they skip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-readonly fuzz_seconds=${1:-20}
+readonly fuzz_seconds=${1:-15}
 
 stage() { printf '\n== %s (%d s so far)\n' "$1" $SECONDS; }
 # The two lines of a ctest log that people look for.

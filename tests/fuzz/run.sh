@@ -9,11 +9,15 @@ build=${2:-$root/build/fuzz}
 mkdir -p "$build/fuzz"
 cd "$build/fuzz"
 "$build/tests/fuzz/fuzz_seeds" "$PWD"
-for name in safetensors config tokenizer; do
+for name in safetensors config tokenizer template encode; do
+  case $name in
+    template | encode) words=$root/tests/fuzz/template.dict ;;
+    *) words=$root/tests/fuzz/json.dict ;;
+  esac
   echo "fuzz: $name for $seconds s"
   mkdir -p "found-$name"
   # A single input may take 10 s and 1 GB: anything slower or larger is a finding too.
   "$build/tests/fuzz/${name}_fuzz" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=1024 \
-    -max_len=8192 -print_final_stats=1 -verbosity=0 -dict="$root/tests/fuzz/json.dict" -artifact_prefix="$name-" \
+    -max_len=8192 -print_final_stats=1 -verbosity=0 -dict="$words" -artifact_prefix="$name-" \
     "found-$name" "$name"
 done

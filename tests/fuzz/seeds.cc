@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fuzz_seeds FOLDER: writes FOLDER/{safetensors,config,tokenizer}/<case> for every file of the tests' generators.
+// fuzz_seeds FOLDER: writes FOLDER/{safetensors,config,tokenizer}/<case> for every file of the tests' generators, and a
+// few templates and texts.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -28,4 +29,11 @@ int main(int argc, char** argv) {
   for (const auto& file : config_defects()) put(root / "config", file.name, file.bytes);
   put(root / "tokenizer", "sound", kSoundTokenizer + std::string(1, '\0') + kSoundTokenizerConfig);
   for (const auto& file : tokenizer_defects()) put(root / "tokenizer", file.name, file.bytes);
+  put(root / "template", "chat",
+      "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' and not loop.last %}<|{{ m.role }}|>"
+      "{{ m['content'] | trim }}{% else %}{{- (m.content or '') + '\n' }}{% endif %}{% endfor %}");
+  put(root / "template", "macro",
+      "{% macro f(x, y=2) -%}{{ x[::-1] | tojson }}{%- endmacro %}{% set ns = namespace(i=0) %}"
+      "{% for t in tools if t is mapping %}{% set ns.i = ns.i + loop.index %}{{ f(t.items() | list) }}{% endfor %}");
+  put(root / "encode", "text", "It's 12345 aaab  <s>a \xc3\xa9\xe4\xb8\xad\r\n\t we'll\xff");
 }
