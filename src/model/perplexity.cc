@@ -52,8 +52,11 @@ Perplexity perplexity(Context& ctx, const Model& model, std::span<const int32_t>
               negative_log_likelihood(piece.logits + r * vocab, vocab, ids[static_cast<size_t>(piece.begin + r + 1)]);
     });
     for (int64_t r = 0; r < rows; ++r) {
+      const double value = nll[static_cast<size_t>(r)];
+      check_file(value == value, "the logits at position {} hold a NaN; the weights or their scales are broken",
+                 piece.begin + r);
       out.scored_tokens += scored(r) ? 1 : 0;
-      out.nll_sum += nll[static_cast<size_t>(r)];
+      out.nll_sum += value;
     }
   });
   return out;

@@ -28,7 +28,7 @@ int32_t largest(std::span<const float> logits, int64_t position) {
     nan |= logits[i] != logits[i];
     if (logits[i] > logits[best]) best = i;
   }
-  check(!nan, "the logits at position {} hold a NaN; the weights or their scales are broken", position);
+  check_file(!nan, "the logits at position {} hold a NaN; the weights or their scales are broken", position);
   check(std::isfinite(logits[best]), "the largest logit at position {} is {}; a finite one is needed to choose a token",
         position, logits[best]);
   return static_cast<int32_t>(best);
