@@ -20,7 +20,7 @@ enum class ErrorCode {
   not_found,         // a path or a named thing does not exist
   unsupported,       // well-formed, but no backend or loader takes it
   out_of_memory,
-  busy,  // a bounded queue is full; the same call may succeed later
+  busy,      // a bounded queue is full; the same call may succeed later
   io,        // the operating system refused a read or a write
   cuda,      // a CUDA call failed
   internal,  // our own bug
