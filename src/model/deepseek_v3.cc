@@ -5,16 +5,18 @@
 
 #include "model/config.h"
 #include "model/families.h"
+#include "model/mixture.h"
 
 namespace sluice::model {
 
 namespace {
 struct Config : CommonConfig {
-  int64_t layers, inter, moe_inter, experts, top_k, groups, top_groups, shared, dense_layers, q_rank, draft_layers;
+  int64_t layers, inter, shared, dense_layers, q_rank, draft_layers;
+  MixtureConfig moe;
   ops::MlaShape mla;
   ops::RopeConfig rope;
   ops::RopeLayout layout;
-  float eps, routed_scale, attention_scale;
+  float eps, attention_scale;
 };
 
 Config read(const io::Config& c) {
@@ -25,19 +27,7 @@ Config read(const io::Config& c) {
              fmt::format("is {}; latent attention has one a head: num_attention_heads = {}", out.kv_heads, out.heads));
   out.layers = c.integer("num_hidden_layers", {1, 4096});
   out.inter = c.integer("intermediate_size", kSize);
-  out.moe_inter = c.integer("moe_intermediate_size", kSize);
-  out.experts = c.integer({"n_routed_experts", "num_local_experts"}, {1, 32767});
-  out.top_k = c.integer("num_experts_per_tok", {1, 4096});
-  out.groups = c.integer("n_group", {1, 4096}, 1);
-  out.top_groups = c.integer("topk_group", {1, 4096}, 1);
-  if (out.experts % out.groups != 0 || (out.groups > 1 && out.experts / out.groups < 2))
-    c.refuse("n_group", fmt::format("is {}; it must cut n_routed_experts = {} into equal groups of 2 or more",
-                                    out.groups, out.experts));
-  if (out.top_groups > out.groups)
-    c.refuse("topk_group", fmt::format("is {}, more than n_group = {}", out.top_groups, out.groups));
-  if (out.top_k > out.experts / out.groups * out.top_groups)
-    c.refuse("num_experts_per_tok", fmt::format("is {}, more than the {} experts of topk_group = {} groups", out.top_k,
-                                                out.experts / out.groups * out.top_groups, out.top_groups));
+  out.moe = read_sigmoid_mixture(c);
   out.shared = c.integer("n_shared_experts", {0, 64}, 0);
   out.dense_layers = c.integer("first_k_dense_replace", {0, 4096}, 0);
   out.draft_layers = c.integer({"num_nextn_predict_layers", "num_mtp_layers"}, {0, 64}, 0);
@@ -47,7 +37,6 @@ Config read(const io::Config& c) {
   if (out.mla.rope % 2 != 0)
     c.refuse("qk_rope_head_dim", fmt::format("is {}; rotary pairs need an even one", out.mla.rope));
   out.eps = static_cast<float>(c.number("rms_norm_eps", kEpsilon, 1e-6));
-  out.routed_scale = static_cast<float>(c.number("routed_scaling_factor", kScale, 1.0));
   out.rope = read_rope(c, out.mla.rope);
   out.layout = c.boolean("rope_interleave", true) ? ops::RopeLayout::interleaved : ops::RopeLayout::halves;
   double scale = 1.0 / std::sqrt(static_cast<double>(out.mla.query()));
@@ -59,7 +48,6 @@ Config read(const io::Config& c) {
   require_string(c, "hidden_act", "silu");
   require_string(c, "scoring_func", "sigmoid");
   require_string(c, "topk_method", "noaux_tc");
-  require_bool(c, "norm_topk_prob", true, "sigmoid routing with a correction bias renormalises");
   if (c.integer("moe_layer_freq", {1, 4096}, 1) != 1)
     fail(ErrorCode::unsupported, "{}: moe_layer_freq is {}; accepted: 1", c.source(),
          c.integer("moe_layer_freq", {1, 4096}));
@@ -99,23 +87,11 @@ Mlp dense_mlp(const Source& s, const Config& c, const std::string& p, Dim inter)
 }
 
 MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
-  const Dim hidden{c.hidden, "hidden_size"}, experts{c.experts, "n_routed_experts"};
-  MoeLayer m;
-  m.index = static_cast<int>(layer);
-  m.experts_name = p + "experts";
-  m.router = s.dense(p + "gate", experts, hidden);
-  m.router_bias = s.floats(p + "gate.e_score_correction_bias", {experts});
-  MoeSpec spec;
-  spec.top_k = static_cast<int>(c.top_k);
-  spec.act = activation::Activation::swiglu;
-  spec.routing = routing::Method::deepseek_v3;
-  spec.groups = static_cast<int>(c.groups);
-  spec.top_groups = static_cast<int>(c.top_groups);
-  spec.routed_scale = c.routed_scale;
-  m.experts = s.experts(m.experts_name, {experts, {c.moe_inter, "moe_intermediate_size"}, hidden}, spec);
+  const Dim hidden{c.hidden, "hidden_size"};
+  MoeLayer m = load_mixture(s, c.moe, activation::Activation::swiglu, p, layer, hidden, hidden);
   if (c.shared > 0)
     m.shared =
-        dense_mlp(s, c, p + "shared_experts.", {c.moe_inter * c.shared, "moe_intermediate_size * n_shared_experts"});
+        dense_mlp(s, c, p + "shared_experts.", {c.moe.inter * c.shared, "moe_intermediate_size * n_shared_experts"});
   return m;
 }
 

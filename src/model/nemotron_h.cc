@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // NemotronH: x += mixer(norm(x)) with one mixer a layer: Mamba-2, attention without positions, MLP, or experts, which
 // may work in a smaller latent space. No gates: down(relu(up x)^2).
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "model/config.h"
 #include "model/families.h"
+#include "model/mixture.h"
 
 namespace sluice::model {
 
@@ -23,9 +25,10 @@ constexpr std::array<Named<Kind>, 4> kLetters{
 
 struct Config : CommonConfig {
   std::vector<Kind> kinds;
-  int64_t head_dim, inter, moe_inter, shared_inter, shared, latent, experts, top_k, groups, top_groups;
+  int64_t head_dim, inter, shared_inter, shared, latent;
+  MixtureConfig moe;  // where there are expert layers
   ops::MambaShape mamba;
-  float eps, routed_scale;
+  float eps;
   bool conv_bias, bias, mlp_bias;
 };
 
@@ -67,30 +70,12 @@ Config read(const io::Config& c) {
   if (out.mamba.heads % out.mamba.groups != 0)
     c.refuse("n_groups", fmt::format("is {}; it must divide mamba_num_heads = {}", out.mamba.groups, out.mamba.heads));
   out.conv_bias = c.boolean({"use_conv_bias", "mamba_conv_bias"}, true);
-  out.experts = c.integer({"n_routed_experts", "num_local_experts"}, {1, 32767}, 0);
-  out.top_k = c.integer("num_experts_per_tok", {1, 4096}, 1);
-  out.groups = c.integer("n_group", {1, 4096}, 1);
-  out.top_groups = c.integer("topk_group", {1, 4096}, 1);
-  out.moe_inter = c.integer("moe_intermediate_size", kSize, 0);
+  if (std::find(out.kinds.begin(), out.kinds.end(), Kind::moe) != out.kinds.end()) out.moe = read_sigmoid_mixture(c);
   out.latent = c.integer("moe_latent_size", kSize, 0);
   out.shared = c.integer("n_shared_experts", {0, 64}, 1);
-  out.shared_inter = c.integer("moe_shared_expert_intermediate_size", kSize, out.moe_inter);
-  out.routed_scale = static_cast<float>(c.number("routed_scaling_factor", kScale, 1.0));
-  for (const Kind k : out.kinds) {
-    if (k != Kind::moe) continue;
-    if (out.experts == 0) c.refuse("n_routed_experts", "is absent, but the pattern has expert layers");
-    if (out.moe_inter == 0) c.refuse("moe_intermediate_size", "is absent, but the pattern has expert layers");
-    if (out.experts % out.groups != 0)
-      c.refuse("n_group", fmt::format("is {}; it must divide n_routed_experts = {}", out.groups, out.experts));
-    if (out.top_groups > out.groups)
-      c.refuse("topk_group", fmt::format("is {}, more than n_group = {}", out.top_groups, out.groups));
-    if (out.top_k > out.experts / out.groups * out.top_groups)
-      c.refuse("num_experts_per_tok", fmt::format("is {}, more than the {} experts that may be chosen", out.top_k,
-                                                  out.experts / out.groups * out.top_groups));
-  }
+  out.shared_inter = c.integer("moe_shared_expert_intermediate_size", kSize, out.moe.inter);
   require_string(c, "mlp_hidden_act", "relu2");
   require_string(c, "mamba_hidden_act", "silu");
-  require_bool(c, "norm_topk_prob", true, "sigmoid routing with a correction bias renormalises");
   return out;
 }
 
@@ -142,27 +127,13 @@ Mlp mlp(const Source& s, const Config& c, const std::string& p, Dim inter) {
 }
 
 MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
-  const Dim hidden{c.hidden, "hidden_size"}, experts{c.experts, "n_routed_experts"};
-  const Dim latent{c.latent, "moe_latent_size"};
+  const Dim hidden{c.hidden, "hidden_size"}, latent{c.latent, "moe_latent_size"};
   const Bias bias = c.mlp_bias ? Bias::present : Bias::none;
-  MoeLayer m;
-  m.index = static_cast<int>(layer);
-  m.experts_name = p + "experts";
-  m.router = s.dense(p + "gate", experts, hidden);
-  m.router_bias = s.floats(p + "gate.e_score_correction_bias", {experts});
+  MoeLayer m = load_mixture(s, c.moe, activation::Activation::relu2, p, layer, hidden, c.latent > 0 ? latent : hidden);
   if (c.latent > 0) {
     m.latent_in = s.dense(p + "fc1_latent_proj", latent, hidden, bias);
     m.latent_out = s.dense(p + "fc2_latent_proj", hidden, latent, bias);
   }
-  MoeSpec spec;
-  spec.top_k = static_cast<int>(c.top_k);
-  spec.act = activation::Activation::relu2;
-  spec.routing = routing::Method::deepseek_v3;
-  spec.groups = static_cast<int>(c.groups);
-  spec.top_groups = static_cast<int>(c.top_groups);
-  spec.routed_scale = c.routed_scale;
-  m.experts = s.experts(m.experts_name,
-                        {experts, {c.moe_inter, "moe_intermediate_size"}, c.latent > 0 ? latent : hidden}, spec);
   if (c.shared > 0)
     m.shared = mlp(s, c, p + "shared_experts.",
                    {c.shared_inter * c.shared, "moe_shared_expert_intermediate_size * n_shared_experts"});

@@ -4,14 +4,15 @@
 
 #include "model/config.h"
 #include "model/families.h"
+#include "model/mixture.h"
 
 namespace sluice::model {
 
 namespace {
 struct Config : CommonConfig {
-  int64_t layers, head_dim, inter, moe_inter, experts, top_k, sparse_step;
+  int64_t layers, head_dim, inter, sparse_step;
   float eps;
-  bool norm_topk;
+  MixtureConfig moe;
   std::vector<int64_t> mlp_only;
 
   // transformers' rule: every sparse_step-th layer but those in mlp_only_layers.
@@ -30,13 +31,8 @@ Config read(const io::Config& c) {
   out.head_dim = c.integer("head_dim", {1, 4096}, out.hidden / out.heads);
   if (out.head_dim % 2 != 0) c.refuse("head_dim", fmt::format("is {}; rotary pairs need an even one", out.head_dim));
   out.inter = c.integer("intermediate_size", kSize);
-  out.moe_inter = c.integer("moe_intermediate_size", kSize);
-  out.experts = c.integer({"num_experts", "num_local_experts"}, {1, 32767});
-  out.top_k = c.integer("num_experts_per_tok", {1, 4096});
-  if (out.top_k > out.experts)
-    c.refuse("num_experts_per_tok", fmt::format("is {}, more than num_experts = {}", out.top_k, out.experts));
+  out.moe = read_softmax_mixture(c);
   out.eps = static_cast<float>(c.number("rms_norm_eps", kEpsilon, 1e-6));
-  out.norm_topk = c.boolean("norm_topk_prob", false);
   out.sparse_step = c.integer("decoder_sparse_step", {1, 4096}, 1);
   if (c.has("mlp_only_layers")) out.mlp_only = c.integers("mlp_only_layers", {0, out.layers - 1});
   require_string(c, "hidden_act", "silu");
@@ -70,17 +66,9 @@ Mlp dense_mlp(const Source& s, const Config& c, const std::string& p) {
 }
 
 MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
-  MoeLayer m;
-  m.index = static_cast<int>(layer);
-  m.experts_name = p + "experts";
-  const Dim hidden{c.hidden, "hidden_size"}, experts{c.experts, "num_experts"};
-  m.router = s.dense(p + "gate", experts, hidden);
+  const Dim hidden{c.hidden, "hidden_size"};
+  MoeLayer m = load_mixture(s, c.moe, activation::Activation::swiglu, p, layer, hidden, hidden);
   m.router_floats = false;  // a BF16 run's logits are BF16
-  MoeSpec spec;
-  spec.top_k = static_cast<int>(c.top_k);
-  spec.act = activation::Activation::swiglu;
-  spec.routing = c.norm_topk ? routing::Method::renormalize_naive : routing::Method::softmax;
-  m.experts = s.experts(m.experts_name, {experts, {c.moe_inter, "moe_intermediate_size"}, hidden}, spec);
   return m;
 }
 }  // namespace

@@ -111,7 +111,7 @@ TEST(Config, NemotronH) {
               {"conv_kernel", 17, {"conv_kernel", "17"}},
               {"use_conv_bias", true, {"conv1d.bias", "missing"}},
               {"use_bias", false, {"in_proj.bias", "no bias"}},
-              {"moe_latent_size", 41, {"fc1_latent_proj", "moe_latent_size"}},
+              {"moe_latent_size", 41, {"experts.up_proj", "moe_latent_size"}},
               {"n_routed_experts", 0, {"n_routed_experts", "0"}},
               {"n_group", 3, {"n_group", "must divide"}},
               {"topk_group", 3, {"topk_group", "n_group = 2"}},
