@@ -21,7 +21,9 @@ struct Spelling {
 
 constexpr Spelling kSpellings[] = {
     {{Format::bf16, InputFormat::plain}, Dialect::none, ""},
-    {{Format::fp8_tensor, InputFormat::fp8_token}, Dialect::fp8, ""},
+    // Not quant_method "fp8": transformers takes that for 128x128 blocks unless told otherwise, and asks for another
+    // name of the scale than the servers do.
+    {{Format::fp8_tensor, InputFormat::fp8_token}, Dialect::compressed_tensors, ""},
     {{Format::fp8_tensor, InputFormat::fp8_static}, Dialect::modelopt, "FP8"},
     {{Format::fp8_channel, InputFormat::fp8_token}, Dialect::compressed_tensors, ""},
     {{Format::fp8_block, InputFormat::fp8_group}, Dialect::fp8, ""},
@@ -68,13 +70,15 @@ JsonValue group_side(int bits, std::string_view strategy, int group_size, bool d
 }
 
 JsonValue compressed_tensors(const ModuleFormat& format, const std::vector<std::string>& not_quantized) {
-  const bool channel = format.weights == Format::fp8_channel;
-  JsonValue group =
-      object({{"targets", list({"Linear"})},
-              {"weights", channel ? group_side(8, "channel", 0, false) : group_side(4, "group", 32, false)}});
-  if (channel) set_member(group, "input_activations", group_side(8, "token", 0, true));
+  const bool fp8 = format.weights != Format::mxfp4;
+  // "tensor" beside weights of one scale: servers refuse other pairs, and read here it means a scale a row all the
+  // same.
+  const std::string_view strategy = format.weights == Format::fp8_tensor ? "tensor" : "channel";
+  JsonValue group = object({{"targets", list({"Linear"})},
+                            {"weights", fp8 ? group_side(8, strategy, 0, false) : group_side(4, "group", 32, false)}});
+  if (fp8) set_member(group, "input_activations", group_side(8, strategy == "tensor" ? "tensor" : "token", 0, true));
   return object({{"quant_method", text("compressed-tensors")},
-                 {"format", text(channel ? "float-quantized" : "mxfp4-pack-quantized")},
+                 {"format", text(fp8 ? "float-quantized" : "mxfp4-pack-quantized")},
                  {"quantization_status", text("compressed")},
                  {"config_groups", object({{"group_0", group}})},
                  {"ignore", list(not_quantized)}});
@@ -130,13 +134,12 @@ SpelledConfig spell_config(const ModuleFormat& format, const std::vector<std::st
   switch (spelling.dialect) {
     case Dialect::none:
       break;
-    case Dialect::fp8: {
-      JsonValue quant = object({{"quant_method", text("fp8")}, {"activation_scheme", text("dynamic")}});
-      if (format.weights == Format::fp8_block)
-        set_member(quant, "weight_block_size", JsonValue{JsonValue::Array{number(128), number(128)}});
-      set_member(quant, "modules_to_not_convert", list(not_quantized));
-      return {to_json_text(quant), ""};
-    }
+    case Dialect::fp8:
+      return {to_json_text(object({{"quant_method", text("fp8")},
+                                   {"activation_scheme", text("dynamic")},
+                                   {"weight_block_size", JsonValue{JsonValue::Array{number(128), number(128)}}},
+                                   {"modules_to_not_convert", list(not_quantized)}})),
+              ""};
     case Dialect::mxfp8:
       return {to_json_text(object({{"quant_method", text("mxfp8")},
                                    {"activation_scheme", text("dynamic")},

@@ -13,11 +13,15 @@
 namespace sluice::weights {
 
 // Throws unsupported for a pair of formats that no published convention describes, naming those that have one:
-//   fp8_tensor + fp8_token    quant_method fp8, dynamic           | fp8_tensor + fp8_static   ModelOpt FP8
-//   fp8_channel + fp8_token   compressed-tensors                  | fp8_block + fp8_group     quant_method fp8, [128,
-//   128] mxfp8 + mxfp8             quant_method mxfp8                  | nvfp4 + nvfp4             ModelOpt NVFP4 nvfp4
-//   + plain             ModelOpt W4A16_NVFP4                | mxfp4 + plain             compressed-tensors bf16 + plain
-//   nothing at all
+//   bf16 + plain              nothing at all
+//   fp8_tensor + fp8_token    compressed-tensors
+//   fp8_tensor + fp8_static   ModelOpt FP8
+//   fp8_channel + fp8_token   compressed-tensors
+//   fp8_block + fp8_group     quant_method fp8, [128, 128]
+//   mxfp8 + mxfp8             quant_method mxfp8
+//   nvfp4 + nvfp4             ModelOpt NVFP4
+//   nvfp4 + plain             ModelOpt W4A16_NVFP4
+//   mxfp4 + plain             compressed-tensors
 void check_spelling(const ModuleFormat& format);
 
 // One module's tensors, named; w is [1, N, K]. input_scale: decode factor, only for static inputs.
