@@ -42,10 +42,16 @@ void set_method(MoeSpec& s, Method m) {
   if (m == Method::deepseek_v3 || m == Method::minimax2) s.routed_scale = 2.5f;
 }
 
+// Nothing of a method acts on given weights, so its parameters must not be there.
+void set_routed(MoeSpec& s, Choice choice) {
+  s.routed = given(choice);
+  if (s.routed) s.groups = s.top_groups = 1, s.routed_scale = 1.0f, s.norm_topk = true;
+}
+
 class List {
  public:
   void add(MoeSpec s, int64_t tokens, Choice choice = Choice::f32_logits, Pattern pattern = Pattern::distinct) {
-    s.routed = given(choice);
+    set_routed(s, choice);
     s.tokens = tokens;
     cases_.push_back({s, tokens, choice, pattern});
   }
@@ -313,7 +319,7 @@ Case random_case(std::mt19937& rng) {
   }
   c.choice = static_cast<Choice>(random.below(5));
   c.pattern = c.spec.local_offset > 0 ? static_cast<Pattern>(random.below(4)) : static_cast<Pattern>(random.below(3));
-  c.spec.routed = given(c.choice);
+  set_routed(c.spec, c.choice);
   c.spec.tokens = c.tokens = random.below(40);
   return c;
 }
