@@ -8,6 +8,8 @@
 namespace sluice::kernels::cpu {
 
 namespace {
+constexpr int64_t kLookAheadBytes = 16384;  // about how far the kernels prefetch (micro/tile.h)
+
 // A group's rows in blocks of at most kMaxRows: a row block by a run of units is a task.
 struct RowBlock {
   int64_t group, row, m;
@@ -66,6 +68,12 @@ void grouped_gemm(Context& ctx, const Operand& x, const weights::PanelStack& w, 
     a.out = memory.tiles + int64_t{worker} * kMaxRows * kTileCols;
     a.scratch = memory.scratch + int64_t{worker} * kScratchBytes;
     const int64_t first = task % runs * run, last = std::min(first + run, w.units());
+    a.stream_end = last < w.units() ? w.unit(b.group, last).codes : w.unit(b.group + 1, 0).codes;
+    // Tasks go out one by one, so this thread's next one is most likely as many further as there are threads. After
+    // the last one: lines that have just been read.
+    const int64_t next = task + ctx.pool.size();
+    a.stream_jump = next < count * runs ? w.unit(blocks[next / runs].group, next % runs * run).codes - a.stream_end
+                                        : -4 * kLookAheadBytes;
     for (int64_t u = first; u < last; ++u) {
       const weights::UnitView unit = w.unit(b.group, u);
       a.codes = unit.codes;

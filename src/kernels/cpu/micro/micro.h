@@ -35,6 +35,9 @@ struct GemmArgs {
   const float* row_scale = nullptr;
   int panels = 0;
   int64_t k = 0;  // K'
+  const uint8_t* stream_end =
+      nullptr;  // where this task's codes end, and how far from there the thread's next ones lie
+  int64_t stream_jump = 0;
 
   const uint8_t* x = nullptr;       // operand rows
   int64_t x_stride = 0;             // bytes

@@ -59,7 +59,7 @@ static void run_dot_tile(const Tile& t) {
       acc[m][p] = t.first ? _mm512_setzero_ps() : _mm512_loadu_ps(t.out + m * kTileCols + 16 * p);
   const uint8_t* codes = t.codes;
   const uint8_t* scales = t.scales;
-  const uint8_t* prefetch = t.prefetch;
+  const uint8_t* ahead = t.ahead;
   for (int64_t g = 0, at = 0; g < t.k / 16; ++g, at += sizeof(Nvfp4Group)) {
     DotGroup w[kPanels];
 #pragma GCC unroll 2
@@ -69,14 +69,16 @@ static void run_dot_tile(const Tile& t) {
         for (int i = 0; i < 4; ++i) w[p].w[i] = _mm512_load_si512(codes + 320 * p + 64 * i);
         w[p].scale = _mm512_load_ps(codes + 320 * p + 256);
       } else {
-        _mm_prefetch(reinterpret_cast<const char*>(codes + 64 * p + kAheadBytes), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(codes + t.block_stride + 64 * p + kAheadBytes), _MM_HINT_T0);
         w[p] = decode_dot_group(codes + 64 * p, t.block_stride, scales + 16 * p);
       }
     }
-    if constexpr (kDecoded) {
-      _mm_prefetch(reinterpret_cast<const char*>(prefetch), _MM_HINT_T1);
-      prefetch += t.prefetch_stride;
+    if constexpr (!kDecoded) {
+      prefetch_block<Avx512, kPanels>(codes, t.stream);
+      prefetch_block<Avx512, kPanels>(codes + t.block_stride, t.stream);
+      Avx512::prefetch_near(scales + kScalesAhead);
+    } else if (ahead < t.ahead_end) {
+      Avx512::prefetch_far(in_stream(page_ahead(ahead), t.stream));
+      ahead += 64;
     }
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m)
@@ -116,6 +118,7 @@ static void run_dot_unit(const GemmArgs& a) {
   t.x = x;
   t.out = a.out;
   t.first = true;
+  t.stream = {a.stream_end, a.stream_jump};
   if (a.m <= 8) return run_dot_rows<false, kPanels>(t, a.m);
 
   const RowTiles<Avx512> tiles(a.m);
@@ -133,8 +136,8 @@ static void run_dot_unit(const GemmArgs& a) {
         _mm512_store_ps(out + 256, w.scale);
       }
     Tile chunk = t;
-    chunk.prefetch = codes + k / 8 * t.block_stride;
-    chunk.prefetch_stride = 2 * t.block_stride;
+    chunk.ahead = codes;
+    chunk.ahead_end = codes + k / 8 * t.block_stride;
     chunk.codes = a.scratch;
     chunk.k = k;
     chunk.first = k0 == 0;
@@ -146,6 +149,7 @@ static void run_dot_unit(const GemmArgs& a) {
       tile.x = rows;
       tile.out = a.out + static_cast<int64_t>(begin) * kTileCols;
       run_dot_rows<true, kPanels>(tile, end - begin);
+      chunk.ahead += k / 16 * 64;  // a line a group
     }
   }
 }
