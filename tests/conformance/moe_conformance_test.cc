@@ -141,6 +141,14 @@ class Conformance : public ::testing::TestWithParam<size_t> {
  protected:
   const moe::Backend& backend() const { return *moe::backends()[GetParam()]; }
   void run_all(const std::vector<Case>& cases, std::mt19937& rng);
+  // FP8 tensor cores keep about 14 bits of their partial sums (docs/numerics.md).
+  Arithmetic arithmetic(const MoeSpec& s) const {
+    const bool fp8 = s.weights == format::Format::fp8_tensor || s.weights == format::Format::fp8_channel ||
+                     s.weights == format::Format::fp8_block;
+    Arithmetic a;
+    if (fp8 && backend().name() == "sm90") a.product_error = 0x1p-10;
+    return a;
+  }
   ThreadPool pool_{2};
   Context ctx_{pool_};
 };
@@ -160,7 +168,8 @@ void Conformance::run_all(const std::vector<Case>& cases, std::mt19937& rng) {
     const auto layer = backend().prepare(ctx_, p.spec, p.weights);
     const Call got = call(*layer, p, ctx_);
     ASSERT_NO_FATAL_FAILURE(check_routing(p, got));
-    const Score score = compare(reference_moe(p.spec, p.weights, p.hidden, got.ids, got.weights), got.output);
+    const Score score =
+        compare(reference_moe(p.spec, p.weights, p.hidden, got.ids, got.weights, arithmetic(p.spec)), got.output);
     ASSERT_LE(score.worst, 1) << "backend " << backend().name();
     total.add(score);
     ++run;
@@ -250,6 +259,7 @@ TEST_P(Conformance, ATokenAloneGivesTheSameBits) {
     c.spec.inter = 96;
     c.spec.weights = f;
     c.spec.inputs = f == format::Format::nvfp4 ? format::InputFormat::nvfp4_token : format::info(f).input;
+    c.spec.deterministic = true;
     c.tokens = 37;
     if (!backend().supports(c.spec)) continue;
     const Problem all = make_problem(c, rng);

@@ -81,7 +81,7 @@ std::vector<Bounded> multiply(const std::vector<Bounded>& x, const double* w, in
       magnitude += std::fabs(x[k].value * wk);
       slack += x[k].slack * std::fabs(wk);
     }
-    y[n] = {sum, slack + m.sum_error(static_cast<double>(cols)) * magnitude};
+    y[n] = {sum, slack + (m.sum_error(static_cast<double>(cols)) + m.product_error) * magnitude};
   }
   return y;
 }

@@ -21,6 +21,7 @@ struct Arithmetic {
   // Rounding errors of a sum of n terms grow like lambda * sqrt(n) * unit with a probability that lambda sets, in any
   // order of summation (Higham and Mary 2019): 4 lets one in several thousand sums out; 6 one in 10^7.
   double lambda = 6;
+  double product_error = 0;  // of matrix products, as a share of their magnitude: units that keep fewer bits
   double sum_error(double terms) const {
     return (lambda * std::sqrt(terms) + 6) * unit;
   }  // 6: scales, bias, conversion

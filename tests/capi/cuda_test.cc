@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device calls of the shared library as a user's program sees them.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <random>
+
+#include "sluice/sluice.hpp"
+
+namespace {
+
+const auto kProcessStart = std::chrono::steady_clock::now();
+
+std::string no_device() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return "no CUDA device";
+  cudaDeviceProp properties{};
+  cudaGetDeviceProperties(&properties, 0);
+  return properties.major == 9 && properties.minor == 0 ? "" : std::string(properties.name) + " is not a Hopper GPU";
+}
+#define SKIP_WITHOUT_DEVICE() \
+  if (const std::string problem = no_device(); !problem.empty()) GTEST_SKIP() << problem
+
+template <class T>
+class Device {
+ public:
+  explicit Device(size_t count) : count_(count) {
+    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T)), cudaSuccess);
+  }
+  explicit Device(const std::vector<T>& host) : Device(host.size()) {
+    EXPECT_EQ(cudaMemcpy(data_, host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device() { cudaFree(data_); }
+  T* get() const { return data_; }
+  std::vector<T> host() const {
+    std::vector<T> out(count_);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(out.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
+    return out;
+  }
+
+ private:
+  size_t count_;
+  T* data_ = nullptr;
+};
+
+float widen(uint16_t v) { return std::bit_cast<float>(static_cast<uint32_t>(v) << 16); }
+std::vector<uint16_t> random_bf16(size_t count, float scale, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<uint16_t> v(count);
+  for (auto& x : v) x = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(rng)) >> 16);
+  return v;
+}
+
+constexpr int64_t kTokens = 40, kExperts = 8, kHidden = 256, kInter = 192;
+const char* const kSpec = "experts=8 top_k=2 hidden=256 inter=192 weights=bf16";
+
+struct Layer {
+  std::vector<uint16_t> up = random_bf16(kExperts * kInter * kHidden, 0.06f, 1);
+  std::vector<uint16_t> gate = random_bf16(kExperts * kInter * kHidden, 0.06f, 2);
+  std::vector<uint16_t> down = random_bf16(kExperts * kHidden * kInter, 0.07f, 3);
+  std::vector<uint16_t> hidden = random_bf16(kTokens * kHidden, 1, 4), logits = random_bf16(kTokens * kExperts, 1, 5);
+  sluice_moe_weights weights() const {
+    auto w = SLUICE_INIT(sluice_moe_weights);
+    w.up.codes = up.data();
+    w.gate.codes = gate.data();
+    w.down.codes = down.data();
+    return w;
+  }
+};
+
+// First in the file and run alone by tools/gpu.sh: from the program's start to the first result on the host.
+TEST(CudaStart, FirstResultWithinASecond) {
+  SKIP_WITHOUT_DEVICE();
+  const Layer l;
+  const auto before = std::chrono::steady_clock::now();
+  cudaFree(nullptr);  // the driver's own start, which every program pays
+  const auto driver = std::chrono::steady_clock::now();
+  const sluice::cuda::MoeLayer layer(kSpec, 0, l.weights());
+  const Device<uint16_t> hidden(l.hidden), logits(l.logits), output(kTokens * kHidden);
+  const Device<uint8_t> workspace(static_cast<size_t>(layer.workspace_bytes(kTokens)));
+  auto args = SLUICE_INIT(sluice_moe_args);
+  args.tokens = kTokens;
+  args.hidden = hidden.get();
+  args.logits = logits.get();
+  args.logits_dtype = SLUICE_BF16;
+  args.output = output.get();
+  args.workspace = workspace.get();
+  layer.run(args, SLUICE_INIT(sluice_cuda_queue));
+  const auto first = output.host();
+  const auto end = std::chrono::steady_clock::now();
+  const auto s = [](auto a, auto b) { return std::chrono::duration<double>(b - a).count(); };
+  EXPECT_TRUE(std::isfinite(widen(first[0])));
+  std::printf("start to first result: %.3f s of the library, %.3f s of the driver, %.3f s since the program's start\n",
+              s(driver, end), s(before, driver), s(kProcessStart, end));
+  EXPECT_LT(s(driver, end), 1.0);
+}
+
+TEST(CudaMoe, EqualsTheHostInterface) {
+  SKIP_WITHOUT_DEVICE();
+  const Layer l;
+  sluice::Context context(2);
+  const sluice::MoeLayer cpu(context, kSpec, l.weights(), "cpu"), bridge(context, kSpec, l.weights(), "sm90");
+  auto args = SLUICE_INIT(sluice_moe_args);
+  args.tokens = kTokens;
+  args.hidden = l.hidden.data();
+  args.logits = l.logits.data();
+  args.logits_dtype = SLUICE_BF16;
+  std::vector<uint16_t> on_cpu(kTokens * kHidden), bridged(on_cpu.size());
+  args.output = on_cpu.data();
+  cpu.run(args);
+  args.output = bridged.data();
+  bridge.run(args);
+
+  sluice::cuda::MoeLayer layer(kSpec, 0, l.weights());
+  const Device<uint16_t> hidden(l.hidden), logits(l.logits), output(on_cpu.size());
+  const Device<uint8_t> workspace(static_cast<size_t>(layer.workspace_bytes(kTokens)));
+  const Device<int32_t> count(std::vector<int32_t>{17});
+  args.hidden = hidden.get();
+  args.logits = logits.get();
+  args.output = output.get();
+  args.workspace = workspace.get();
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  auto queue = SLUICE_INIT(sluice_cuda_queue);
+  queue.stream = stream;
+  layer.run(args, queue);
+  const auto direct = output.host();
+  EXPECT_EQ(direct, bridged);
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < direct.size(); ++i) {
+    const double a = widen(direct[i]), b = widen(on_cpu[i]);
+    difference += (a - b) * (a - b);
+    norm += b * b;
+  }
+  EXPECT_LT(std::sqrt(difference / norm), 3e-3);
+
+  // A count in device memory: later rows keep what they had. Weights from device memory.
+  const Device<uint16_t> up(l.up), gate(l.gate), down(l.down);
+  auto w = SLUICE_INIT(sluice_moe_weights);
+  w.up.codes = up.get();
+  w.gate.codes = gate.get();
+  w.down.codes = down.get();
+  layer.refit(w, stream);
+  cudaMemset(output.get(), 0xff, on_cpu.size() * 2);
+  queue.num_tokens = count.get();
+  queue.no_pdl = 1;
+  layer.run(args, queue);
+  const auto part = output.host();
+  EXPECT_TRUE(std::equal(part.begin(), part.begin() + 17 * kHidden, direct.begin()));
+  for (size_t i = 17 * kHidden; i < part.size(); ++i) ASSERT_EQ(part[i], 0xffff);
+  cudaStreamDestroy(stream);
+}
+
+TEST(CudaGemm, FromQuantisedRows) {
+  SKIP_WITHOUT_DEVICE();
+  const size_t n = 96, k = 128;
+  const std::vector<uint8_t> codes(n * k, 0x38);       // 1.0 in e4m3
+  const std::vector<uint8_t> scales(n * k / 32, 126);  // 0.5
+  auto options = SLUICE_INIT(sluice_cuda_gemm_options);
+  options.rows = n;
+  options.cols = k;
+  options.weights = "mxfp8";
+  options.dtype = SLUICE_BF16;
+  options.w.codes = codes.data();
+  options.w.scales = scales.data();
+  const sluice::cuda::Gemm gemm(options);
+  const auto x = random_bf16(kTokens * k, 1, 7);
+  const Device<uint16_t> in(x), y(kTokens * n), again(kTokens * n);
+  int64_t elements = 0;
+  ASSERT_EQ(sluice_scale_elements(SLUICE_SCALES_128X4, kTokens, k / 32, &elements), SLUICE_OK);
+  const Device<uint8_t> x_codes(kTokens * k), x_scales(static_cast<size_t>(elements));
+  const Device<uint8_t> workspace(static_cast<size_t>(gemm.workspace_bytes(kTokens)));
+  auto quantize = SLUICE_INIT(sluice_cuda_quantize_args);
+  quantize.coding = "mxfp8";
+  quantize.x = in.get();
+  quantize.dtype = SLUICE_BF16;
+  quantize.rows = kTokens;
+  quantize.cols = k;
+  quantize.codes = x_codes.get();
+  quantize.scales = x_scales.get();
+  quantize.layout = SLUICE_SCALES_128X4;
+  const auto queue = SLUICE_INIT(sluice_cuda_queue);
+  sluice::cuda::quantize(quantize, queue);
+  auto args = SLUICE_INIT(sluice_cuda_gemm_args);
+  args.tokens = kTokens;
+  args.codes = x_codes.get();
+  args.scales = x_scales.get();
+  args.layout = SLUICE_SCALES_128X4;
+  args.y = y.get();
+  args.workspace = workspace.get();
+  gemm.run(args, queue);
+  const auto from_codes = y.host();
+  args.codes = nullptr;
+  args.x = in.get();
+  args.y = again.get();
+  gemm.run(args, queue);
+  EXPECT_EQ(from_codes, again.host());
+  for (size_t t = 0; t < kTokens; ++t) {  // every weight is 0.5: half the row's sum, within a rounding of e4m3
+    double sum = 0, magnitude = 0;
+    for (size_t i = 0; i < k; ++i) sum += 0.5 * widen(x[t * k + i]), magnitude += 0.5 * std::fabs(widen(x[t * k + i]));
+    EXPECT_NEAR(widen(from_codes[t * n]), sum, magnitude / 16);
+  }
+  quantize.layout = SLUICE_SCALES_TRANSPOSED;
+  EXPECT_EQ(sluice_cuda_quantize(&quantize, &queue), SLUICE_INVALID_ARGUMENT);
+}
+
+// Runs everywhere: without a device the calls say so.
+TEST(CudaMoe, RefusesWithItsReason) {
+  const Layer l;
+  const auto weights = l.weights();
+  sluice_cuda_moe* moe = nullptr;
+  if (!no_device().empty()) {
+    EXPECT_NE(sluice_cuda_moe_create(kSpec, 0, &weights, nullptr, &moe), SLUICE_OK);
+    EXPECT_NE(std::string(sluice_last_error()), "");
+    return;
+  }
+  EXPECT_EQ(sluice_cuda_moe_create("experts=8 top_k=2 hidden=256 inter=192 weights=bf16 dtype=float32", 0, &weights,
+                                   nullptr, &moe),
+            SLUICE_UNSUPPORTED);
+  EXPECT_EQ(sluice_cuda_moe_create(kSpec, 99, &weights, nullptr, &moe), SLUICE_CUDA);
+  const sluice::cuda::MoeLayer layer(kSpec, 0, weights);
+  auto args = SLUICE_INIT(sluice_moe_args);
+  args.tokens = 1;
+  EXPECT_THROW(layer.run(args, SLUICE_INIT(sluice_cuda_queue)), sluice::Error);
+}
+
+}  // namespace

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// One small call through every kernel and tile, for compute-sanitizer (tools/gpu.sh): no reference, and no memory is
+// cleared that the library does not clear itself, so that initcheck sees what it reads.
+#include "format/quantize_weights.h"
+#include "kernels/sm90/dense/dense_gemm.h"
+#include "tests/kernels_sm90/device_problem.h"
+
+namespace sluice::test {
+namespace {
+
+void run_plain(const sm90::FusedMoe& moe, const DeviceProblem& d, const sm90::GemmForce& force) {
+  const sm90::DeviceBuffer workspace(moe.workspace_bytes(d.tokens, force));
+  sm90::MoeCall call = d.call;
+  call.workspace = workspace.data();
+  call.force = force;
+  moe.run(call, nullptr);
+  cuda(cudaDeviceSynchronize(), "the call");
+}
+
+Case case_of(format::Format f, format::InputFormat x, int64_t tokens) {
+  Case c;
+  c.spec.experts = 3;
+  c.spec.top_k = 2;
+  c.spec.hidden = 160;
+  c.spec.inter = 96;
+  c.spec.weights = f;
+  c.spec.inputs = x;
+  c.tokens = tokens;
+  return c;
+}
+
+TEST(Sanitize, EveryTile) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng(1);
+  for (const auto& [f, name] : format::kFormats)
+    for (const auto& [x, input_name] : format::kInputFormats) {
+      Case c = case_of(f, x, 5);
+      if (!format::fits(f, x) || !sm90::supports_spec(c.spec)) continue;
+      c.spec.act = input_name.size() % 2 == 0 ? activation::Activation::swiglu : activation::Activation::relu2;
+      const Problem p = make_problem(c, rng);
+      const DeviceProblem d(p);
+      const auto moe = prepared(p);
+      const auto operand = sm90::gemm_problem(c.spec, 5).operand;
+      for (const sm90::Instance& i : sm90::instances())
+        if (i.operand == operand) run_plain(*moe, d, {i.name(), {2, 1}});
+    }
+}
+
+// Routing of many tokens, separate tables and gather, separate combine, no finalize, FP8 block's second rounding.
+TEST(Sanitize, EveryOtherKernel) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng(2);
+  Case c = case_of(format::Format::nvfp4, format::InputFormat::nvfp4, 90);
+  for (const auto& [m, name] : routing::kMethods) {
+    c.spec.routing = m;
+    c.spec.top_k = m == routing::Method::llama4 ? 1 : 2;
+    const Problem p = make_problem(c, rng);
+    run_plain(*prepared(p), DeviceProblem(p), {});
+  }
+  c = case_of(format::Format::fp8_block, format::InputFormat::fp8_group, 9);
+  c.spec.fp8_block_trtllm = true;
+  c.spec.finalize = false;
+  c.spec.local_experts = 2;
+  const Problem p = make_problem(c, rng);
+  run_plain(*prepared(p), DeviceProblem(p), {});
+}
+
+TEST(Sanitize, DenseAndQuantisers) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng(3);
+  const std::vector<float> x(5 * 160, 0.5f), w(96 * 160, 0.25f);
+  const sm90::DeviceBuffer in = upload(x.data(), 5 * 160 * 4);
+  for (const auto& [f, name] : format::kFormats) {
+    const sm90::DenseSpec s{96, 160, f, format::info(f).input, DType::bf16};
+    if (!sm90::supports_dense(s)) continue;
+    weights::QuantTensor q = weights::make_quant_tensor(f, 1, s.rows, s.cols);
+    format::quantize_weight(f, w.data(), s.rows, s.cols, q.codes.data(), q.scales.empty() ? nullptr : q.scales.data(),
+                            q.global.empty() ? nullptr : q.global.as<float>());
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(q, 0.01f, {}, nullptr);
+    const sm90::DeviceBuffer y(5 * 96 * 2), workspace(gemm.workspace_bytes(5));
+    sm90::DenseCall call;
+    call.tokens = 5;
+    call.x = in.data();
+    call.y = y.data();
+    call.workspace = workspace.data();
+    gemm.run(call, nullptr);
+    cuda(cudaDeviceSynchronize(), "dense");
+  }
+  const float scale = 0.01f;
+  const sm90::DeviceBuffer input_scale = upload(&scale, 4), codes(5 * 160), scales(128 * 16 * 4), rows(5 * 4);
+  for (const auto& [c, name] : sm90::kCodings) {
+    sm90::QuantizeArgs a{};
+    a.coding = c;
+    a.x = in.data();
+    a.x_f32 = true;
+    a.rows = 5;
+    a.cols = 160;
+    a.input_scale = input_scale.as<float>();
+    a.codes = codes.as<uint8_t>();
+    a.scales = sm90::coding_group(c) > 0 ? scales.data() : nullptr;
+    a.layout = c == sm90::Coding::fp8_group ? format::ScaleLayout::transposed : format::ScaleLayout::swizzled_128x4;
+    a.row_scales = c == sm90::Coding::fp8_token || c == sm90::Coding::nvfp4_token ? rows.as<float>() : nullptr;
+    sm90::launch_quantize(a, nullptr, false);
+    cuda(cudaDeviceSynchronize(), "quantize");
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every compiled tile against the double-precision reference: all activations, input formats, passes and splits.
+#include "tests/kernels_sm90/device_problem.h"
+
+namespace sluice::test {
+namespace {
+
+using format::Format;
+
+// Weight and input formats that run on an operand.
+std::vector<std::pair<Format, format::InputFormat>> formats_of(sm90::Operand op) {
+  std::vector<std::pair<Format, format::InputFormat>> out;
+  for (const auto& [f, name] : format::kFormats)
+    for (const auto& [x, input_name] : format::kInputFormats) {
+      MoeSpec s;
+      s.experts = 4, s.top_k = 2, s.hidden = s.inter = 128;
+      s.weights = f, s.inputs = x;
+      if (format::fits(f, x) && sm90::supports_spec(s) && sm90::gemm_problem(s, 1).operand == op) out.push_back({f, x});
+    }
+  return out;
+}
+
+Case case_of(Format f, format::InputFormat x, int64_t hidden, int64_t inter, int64_t tokens) {
+  Case c;
+  c.spec.experts = 4;
+  c.spec.top_k = 2;
+  c.spec.hidden = hidden;
+  c.spec.inter = inter;
+  c.spec.weights = f;
+  c.spec.inputs = x;
+  c.tokens = tokens;
+  return c;
+}
+
+void check_case(const Case& c, const sm90::GemmForce& force, std::mt19937& rng, Excursion& all) {
+  SCOPED_TRACE(c.name() + " on " + force.instance);
+  const Problem p = make_problem(c, rng);
+  DeviceProblem d(p);
+  const auto moe = prepared(p);
+  const auto got = d.run(*moe, force);
+  Excursion here;
+  here.add(reference_of(p, d), got);
+  EXPECT_LE(here.worst, 1);
+  all.worst = std::max(all.worst, here.worst);
+  all.values += here.values;
+  all.equal += here.equal;
+  EXPECT_EQ(got, d.run(*moe, force, false)) << "without programmatic dependent launch";
+}
+
+class Tiles : public ::testing::TestWithParam<size_t> {
+ protected:
+  const sm90::Instance& tile() const { return sm90::instances()[GetParam()]; }
+  Excursion all_;
+};
+
+TEST_P(Tiles, EveryActivation) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = fresh_rng();
+  for (const auto& [f, x] : formats_of(tile().operand))
+    for (const auto& [act, name] : activation::kActivations) {
+      Case c = case_of(f, x, 160, 96, 7);
+      c.spec.act = act;
+      check_case(c, {tile().name(), {0, 0}}, rng, all_);
+      if (HasFailure()) return;
+    }
+  all_.print((tile().name() + " activations").c_str());
+}
+
+// One pass, a full pass, one row more than a pass, several passes.
+TEST_P(Tiles, Passes) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = fresh_rng();
+  for (const auto& [f, x] : formats_of(tile().operand))
+    for (int64_t tokens : {1, tile().max_n, tile().max_n + 1, 5 * tile().max_n / 2}) {
+      Case c = case_of(f, x, 96, 64, tokens);
+      c.spec.experts = 2;
+      c.spec.top_k = 1;
+      c.choice = Choice::unpacked;
+      c.pattern = Pattern::one;
+      c.spec.routed = true;
+      check_case(c, {tile().name(), {0, 0}}, rng, all_);
+      if (HasFailure()) return;
+    }
+  all_.print((tile().name() + " passes").c_str());
+}
+
+TEST_P(Tiles, Splits) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = fresh_rng();
+  for (const auto& [f, x] : formats_of(tile().operand))
+    for (const std::pair<int, int>& splits : {std::pair{2, 1}, std::pair{1, 3}, std::pair{5, 4}})
+      for (const auto act : {activation::Activation::swiglu, activation::Activation::relu2}) {
+        Case c = case_of(f, x, 704, 544, 5);
+        c.spec.act = act;
+        check_case(c, {tile().name(), {splits.first, splits.second}}, rng, all_);
+        if (HasFailure()) return;
+      }
+  all_.print((tile().name() + " splits").c_str());
+}
+
+INSTANTIATE_TEST_SUITE_P(Sm90, Tiles, ::testing::Range(size_t{0}, sm90::instances().size()),
+                         [](const auto& param) { return sm90::instances()[param.param].name(); });
+
+}  // namespace
+}  // namespace sluice::test
