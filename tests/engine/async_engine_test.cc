@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/async_engine.h"
+
+#include <thread>
+
+#include "tests/engine/fixture.h"
+
+namespace sluice::engine {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::unique_ptr<AsyncEngine> make_async(EngineConfig config = {}) {
+  config.cache_tokens = 8192;
+  return std::make_unique<AsyncEngine>(
+      std::make_unique<Engine>(test_context(), load(fixture_folder("qwen3-moe")), &tokenizer(), config));
+}
+
+Answer read(Stream& stream, int choice = 0) {
+  Answer a;
+  while (!stream.done())
+    if (const auto e = stream.next(milliseconds(20000)); e && e->choice == choice) {
+      a.tokens.insert(a.tokens.end(), e->tokens.begin(), e->tokens.end());
+      a.text += e->text;
+      a.last = *e;
+      ++a.events;
+    } else if (!e && !stream.done()) {
+      ADD_FAILURE() << "no event for 20 s";
+      break;
+    }
+  return a;
+}
+
+const std::vector<int32_t> kPrompt{20, 45, 77, 101, 13};
+
+TEST(AsyncEngine, ManyThreadsGetTheTextsOfOne) {
+  Engine plain(test_context(), load(fixture_folder("qwen3-moe")), &tokenizer(), {.cache_tokens = 4096});
+  std::vector<Answer> expected;
+  for (int i = 0; i < 24; ++i) expected.push_back(run_one(plain, request(kPrompt, 20, 1, static_cast<uint64_t>(i))));
+  const auto engine = make_async({.max_running = 8});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 6; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = t; i < 24; i += 6) {
+        const auto stream = engine->submit(request(kPrompt, 20, 1, static_cast<uint64_t>(i)));
+        if (i % 3 == 0) std::this_thread::sleep_for(milliseconds(30));  // a slow reader: events are merged
+        const Answer a = read(*stream);
+        EXPECT_EQ(a.tokens, expected[static_cast<size_t>(i)].tokens);
+        EXPECT_EQ(a.text, expected[static_cast<size_t>(i)].text);
+        EXPECT_EQ(a.reason(), FinishReason::length);
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  EXPECT_TRUE(engine->drain(milliseconds(5000)));
+  const Metrics m = engine->metrics();
+  EXPECT_EQ(m.finished_length, 24);
+  EXPECT_EQ(m.blocks_used, 0);
+  EXPECT_EQ(engine->stalled_seconds(), 0);
+}
+
+TEST(AsyncEngine, DroppingAStreamCancels) {
+  const auto engine = make_async();
+  {
+    const auto stream = engine->submit(request(kPrompt, 900));
+    ASSERT_TRUE(stream->next(milliseconds(20000)));
+  }
+  EXPECT_TRUE(engine->drain(milliseconds(5000)));
+  const Metrics m = engine->metrics();
+  EXPECT_EQ(m.finished_cancelled, 1);
+  EXPECT_LT(m.generation_tokens, 900);
+  EXPECT_EQ(m.blocks_used, 0);
+  EXPECT_THROW(engine->submit(request(kPrompt, 1)), Error) << "drained";
+}
+
+TEST(AsyncEngine, QueueIsBounded) {
+  const auto engine = make_async({.max_running = 1, .max_queued = 2});
+  // The engine's thread is kept busy while requests pile up.
+  std::atomic<bool> go = false, inside = false;
+  std::thread blocker([&] {
+    engine->run([&](Engine&) {
+      inside = true;
+      while (!go) std::this_thread::yield();
+    });
+  });
+  while (!inside) std::this_thread::yield();
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int i = 0; i < 2; ++i) streams.push_back(engine->submit(request(kPrompt, 3)));
+  try {
+    engine->submit(request(kPrompt, 3));
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::busy);
+  }
+  EXPECT_EQ(engine->metrics().requests_refused, 1);
+  EXPECT_EQ(engine->metrics().waiting, 2);
+  go = true;
+  blocker.join();
+  for (const auto& s : streams) EXPECT_EQ(read(*s).tokens.size(), 3u);
+}
+
+TEST(AsyncEngine, BadRequestsAreRefusedOnTheCallersThread) {
+  const auto engine = make_async();
+  Request r = request(kPrompt, 3);
+  r.params.n = 0;
+  EXPECT_THROW(engine->submit(r), Error);
+  EXPECT_THROW(engine->run([](Engine&) { throw std::runtime_error("mine"); }), std::runtime_error);
+  engine->run([](Engine& e) { e.flush_cache(); });
+}
+
+TEST(AsyncEngine, StoppingEndsEveryStream) {
+  auto engine = make_async({.max_running = 2});
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int i = 0; i < 5; ++i) streams.push_back(engine->submit(request(kPrompt, 900)));
+  EXPECT_FALSE(engine->drain(milliseconds(20)));
+  engine->stop();
+  for (const auto& s : streams) EXPECT_EQ(read(*s).reason(), FinishReason::cancelled);
+  EXPECT_THROW(engine->submit(request(kPrompt, 1)), Error);
+  EXPECT_THROW(engine->run([](Engine&) {}), Error);
+}
+
+TEST(AsyncEngine, ChoicesArriveInOneStream) {
+  const auto engine = make_async();
+  Request r = request(kPrompt, 7, 1, 2);
+  r.params.n = 3;
+  const auto stream = engine->submit(r);
+  std::map<int, size_t> tokens;
+  while (!stream->done())
+    if (const auto e = stream->next(milliseconds(20000))) tokens[e->choice] += e->tokens.size();
+  EXPECT_EQ(tokens, (std::map<int, size_t>{{0, 7}, {1, 7}, {2, 7}}));
+  EXPECT_FALSE(stream->next(milliseconds(0)));
+}
+
+}  // namespace
+}  // namespace sluice::engine
