@@ -58,6 +58,9 @@ struct Item {
   ModuleFormat stored, wanted;
   int64_t rows = 0, cols = 0;
   std::optional<float> input_scale;
+  // A matrix of a fused tensor [E, R, cols]: rows [first_row, first_row + rows) of one expert.
+  std::string fused;
+  int64_t expert = 0, first_row = 0;
 };
 
 class Saver {
@@ -84,42 +87,60 @@ class Saver {
       const std::string_view part = last_part(name);
       const bool weight = part == "weight" || part == "weight_packed";
       const Shape& shape = in_.find(name)->shape;
-      refuse_fused(name, shape);
-      if (weight && shape.size() == 2) {
+      if (module.ends_with(".experts")) {
+        split_fused(name, module, part, shape);
+      } else if (weight && shape.size() == 2) {
         items_.push_back(matrix(module));
       } else if (weight || std::find(kScaleNames.begin(), kScaleNames.end(), part) == kScaleNames.end()) {
-        items_.push_back({name, false, {}, {}, 0, 0, {}});
+        items_.push_back({name, false, {}, {}, 0, 0, {}, {}});
       }
     }
   }
 
-  void refuse_fused(const std::string& name, const Shape& shape) const {
-    const bool fused = shape.size() >= 3 && name.find("experts.") != std::string::npos;
-    if (fused)
+  // experts.gate_up_proj [E, 2I, H], up_proj [E, I, H] and down_proj [E, H, I] become one matrix an expert, the form
+  // that every tool reads quantised weights in.
+  void split_fused(const std::string& name, const std::string& module, std::string_view part, const Shape& shape) {
+    const bool merged = part == "gate_up_proj";
+    if ((!merged && part != "up_proj" && part != "down_proj") || shape.size() != 3 ||
+        in_.tensor(name).dtype() != DType::bf16 || (merged && shape[1] % 2 != 0))
       fail(ErrorCode::unsupported,
-           "{} holds all experts in one tensor; only checkpoints with one tensor an expert are rewritten "
-           "(transformers' save_pretrained writes them so)",
-           in_.source_of(name));
+           "{} is {} {}; of tensors that hold all experts only gate_up_proj [E, 2I, H], up_proj and down_proj in BF16 "
+           "are "
+           "rewritten",
+           in_.source_of(name), to_string(in_.tensor(name).dtype()), to_string(shape));
+    const int64_t rows = merged ? shape[1] / 2 : shape[1];
+    for (int64_t e = 0; e < shape[0]; ++e)
+      for (int64_t first = 0; first < shape[1]; first += rows) {
+        const std::string_view projection = !merged ? part : first == 0 ? "gate_proj" : "up_proj";
+        Item item{fmt::format("{}.{}.{}", module, e, projection), true, {}, {}, rows, shape[2], {}, name, e, first};
+        choose(item);
+        items_.push_back(std::move(item));
+      }
   }
 
   Item matrix(const std::string& module) {
     const StoredNames names = linear_names(in_, module);
-    Item item{module, true, stored_format(in_, scheme_, module, names), {}, 0, 0, {}};
+    Item item{module, true, stored_format(in_, scheme_, module, names), {}, 0, 0, {}, {}};
     const Shape& shape = in_.find(names.weight)->shape;
     item.rows = shape[0];
     item.cols = shape[1] * (info(item.stored.weights).bits == 4 ? 2 : 1);
-    if (!online_quantizes(options_.coverage, module) || is_excluded(module)) return item;
+    choose(item);
+    return item;
+  }
+
+  // The format that the matrix is written in, and its input scale.
+  void choose(Item& item) {
+    if (!online_quantizes(options_.coverage, item.name) || is_excluded(item.name)) return;
     item.wanted = options_.format;
-    if (!format::is_static(item.wanted.inputs)) return item;
-    const std::string observed = observed_name(module);
+    if (!format::is_static(item.wanted.inputs)) return;
+    const std::string observed = observed_name(item.name);
     const auto amax = options_.amax.find(observed);
     if (amax == options_.amax.end()) {
-      uncalibrated_.insert(module);
+      uncalibrated_.insert(item.name);
       item.wanted = {};
     } else {
       item.input_scale = static_scale(item.wanted.inputs, amax->second, observed);
     }
-    return item;
   }
 
   bool is_excluded(const std::string& module) const {
@@ -137,16 +158,26 @@ class Saver {
   std::vector<std::pair<std::string, Tensor>> contents(const Item& item) const {
     if (!item.matrix) return {{item.name, in_.tensor(item.name)}};
     if (is_copy(item)) return copied(item);
-    const StoredNames names = linear_names(in_, item.name);
-    const QuantTensor w = open_stored(in_, names, item.stored.weights, {1, item.rows, item.cols, false});
-    check_codes(in_, names.weight, w, 0);
+    QuantTensor w;
+    if (item.fused.empty()) {
+      const StoredNames names = linear_names(in_, item.name);
+      w = open_stored(in_, names, item.stored.weights, {1, item.rows, item.cols, false});
+      check_codes(in_, names.weight, w, 0);
+    } else {
+      w.experts = 1, w.rows = item.rows, w.cols = item.cols;
+      w.codes = stored_floats(item).reshape({1, item.rows, item.cols});
+    }
     return spell(item.name, item.wanted, quantize(ctx_, item.wanted.weights, w), item.input_scale);
   }
 
   // BF16 that stays BF16 keeps its own float type (a router in float32).
   static bool is_copy(const Item& item) { return item.stored == ModuleFormat{} && item.wanted == ModuleFormat{}; }
   std::vector<std::pair<std::string, Tensor>> copied(const Item& item) const {
-    return {{item.name + ".weight", in_.tensor(item.name + ".weight")}};
+    return {{item.name + ".weight", stored_floats(item)}};
+  }
+  Tensor stored_floats(const Item& item) const {
+    if (item.fused.empty()) return in_.tensor(item.name + ".weight");
+    return in_.tensor(item.fused).slice(item.expert).rows(item.first_row, item.first_row + item.rows);
   }
 
   static int64_t bytes_of_all(const std::vector<std::pair<std::string, Tensor>>& tensors) {

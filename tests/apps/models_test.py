@@ -124,6 +124,13 @@ class Formats(Models):
             self.assertEqual(self.logits(written), online, name)
             self.assertNotEqual(online, self.logits(BUNDLED), name)
 
+    def test_the_fixtures_whose_experts_are_fused_or_biased(self):
+        for model in sorted((SOURCE / "tests" / "fixtures").glob("*/")):
+            for name in ("fp8", "fp8_channel", "fp8_block", "bf16"):
+                ids, written = model / "golden.safetensors", self.folder / f"{model.name}-{name}"
+                run("quantize", model, written, "--format", name)
+                self.assertEqual(self.logits(written, ids=ids), self.logits(model, "--quantization", name, ids=ids), written.name)
+
     def test_per_token_nvfp4_by_option_and_by_variable(self):
         text, written = self.folder / "text.txt", self.folder / "nvfp4"
         text.write_text((BUNDLED / "valid.txt").read_text()[:4000])

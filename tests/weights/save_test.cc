@@ -107,6 +107,41 @@ TEST_F(SaveTest, ReloadEqualsQuantisingWhileLoading) {
   EXPECT_EQ(progress.back().what, "loading");
 }
 
+TEST_F(SaveTest, FusedExpertsAreTakenApart) {
+  Written in;
+  put_model(in);
+  Written fused;
+  fused.tensors = in.tensors;
+  fused.config = in.config;
+  for (const std::string& experts : {kExperts, kMtp}) {
+    Tensor gate_up(DType::bf16, {kCount, 2 * kInter, kHidden}), down(DType::bf16, {kCount, kHidden, kInter});
+    const auto move = [&](int64_t e, const char* projection, Tensor to) {
+      const std::string name = fmt::format("{}.{}.{}.weight", experts, e, projection);
+      const Tensor& from = in.tensors.at(name);
+      std::memcpy(to.data(), from.data(), static_cast<size_t>(from.bytes()));
+      fused.tensors.erase(name);
+    };
+    for (int64_t e = 0; e < kCount; ++e) {
+      move(e, "gate_proj", gate_up.slice(e).rows(0, kInter));
+      move(e, "up_proj", gate_up.slice(e).rows(kInter, 2 * kInter));
+      move(e, "down_proj", down.slice(e));
+    }
+    fused.tensors[experts + ".gate_up_proj"] = gate_up;
+    fused.tensors[experts + ".down_proj"] = down;
+  }
+  for (const char* name : {"bf16", "fp8_block", "nvfp4"}) {
+    SaveOptions options = save_options(name, std::string(name) == "nvfp4", false);
+    if (std::string(name) == "nvfp4") options.amax = amax();
+    const auto a = out.path() / (std::string(name) + "_single"), b = out.path() / (std::string(name) + "_fused");
+    save_quantized(ctx, in.open(), a, options);
+    save_quantized(ctx, fused.open(), b, options);
+    const io::Checkpoint single = io::Checkpoint::open(a), taken_apart = io::Checkpoint::open(b);
+    ASSERT_EQ(single.names(), taken_apart.names()) << name;
+    for (const std::string& tensor : single.names())
+      EXPECT_TRUE(same_bytes(single.tensor(tensor), taken_apart.tensor(tensor))) << name << " " << tensor;
+  }
+}
+
 TEST_F(SaveTest, CalibratedFp8IsModelOpts) {
   Written in;
   put_model(in);
@@ -207,11 +242,16 @@ TEST_F(SaveTest, Refusals) {
               check_spelling({Format::mxfp8, InputFormat::fp8_static});
             }).find("no published checkpoint format holds mxfp8 weights with fp8_static inputs; accepted: bf16 with"),
             std::string::npos);
-  in.tensors = {{kExperts + ".gate_up_proj", Tensor(DType::bf16, {2, 8, 4}).zero()}};
-  EXPECT_NE(error_of([&] {
-              save_quantized(ctx, in.open(), folder, save_options("fp8", false, false));
-            }).find("holds all experts in one tensor"),
-            std::string::npos);
+  for (const auto& [name, tensor] : {std::pair{".gate_up_proj", Tensor(DType::f32, {2, 8, 4}).zero()},
+                                     {".gate_up_proj_blocks", Tensor(DType::u8, {2, 8, 1, 16}).zero()},
+                                     {".gate_up_proj_bias", Tensor(DType::bf16, {2, 8}).zero()}}) {
+    in.tensors = {{kExperts + name, tensor}};
+    EXPECT_NE(error_of([&] {
+                save_quantized(ctx, in.open(), folder, save_options("fp8", false, false));
+              }).find("of tensors that hold all experts only gate_up_proj [E, 2I, H]"),
+              std::string::npos)
+        << name;
+  }
 }
 
 TEST(JsonText, RoundTrip) {
