@@ -84,6 +84,7 @@ struct AsyncEngine::Impl {
         metrics(engine->metrics()) {}
 
   void loop();
+  void start(const Submission& s);
   void apply(std::unique_lock<std::mutex>& lock);
   bool has_commands() const { return !submissions.empty() || !cancellations.empty() || !jobs.empty(); }
 
@@ -141,23 +142,30 @@ void AsyncEngine::Impl::loop() {
   idle_changed.notify_all();
 }
 
+// submit() has checked the request; what is left to go wrong is memory.
+void AsyncEngine::Impl::start(const Submission& s) {
+  Event event;
+  event.request = s.id;
+  event.reason = FinishReason::error;
+  try {
+    engine->add(s.request, s.sink, s.id);
+    return;
+  } catch (const std::exception& error) {
+    event.error = error.what();
+  }
+  try {
+    for (event.choice = 0; event.choice < s.request.params.n; ++event.choice) s.sink(event);
+  } catch (...) {  // a reader that failed, of a request that has ended
+  }
+}
+
 // Commands in the order: new requests, jobs, cancellations, so that a cancellation finds its request.
 void AsyncEngine::Impl::apply(std::unique_lock<std::mutex>& lock) {
   const auto new_requests = std::exchange(submissions, {});
   const auto cancelled = std::exchange(cancellations, {});
   auto work = std::exchange(jobs, {});
   lock.unlock();
-  for (const Submission& s : new_requests) {
-    try {
-      engine->add(s.request, s.sink, s.id);
-    } catch (const std::exception& error) {  // submit() has checked it: out of memory at most
-      Event event;
-      event.request = s.id;
-      event.reason = FinishReason::error;
-      event.error = error.what();
-      for (event.choice = 0; event.choice < s.request.params.n; ++event.choice) s.sink(event);
-    }
-  }
+  for (const Submission& s : new_requests) start(s);
   for (auto& job : work) job(*engine);
   for (const RequestId id : cancelled) engine->cancel(id);
   const Metrics now = engine->metrics();

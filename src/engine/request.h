@@ -86,8 +86,8 @@ struct Usage {
 // meaning; exactly one, the last of its choice, has a finish reason.
 struct Event {
   RequestId request = 0;
-  int choice = 0;  // 0 to n - 1
-  std::vector<int32_t> tokens;
+  int choice = 0;               // 0 to n - 1
+  std::vector<int32_t> tokens;  // the stop token and a stop string's tokens included
   std::string text;
   std::vector<sampling::TokenLogprob> logprobs;         // one a token when Params::logprobs
   std::vector<sampling::TokenLogprob> prompt_logprobs;  // before the first token, in order of position
