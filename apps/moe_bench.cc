@@ -120,7 +120,7 @@ BenchCell MoeBench::measure(Context& ctx, int64_t tokens) {
   Tensor x(DType::bf16, {tokens, hidden}), logits(DType::f32, {tokens, experts}), y(DType::bf16, {tokens, hidden});
   Tensor ids(DType::i32, {tokens, s.spec.top_k}), workspace(DType::u8, {s.layers[0]->workspace_bytes(tokens)});
   std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < x.elements(); ++i) x.as<uint16_t>()[i] = format::float_to_bf16(normal(s.rng));
+  for (int64_t i = 0; i < x.elements(); ++i) x.as<uint16_t>()[i] = float_to_bf16(normal(s.rng));
 
   std::vector<double> times, bytes, reads, dots;
   double touched_sum = 0;

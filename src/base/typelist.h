@@ -8,6 +8,7 @@ namespace sluice {
 
 template <class... Ts>
 struct TypeList {
+  static constexpr auto kSize = sizeof...(Ts);
   // Calls f.template operator()<T>() for the first T with T::kId == id; false when none has it.
   template <class Id, class F>
   static constexpr bool visit(Id id, F&& f) {

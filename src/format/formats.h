@@ -6,9 +6,9 @@
 #include <array>
 #include <cstdint>
 
+#include "base/bf16.h"
 #include "base/named.h"
 #include "base/typelist.h"
-#include "format/bf16.h"
 #include "format/e2m1.h"
 #include "format/e4m3.h"
 #include "format/e8m0.h"
@@ -94,13 +94,13 @@ struct Mxfp4 {
 
 using Formats = TypeList<Bf16, Fp8Tensor, Fp8Channel, Fp8Block, Mxfp8, Nvfp4, Mxfp4>;
 
-inline constexpr std::array<Named<Format>, 7> kFormats{{{Format::bf16, "bf16"},
-                                                        {Format::fp8_tensor, "fp8_tensor"},
-                                                        {Format::fp8_channel, "fp8_channel"},
-                                                        {Format::fp8_block, "fp8_block"},
-                                                        {Format::mxfp8, "mxfp8"},
-                                                        {Format::nvfp4, "nvfp4"},
-                                                        {Format::mxfp4, "mxfp4"}}};
+// Their names, from the list.
+inline constexpr auto kFormats = [] {
+  std::array<Named<Format>, Formats::kSize> names{};
+  size_t i = 0;
+  Formats::for_each([&]<class F> { names[i++] = {F::kId, F::kInfo.name}; });
+  return names;
+}();
 
 constexpr FormatInfo info(Format f) {
   FormatInfo found{};

@@ -309,8 +309,7 @@ class CpuMoeLayer final : public MoeLayer {
                           m.staging + worker * m.staging_floats);
       if (args.trace != nullptr) {
         float* out = args.trace->activated.as<float>() + (first * spec_.top_k + m.row_slot[row]) * spec_.inter;
-        for (int64_t c = 0; c < spec_.inter; ++c)
-          out[c] = round_first ? format::round_to_bf16(activated[c]) : activated[c];
+        for (int64_t c = 0; c < spec_.inter; ++c) out[c] = round_first ? round_to_bf16(activated[c]) : activated[c];
         format::round_row(spec_.inputs, out, spec_.inter, input_scale2_);
       }
     });
@@ -378,8 +377,8 @@ class CpuMoeLayer final : public MoeLayer {
       std::memcpy(out, x, static_cast<size_t>(n) * 4);
       return;
     }
-    const auto* values = reinterpret_cast<const format::bf16_t*>(x);
-    for (int64_t i = 0; i < n; ++i) out[i] = format::bf16_to_float(values[i]);
+    const auto* values = reinterpret_cast<const bf16_t*>(x);
+    for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_float(values[i]);
   }
 
   void start_trace(Trace& trace, int64_t tokens) const {

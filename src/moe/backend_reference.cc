@@ -62,8 +62,8 @@ Row weight_row(const QuantTensor& w, int64_t e, int64_t n, float* values) {
   const int64_t k = w.cols, row = e * w.rows + n;
   Row out{values, nullptr, 1.0f};
   if (w.format == Format::bf16) {
-    const auto* codes = w.codes.as<format::bf16_t>() + row * k;
-    for (int64_t i = 0; i < k; ++i) values[i] = format::bf16_to_float(codes[i]);
+    const auto* codes = w.codes.as<bf16_t>() + row * k;
+    for (int64_t i = 0; i < k; ++i) values[i] = bf16_to_float(codes[i]);
     return out;
   }
   const auto* codes = w.codes.as<uint8_t>() + row * k * f.bits / 8;
@@ -128,7 +128,7 @@ struct Rows {
   }
 };
 
-float round_to(DType d, float x) { return d == DType::bf16 ? format::round_to_bf16(x) : x; }
+float round_to(DType d, float x) { return d == DType::bf16 ? round_to_bf16(x) : x; }
 
 class ReferenceLayer : public MoeLayer {
  public:
@@ -269,7 +269,7 @@ void ReferenceLayer::write_output(const MoeArgs& a, int64_t t, const Workspace& 
   const int64_t hidden = spec_.hidden, k_count = spec_.top_k;
   const auto store = [&](int64_t i, float v) {
     if (spec_.dtype == DType::bf16)
-      static_cast<format::bf16_t*>(a.output)[i] = format::float_to_bf16(v);
+      static_cast<bf16_t*>(a.output)[i] = float_to_bf16(v);
     else
       static_cast<float*>(a.output)[i] = v;
   };
@@ -317,10 +317,9 @@ void ReferenceLayer::run(Context& ctx, const MoeArgs& a) const {
   ctx.pool.parallel_for(a.tokens, [&](int64_t t, int) {
     std::vector<float> x(static_cast<size_t>(hidden));
     for (int64_t h = 0; h < hidden; ++h)
-      x[static_cast<size_t>(h)] =
-          spec_.dtype == DType::bf16
-              ? format::bf16_to_float(static_cast<const format::bf16_t*>(a.hidden)[t * hidden + h])
-              : static_cast<const float*>(a.hidden)[t * hidden + h];
+      x[static_cast<size_t>(h)] = spec_.dtype == DType::bf16
+                                      ? bf16_to_float(static_cast<const bf16_t*>(a.hidden)[t * hidden + h])
+                                      : static_cast<const float*>(a.hidden)[t * hidden + h];
     input.set(t, x.data(), w_.input_scale1);
   });
 

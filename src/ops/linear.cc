@@ -35,8 +35,7 @@ Linear::Linear(Context& ctx, const weights::QuantTensor& w, const Tensor& bias, 
         w.rows);
   bias_ = Tensor(DType::f32, {w.rows});
   for (int64_t i = 0; i < w.rows; ++i)
-    bias_.as<float>()[i] =
-        bias.dtype() == DType::f32 ? bias.as<float>()[i] : format::bf16_to_float(bias.as<uint16_t>()[i]);
+    bias_.as<float>()[i] = bias.dtype() == DType::f32 ? bias.as<float>()[i] : bf16_to_float(bias.as<uint16_t>()[i]);
 }
 
 void Linear::run(Context& ctx, ConstMatrix x, Matrix y) const {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "format/bf16.h"
+#include "base/bf16.h"
 #include "ops/parallel.h"
 
 namespace sluice::ops {
@@ -59,7 +59,7 @@ void rope_angles(const RopeFrequencies& f, std::span<const int32_t> positions, D
     for (const float inv_freq : f.inv_freq) {
       const float angle = inv_freq * static_cast<float>(position);
       float c = std::cos(angle) * f.attention_factor, s = std::sin(angle) * f.attention_factor;
-      if (dtype == DType::bf16) c = format::round_to_bf16(c), s = format::round_to_bf16(s);
+      if (dtype == DType::bf16) c = round_to_bf16(c), s = round_to_bf16(s);
       *cosine++ = c;
       *sine++ = s;
     }
@@ -67,10 +67,10 @@ void rope_angles(const RopeFrequencies& f, std::span<const int32_t> positions, D
 
 namespace {
 struct Bf16Type {
-  using Element = format::bf16_t;
-  static float get(Element e) { return format::bf16_to_float(e); }
-  static Element put(float f) { return format::float_to_bf16(f); }
-  static float round(float f) { return format::round_to_bf16(f); }
+  using Element = bf16_t;
+  static float get(Element e) { return bf16_to_float(e); }
+  static Element put(float f) { return float_to_bf16(f); }
+  static float round(float f) { return round_to_bf16(f); }
 };
 struct F32Type {
   using Element = float;
@@ -97,7 +97,7 @@ void rope(Context& ctx, Matrix x, int64_t head_dim, int64_t first, int64_t half,
       for (int64_t h = first; h < x.cols; h += head_dim) {
         const float *c = cosine + r * half, *s = sine + r * half;
         if (x.dtype == DType::bf16)
-          rotate<Bf16Type>(static_cast<format::bf16_t*>(x.row(r)) + h, half, step, partner, c, s);
+          rotate<Bf16Type>(static_cast<bf16_t*>(x.row(r)) + h, half, step, partner, c, s);
         else
           rotate<F32Type>(static_cast<float*>(x.row(r)) + h, half, step, partner, c, s);
       }

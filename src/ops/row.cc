@@ -3,21 +3,21 @@
 
 #include <cstring>
 
-#include "format/bf16.h"
+#include "base/bf16.h"
 #include "ops/clones.h"
 #include "ops/exp.h"
 
 namespace sluice::ops {
 
 namespace {
-SLUICE_CLONES void widen(const format::bf16_t* src, float* dst, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) dst[i] = format::bf16_to_float(src[i]);
+SLUICE_CLONES void widen(const bf16_t* src, float* dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = bf16_to_float(src[i]);
 }
-SLUICE_CLONES void narrow(const float* src, format::bf16_t* dst, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) dst[i] = format::float_to_bf16(src[i]);
+SLUICE_CLONES void narrow(const float* src, bf16_t* dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = float_to_bf16(src[i]);
 }
 SLUICE_CLONES void round_bf16(float* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = format::round_to_bf16(x[i]);
+  for (int64_t i = 0; i < n; ++i) x[i] = round_to_bf16(x[i]);
 }
 SLUICE_CLONES void add_squares(float* lanes, const float* x, int64_t n) {
   float s[16];
@@ -32,14 +32,14 @@ SLUICE_CLONES void add_squares(float* lanes, const float* x, int64_t n) {
 
 void load(const void* src, DType dtype, float* dst, int64_t n) {
   if (dtype == DType::bf16)
-    widen(static_cast<const format::bf16_t*>(src), dst, n);
+    widen(static_cast<const bf16_t*>(src), dst, n);
   else
     std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
 }
 
 void store(const float* src, void* dst, DType dtype, int64_t n) {
   if (dtype == DType::bf16)
-    narrow(src, static_cast<format::bf16_t*>(dst), n);
+    narrow(src, static_cast<bf16_t*>(dst), n);
   else
     std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
 }

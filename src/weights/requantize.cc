@@ -23,7 +23,7 @@ void read_rows(const QuantTensor& w, int64_t e, Range rows, std::vector<float>& 
   out.resize(static_cast<size_t>(rows.size() * w.cols));
   if (w.format == Format::bf16) {
     const uint16_t* codes = w.codes.as<uint16_t>() + (e * w.rows + rows.begin) * w.cols;
-    std::transform(codes, codes + out.size(), out.begin(), format::bf16_to_float);
+    std::transform(codes, codes + out.size(), out.begin(), bf16_to_float);
     return;
   }
   const Tensor values = dequantize(cut(w, {e, e + 1}, rows, {0, w.cols}));

@@ -36,7 +36,7 @@ std::vector<float> to_floats(const Checkpoint& checkpoint, std::string_view name
       std::memcpy(out.data(), t.data(), out.size() * sizeof(float));
       break;
     case DType::bf16:
-      std::transform(t.as<uint16_t>(), t.as<uint16_t>() + out.size(), out.begin(), format::bf16_to_float);
+      std::transform(t.as<uint16_t>(), t.as<uint16_t>() + out.size(), out.begin(), bf16_to_float);
       break;
     case DType::f16:
       std::transform(t.as<uint16_t>(), t.as<uint16_t>() + out.size(), out.begin(), f16_to_float);
@@ -91,7 +91,7 @@ Tensor codes_of(const Checkpoint& checkpoint, const StoredNames& names, Format f
   if (t.dtype() == DType::f32 || t.dtype() == DType::f16) {
     const std::vector<float> values = to_floats(checkpoint, names.weight);
     Tensor rounded(DType::bf16, canonical);
-    std::transform(values.begin(), values.end(), rounded.as<uint16_t>(), format::float_to_bf16);
+    std::transform(values.begin(), values.end(), rounded.as<uint16_t>(), float_to_bf16);
     return rounded;
   }
   return {code_type(f), canonical, t.data(), std::make_shared<Tensor>(t)};

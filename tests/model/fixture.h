@@ -10,7 +10,7 @@
 #include <map>
 #include <numeric>
 
-#include "format/bf16.h"
+#include "base/bf16.h"
 #include "model/models.h"
 #include "tests/support/golden.h"
 
@@ -36,7 +36,7 @@ inline std::vector<float> to_floats(ops::ConstMatrix m) {
   for (int64_t r = 0; r < m.rows; ++r)
     for (int64_t c = 0; c < m.cols; ++c)
       out.push_back(m.dtype == DType::f32 ? static_cast<const float*>(m.row(r))[c]
-                                          : format::bf16_to_float(static_cast<const uint16_t*>(m.row(r))[c]));
+                                          : bf16_to_float(static_cast<const uint16_t*>(m.row(r))[c]));
   return out;
 }
 

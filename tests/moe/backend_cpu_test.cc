@@ -73,7 +73,7 @@ struct Inputs {
 Inputs random_inputs(std::mt19937_64& rng, const MoeSpec& s, int64_t tokens) {
   std::normal_distribution<float> normal;
   Inputs in;
-  for (int64_t i = 0; i < tokens * s.hidden; ++i) in.hidden.push_back(format::float_to_bf16(normal(rng)));
+  for (int64_t i = 0; i < tokens * s.hidden; ++i) in.hidden.push_back(float_to_bf16(normal(rng)));
   for (int64_t i = 0; i < tokens * s.experts; ++i) in.logits.push_back(normal(rng));
   return in;
 }

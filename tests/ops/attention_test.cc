@@ -14,7 +14,7 @@ namespace {
 struct Paged {
   Pages pages;
   std::vector<float> f32;
-  std::vector<format::bf16_t> bf16;
+  std::vector<bf16_t> bf16;
 
   Paged(DType d, int64_t blocks, int64_t block_size, int64_t heads, int64_t width) {
     const auto n = static_cast<size_t>(blocks * block_size * heads * width);

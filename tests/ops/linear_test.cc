@@ -32,13 +32,13 @@ constexpr Case kCases[] = {{Format::bf16, InputFormat::plain},
 std::vector<float> normal_values(std::mt19937_64& rng, int64_t n) {
   std::normal_distribution<float> d;
   std::vector<float> v(static_cast<size_t>(n));
-  for (float& x : v) x = format::round_to_bf16(d(rng));
+  for (float& x : v) x = round_to_bf16(d(rng));
   return v;
 }
 
 Tensor to_bf16(const std::vector<float>& v) {
   Tensor t(DType::bf16, {static_cast<int64_t>(v.size())});
-  for (size_t i = 0; i < v.size(); ++i) t.as<uint16_t>()[i] = format::float_to_bf16(v[i]);
+  for (size_t i = 0; i < v.size(); ++i) t.as<uint16_t>()[i] = float_to_bf16(v[i]);
   return t;
 }
 
@@ -94,7 +94,7 @@ TEST(Linear, MatchesDoubleInEveryFormatAndType) {
               }
               const float got = y[static_cast<size_t>(t * n + i)];
               ASSERT_NEAR(got, sum, size * std::exp2(-24) * (static_cast<double>(k) * 1.1 + 8)) << t << " " << i;
-              ASSERT_EQ(yb[static_cast<size_t>(t * (n + 3) + i)], format::float_to_bf16(got));
+              ASSERT_EQ(yb[static_cast<size_t>(t * (n + 3) + i)], float_to_bf16(got));
             }
             for (int64_t i = n; i < n + 3; ++i) ASSERT_EQ(yb[static_cast<size_t>(t * (n + 3) + i)], 0xffff);
           }

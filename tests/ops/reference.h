@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "base/bf16.h"
 #include "base/context.h"
-#include "format/bf16.h"
 #include "ops/matrix.h"
 
 namespace sluice::ops {
@@ -35,7 +35,7 @@ struct Rows {
   DType dtype;
   int64_t rows, cols, stride;
   std::vector<float> f32;
-  std::vector<format::bf16_t> bf16;
+  std::vector<bf16_t> bf16;
 
   Rows(DType d, int64_t r, int64_t c, int64_t gap = 3)
       : dtype(d), rows(r), cols(c), stride(c + gap), f32(r * stride, NAN), bf16(r * stride, 0x7fc0) {}
@@ -48,10 +48,10 @@ struct Rows {
   }
   void set(int64_t r, int64_t c, float v) {
     f32[r * stride + c] = v;
-    bf16[r * stride + c] = format::float_to_bf16(v);
+    bf16[r * stride + c] = float_to_bf16(v);
   }
   double at(int64_t r, int64_t c) const {
-    return dtype == DType::f32 ? f32[r * stride + c] : format::bf16_to_float(bf16[r * stride + c]);
+    return dtype == DType::f32 ? f32[r * stride + c] : bf16_to_float(bf16[r * stride + c]);
   }
   Matrix view() {
     return {dtype == DType::f32 ? static_cast<void*>(f32.data()) : bf16.data(), dtype, rows, cols, stride};

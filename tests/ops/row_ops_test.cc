@@ -228,7 +228,7 @@ TEST(Elementwise, Embed) {
       for (int64_t r = 0; r < 4; ++r)
         for (int64_t c = 0; c < 1100; ++c) {
           const auto v = static_cast<float>(table.at(ids[r], c));
-          ASSERT_EQ(y.at(r, c), d == DType::f32 ? v : format::round_to_bf16(v));
+          ASSERT_EQ(y.at(r, c), d == DType::f32 ? v : round_to_bf16(v));
         }
       EXPECT_TRUE(y.gaps_untouched());
       for (const int32_t bad : {9, -1}) {

@@ -79,7 +79,7 @@ TEST_F(LoadTest, OtherSpellings) {
     Written written;  // llm-compressor keeps channel scales in the model's type
     written.config = config_for(Format::fp8_channel);
     QuantTensor w = random_quant(random, Format::fp8_channel, 1, 24, 64);
-    for (int i = 0; i < 24; ++i) w.scales.as<float>()[i] = format::round_to_bf16(w.scales.as<float>()[i]);
+    for (int i = 0; i < 24; ++i) w.scales.as<float>()[i] = round_to_bf16(w.scales.as<float>()[i]);
     put_matrix(written, kModule, w);
     written.tensors[kModule + ".weight_scale"] = as_type(to_bf16(w.scales), DType::bf16, {24, 1});
     expect_same(written, w, "bf16 scales");

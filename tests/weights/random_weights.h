@@ -29,7 +29,7 @@ inline Tensor random_floats(Random& random, Shape shape, float low = -1.0f, floa
 
 inline Tensor random_bf16(Random& random, Shape shape) {
   Tensor t(DType::bf16, std::move(shape));
-  for (int64_t i = 0; i < t.elements(); ++i) t.as<uint16_t>()[i] = format::float_to_bf16(random.normal());
+  for (int64_t i = 0; i < t.elements(); ++i) t.as<uint16_t>()[i] = float_to_bf16(random.normal());
   return t;
 }
 
@@ -37,7 +37,7 @@ inline void fill_random(Random& random, QuantTensor& w) {
   switch (info(w.format).bits) {
     case 16:
       for (int64_t i = 0; i < w.codes.elements(); ++i)
-        w.codes.as<uint16_t>()[i] = format::float_to_bf16(random.normal() * 0.1f);
+        w.codes.as<uint16_t>()[i] = float_to_bf16(random.normal() * 0.1f);
       return;
     case 8:
       for (int64_t i = 0; i < w.codes.elements(); ++i)

@@ -55,9 +55,9 @@ TEST(Quantize, EveryFormatFollowsItsDefinition) {
   const int64_t experts = 2, rows = 200, cols = 176;  // two chunks of rows, a second block of 48 columns
   QuantTensor w = make_quant_tensor(Format::bf16, experts, rows, cols);
   for (int64_t i = 0; i < w.codes.elements(); ++i)
-    w.codes.as<uint16_t>()[i] = format::float_to_bf16(random.normal() * std::exp2(random.uniform(-6, 2)));
+    w.codes.as<uint16_t>()[i] = float_to_bf16(random.normal() * std::exp2(random.uniform(-6, 2)));
   const auto at = [&](int64_t e, int64_t n, int64_t k) {
-    return static_cast<double>(format::bf16_to_float(w.codes.as<uint16_t>()[(e * rows + n) * cols + k]));
+    return static_cast<double>(bf16_to_float(w.codes.as<uint16_t>()[(e * rows + n) * cols + k]));
   };
   std::map<std::array<int64_t, 5>, double> known;  // of a whole matrix, asked for by each of its elements
   const auto amax = [&](int64_t e, int64_t n0, int64_t n1, int64_t k0, int64_t k1) {

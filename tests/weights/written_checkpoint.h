@@ -38,7 +38,7 @@ inline Tensor scalar(float value, Shape shape = {}) {
 
 inline Tensor to_bf16(const Tensor& floats) {
   Tensor t(DType::bf16, floats.shape());
-  for (int64_t i = 0; i < t.elements(); ++i) t.as<uint16_t>()[i] = format::float_to_bf16(floats.as<float>()[i]);
+  for (int64_t i = 0; i < t.elements(); ++i) t.as<uint16_t>()[i] = float_to_bf16(floats.as<float>()[i]);
   return t;
 }
 

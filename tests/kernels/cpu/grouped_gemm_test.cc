@@ -109,7 +109,7 @@ std::vector<float> run(Context& ctx, Isa isa, const Pairing& p, DType dtype, con
   return y;
 }
 
-float bf16_exact(float x) { return format::round_to_bf16(x); }
+float bf16_exact(float x) { return round_to_bf16(x); }
 
 class GroupedGemm : public testing::TestWithParam<Isa> {};
 

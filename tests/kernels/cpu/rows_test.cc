@@ -228,9 +228,9 @@ TEST_P(Rows, CombineIsAChainOfFusedMultiplyAdds) {
       std::vector<const void*> pointers(static_cast<size_t>(count));
       std::vector<float> weights(static_cast<size_t>(count));
       for (size_t r = 0; r < f.size(); ++r) {
-        weights[r] = bf16 ? format::round_to_bf16(normal(rng)) : normal(rng);
-        for (int64_t i = 0; i < n; ++i) f[r].push_back(bf16 ? format::round_to_bf16(normal(rng)) : normal(rng));
-        for (const float v : f[r]) b[r].push_back(format::float_to_bf16(v));
+        weights[r] = bf16 ? round_to_bf16(normal(rng)) : normal(rng);
+        for (int64_t i = 0; i < n; ++i) f[r].push_back(bf16 ? round_to_bf16(normal(rng)) : normal(rng));
+        for (const float v : f[r]) b[r].push_back(float_to_bf16(v));
         pointers[r] = bf16 ? static_cast<const void*>(b[r].data()) : f[r].data();
       }
       std::vector<float> out(static_cast<size_t>(n) + 1, NAN);
@@ -245,9 +245,9 @@ TEST_P(Rows, CombineIsAChainOfFusedMultiplyAdds) {
       for (int64_t i = 0; i < n; ++i) {
         float sum = 0;
         for (size_t r = 0; r < f.size(); ++r) sum = std::fma(weights[r], f[r][static_cast<size_t>(i)], sum);
-        const float got = bf16 ? format::bf16_to_float(reinterpret_cast<const uint16_t*>(out.data())[i])
-                               : out[static_cast<size_t>(i)];
-        ASSERT_TRUE(same(got, bf16 ? format::round_to_bf16(sum) : sum)) << got << " " << sum;
+        const float got =
+            bf16 ? bf16_to_float(reinterpret_cast<const uint16_t*>(out.data())[i]) : out[static_cast<size_t>(i)];
+        ASSERT_TRUE(same(got, bf16 ? round_to_bf16(sum) : sum)) << got << " " << sum;
       }
     }
 }
@@ -262,7 +262,7 @@ TEST_P(Rows, RoundsToBf16) {
   in[2] = std::bit_cast<float>(0x3f808000u);  // a tie
   std::vector<uint16_t> out(in.size());
   rows.round_bf16(in.data(), out.data(), static_cast<int64_t>(in.size()));
-  for (size_t i = 0; i < in.size(); ++i) ASSERT_EQ(out[i], format::float_to_bf16(in[i])) << in[i];
+  for (size_t i = 0; i < in.size(); ++i) ASSERT_EQ(out[i], float_to_bf16(in[i])) << in[i];
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, Rows, testing::Values(Isa::scalar, Isa::avx2, Isa::avx512),
