@@ -10,12 +10,12 @@
 namespace sluice::apps {
 
 namespace {
-volatile std::sig_atomic_t interrupted = 0;
+volatile std::sig_atomic_t interrupted = 0, patience = 1;
 
 void on_interrupt(int) {
   if (interrupted != 0) _exit(kExitInterrupted);
   interrupted = 1;
-  alarm(1);
+  alarm(static_cast<unsigned>(patience));
 }
 
 void on_alarm(int) { _exit(kExitInterrupted); }
@@ -30,5 +30,7 @@ void handle_interrupts() {
 void throw_if_interrupted() {
   if (interrupted != 0) throw Interrupted{};
 }
+
+void set_interrupt_patience(unsigned seconds) { patience = static_cast<std::sig_atomic_t>(seconds); }
 
 }  // namespace sluice::apps

@@ -2,7 +2,9 @@
 // `sluice quantize`: a checkpoint written in another number format.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 
+#include "interrupt.h"
 #include "io/tokenizer_json.h"
 #include "model/calibrate.h"
 #include "model_options.h"
@@ -23,10 +25,20 @@ struct Options {
 std::map<std::string, float> calibrate(Context& ctx, const Options& o) {
   ModelOptions options;
   options.path = o.input;
+  options.moe_backend = "cpu";  // keeps the traces that calibration reads
   const std::string text = read_text_file(o.calibration);
   const auto model = load_model(ctx, options);
   const std::vector<int32_t> ids = load_tokenizer(options, *model).encode(text);
   return model::calibrate(ctx, *model, ids, o.window);
+}
+
+// Not by opening it: that maps it, and after the work is done nothing shall fail.
+double megabytes_of_shards(const std::string& folder) {
+  uintmax_t bytes = 0;
+  std::error_code ignored;
+  for (const auto& file : std::filesystem::directory_iterator(folder, ignored))
+    if (file.path().extension() == ".safetensors") bytes += file.file_size(ignored);
+  return static_cast<double>(bytes) / 1e6;
 }
 
 void run(const Options& o, Shared& shared) {
@@ -37,10 +49,10 @@ void run(const Options& o, Shared& shared) {
   const io::Checkpoint in = io::Checkpoint::open(o.input);
   weights::check_output_folder(o.output);  // before the work, not after it
   if (!o.calibration.empty()) save.amax = calibrate(ctx, o);
+  set_interrupt_patience(60);  // flushing a shard of 4 GiB takes a slow disk that long; then the folder is removed
   weights::save_quantized(ctx, in, o.output, save);
-  const io::Checkpoint out = io::Checkpoint::open(o.output);
-  std::printf("%s: %.1f MB in %s, from %.1f MB\n", o.output.c_str(), static_cast<double>(out.bytes()) / 1e6,
-              o.format.c_str(), static_cast<double>(in.bytes()) / 1e6);
+  std::printf("%s: %.1f MB in %s, from %.1f MB\n", o.output.c_str(), megabytes_of_shards(o.output), o.format.c_str(),
+              static_cast<double>(in.bytes()) / 1e6);
 }
 }  // namespace
 

@@ -27,7 +27,9 @@ MappedFile::MappedFile(const std::filesystem::path& path)
     : file_(open_regular(path)), name_(printable(path.native(), 4096)), size_(size_of(file_, path)) {
   check_file(size_ > 0, "{} is empty", name_);
   void* p = mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, file_.fd(), 0);
-  if (p == MAP_FAILED) fail(ErrorCode::io, "{} of {} bytes cannot be mapped: {}", name_, size_, std::strerror(errno));
+  if (p == MAP_FAILED)
+    fail(errno == ENOMEM ? ErrorCode::out_of_memory : ErrorCode::io, "{} of {} bytes cannot be mapped: {}", name_,
+         size_, std::strerror(errno));
   data_ = static_cast<const std::byte*>(p);
 }
 

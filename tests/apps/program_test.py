@@ -4,8 +4,10 @@
 usage: program_test.py PROGRAM SOURCE_FOLDER [unittest arguments]
 """
 import json
+import math
 import os
 import pathlib
+import pty
 import random
 import re
 import resource
@@ -25,6 +27,9 @@ SPEC = "experts=8 top_k=2 hidden=64 inter=48 weights=bf16 act=swiglu routing=ren
 PROMPT = "Henry meditated awhile all to himself early the next morning as"
 CONTINUATION = " he went down the hill to the house. He had been in the house for a long time, and had been in the house"
 
+# Address sanitizer takes terabytes of addresses: no limit of memory is possible under it.
+SANITIZED = b"__asan_init" in PROGRAM.read_bytes()
+
 OK, USAGE, FILE, UNSUPPORTED, MEMORY, INTERRUPTED = 0, 2, 3, 4, 5, 130
 
 
@@ -32,6 +37,10 @@ def run(*words, env=None, **options):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
     return subprocess.run([PROGRAM, *map(str, words)], env={**clean, **(env or {})}, text=True, timeout=300,
                           capture_output="stdout" not in options, **options)
+
+
+def memory_limit(megabytes):
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
 
 
 def commands(words=()):
@@ -177,11 +186,116 @@ class Models(Program):
             self.assertEqual(result.returncode, USAGE, (option, result.stderr))
             self.assertIn(value, result.stderr)
 
-    def test_out_of_memory_is_an_error(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_AS, (48 << 20, 48 << 20))
-        result = self.generate(MODEL, "--threads", 1, preexec_fn=limit)
-        self.assertEqual(result.returncode, MEMORY, result.stderr)
+    @unittest.skipIf(SANITIZED, "no limit of memory under a sanitizer")
+    def test_lying_sizes_allocate_nothing(self):
+        """M9: 400 MB of address space do for every lie about size; each is refused before anything is allocated."""
+        limit = memory_limit(400)
+        copy = self.copy_of_model()
+        shard = copy / "model-00002-of-00002.safetensors"
+        whole = shard.read_bytes()
+        size = int.from_bytes(whole[:8], "little")
+        header = json.loads(whole[8:8 + size])
+        name = next(k for k, v in header.items() if k != "__metadata__" and len(v["shape"]) == 2)
+
+        def with_header(**changes):
+            text = json.dumps({**header, name: {**header[name], **changes}}).encode()
+            return len(text).to_bytes(8, "little") + text + whole[8 + size:]
+
+        begin, end = header[name]["data_offsets"]
+        for what, lie in [("header of 2^64 - 1", b"\xff" * 8 + whole[8:]),
+                          ("header of 99 MB", (99_000_000).to_bytes(8, "little") + whole[8:]),
+                          ("shape of 2^40", with_header(shape=[1 << 20, 1 << 20])),
+                          ("shape of 2^64", with_header(shape=[1 << 32, 1 << 32])),
+                          ("data of 2^60", with_header(data_offsets=[begin, begin + (1 << 60)])),
+                          ("shape and data of 2^40", with_header(shape=[1 << 20, 1 << 19], data_offsets=[begin, begin + (1 << 40)]))]:
+            with self.subTest(what):
+                shard.write_bytes(lie)
+                self.assertIn(shard.name, self.refused(FILE, "", "generate", "--model-path", copy, "--prompt", "x",
+                                                       "--threads", 1, preexec_fn=limit))
+        shard.write_bytes(whole)
+        original = (copy / "config.json").read_text()
+        for key, value in [("vocab_size", 1 << 40), ("hidden_size", 1 << 30), ("n_routed_experts", 1 << 31),
+                           ("max_position_embeddings", 1 << 40), ("ssm_state_size", 1 << 30), ("num_hidden_layers", 1 << 30)]:
+            with self.subTest(key):
+                (copy / "config.json").write_text(original)
+                self.edit_config(copy, **{key: value})
+                result = run("generate", "--model-path", copy, "--prompt", "x", "--max-new-tokens", 2, "--threads", 1,
+                             preexec_fn=limit)
+                self.assertIn(result.returncode, (OK, FILE) if key == "max_position_embeddings" else (FILE,), result.stderr)
+
+    def test_nan_weights_end_with_a_sentence(self):
+        """M15: no text, no score and no hang from a model whose logits are NaN."""
+        copy = self.copy_of_model()
+        shard = copy / "model-00001-of-00002.safetensors"
+        whole = bytearray(shard.read_bytes())
+        size = int.from_bytes(whole[:8], "little")
+        header = json.loads(whole[8:8 + size])
+        name = next(k for k in header if k.endswith("norm.weight"))
+        at = 8 + size + header[name]["data_offsets"][0]
+        self.assertEqual(header[name]["dtype"], "BF16")
+        whole[at:at + 2] = b"\xc0\x7f"
+        shard.write_bytes(whole)
+        for words in [("generate", "--prompt", "x"), ("generate", "--prompt", "x", "--temperature", 1),
+                      ("eval", "perplexity", "--text", self.short_text(200))]:
+            self.assertIn("NaN", self.refused(FILE, "logits", *words, "--model-path", copy))
+
+    def test_truncated_while_mapped(self):
+        """M2: whoever notices, the size check or SIGBUS, says it in one sentence and the same exit code."""
+        copy, out = self.copy_of_model(), self.folder / "out"
+        shards = sorted(copy.glob("*.safetensors"))
+        process = subprocess.Popen([PROGRAM, "quantize", copy, out, "--format", "mxfp8"], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        while shards[-1].name not in pathlib.Path(f"/proc/{process.pid}/maps").read_text():
+            self.assertIsNone(process.poll(), "mapped nothing")
+        process.send_signal(signal.SIGSTOP)
+        for shard in shards:
+            os.truncate(shard, 4096)
+        process.send_signal(signal.SIGCONT)
+        _, stderr = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, FILE, stderr)
+        self.assertRegex(stderr, r"sluice: .*/model-0000[12]-of-00002\.safetensors was cut ")
+        self.assertFalse(out.exists())
+
+    def short_text(self, characters):
+        path = self.folder / "text.txt"
+        path.write_text((MODEL / "valid.txt").read_text()[:characters])
+        return path
+
+    def on_terminal(self, *words, interrupt_after=None):
+        """Exit code and all that a terminal shows."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv(PROGRAM, [str(w) for w in (PROGRAM, *words)])
+        shown = b""
+        try:
+            while block := os.read(terminal, 65536):
+                shown += block
+                if interrupt_after and re.search(interrupt_after, shown):
+                    os.kill(pid, signal.SIGINT)
+                    interrupt_after = None
+        except OSError:  # the terminal's other side is closed
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+    def test_bars_with_rates_on_a_terminal(self):
+        full = r"\[#+\] 100 %  .* of .* "
+        code, shown = self.on_terminal("eval", "perplexity", "--model-path", MODEL, "--text", self.short_text(8000))
+        self.assertEqual(code, OK, shown)
+        self.assertRegex(shown, "loading " + full + r"MB  \d+\.\d+ GB/s\x1b\[K\r\n")
+        self.assertRegex(shown, "evaluating " + full + r"tokens  [\d.]+ tokens/s\x1b\[K\r\n")
+        code, shown = self.on_terminal("quantize", MODEL, self.folder / "q", "--format", "mxfp8")
+        self.assertEqual(code, OK, shown)
+        self.assertRegex(shown, "quantizing " + full + r"MB  \d+\.\d+ GB/s\x1b\[K\r\n")
+
+    def test_interrupted_bar_and_text_leave_the_sentence_a_line(self):
+        code, shown = self.on_terminal("eval", "perplexity", "--model-path", MODEL, "--text", MODEL / "valid.txt",
+                                       interrupt_after=rb"evaluating.*tokens/s")
+        self.assertEqual(code, INTERRUPTED, shown)
+        self.assertRegex(shown, r"\r\x1b\[Ksluice: interrupted\r\n$")
+        code, shown = self.on_terminal("generate", "--model-path", MODEL, "--prompt", PROMPT, "--ignore-eos",
+                                       "--max-new-tokens", 4000, interrupt_after=rb" \w+ \w+ \w+ \w+$")
+        self.assertEqual(code, INTERRUPTED, shown)
+        self.assertTrue(shown.endswith("\r\nsluice: interrupted\r\n"), shown[-200:])
 
     def test_interrupted_generation(self):
         process = subprocess.Popen([PROGRAM, "generate", "--model-path", MODEL, "--prompt", PROMPT, "--ignore-eos",
@@ -202,11 +316,13 @@ class Models(Program):
 class Files(Program):
     """Commands that write: nothing half-written under any circumstances."""
 
-    def input_ids(self):
-        """A safetensors file with input_ids [1, 4]."""
-        header = json.dumps({"input_ids": {"dtype": "I32", "shape": [1, 4], "data_offsets": [0, 16]}}).encode()
+    def input_ids(self, sequences=1):
+        """A safetensors file with input_ids [1, 4], or [sequences, 256]."""
+        ids = (5, 9, 300, 7) * (64 if sequences > 1 else 1) * sequences
+        shape = [sequences, len(ids) // sequences]
+        header = json.dumps({"input_ids": {"dtype": "I32", "shape": shape, "data_offsets": [0, 4 * len(ids)]}}).encode()
         path = self.folder / "ids.safetensors"
-        path.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(i.to_bytes(4, "little") for i in (5, 9, 300, 7)))
+        path.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(i.to_bytes(4, "little") for i in ids))
         return path
 
     def eval_logits(self, output, **options):
@@ -239,6 +355,84 @@ class Files(Program):
         left = [p for p in self.folder.rglob("*") if p.is_file() and p not in before and p.name != "out.safetensors"]
         self.assertEqual([p for p in left if "safetensors" in p.name], [])
 
+    def moe_case(self, tokens, hidden=256, inter=256):
+        """A case of `moe run` whose output has tokens * hidden * 2 bytes."""
+        sizes = {"hidden_states": [tokens, hidden], "routing_logits": [tokens, 2],
+                 "gemm1_weights": [2, inter, hidden], "gemm2_weights": [2, hidden, inter]}
+        header, end = {"__metadata__": {"spec": f"experts=2 top_k=2 hidden={hidden} inter={inter} act=relu2"}}, 0
+        for name, shape in sizes.items():
+            count = 2 * math.prod(shape)
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + count]}
+            end += count
+        text = json.dumps(header).encode()
+        path = self.folder / "case.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + b"\x11\x3c" * (end // 2))
+        return path
+
+    def test_interrupted_eval_and_moe_run_leave_nothing(self):
+        (self.folder / "text.txt").write_text((MODEL / "valid.txt").read_text())
+        out = self.folder / "out.safetensors"
+        out.write_bytes(b"older")
+        given = {self.moe_case(60_000), self.input_ids(sequences=60), self.folder / "text.txt", out}
+        for words in [("moe", "run", self.folder / "case.safetensors", "-o", out, "--threads", 1, "--trace"),
+                      ("eval", "logits", "--model-path", MODEL, "--input-ids", self.folder / "ids.safetensors", "-o", out),
+                      ("eval", "perplexity", "--model-path", MODEL, "--text", self.folder / "text.txt")]:
+            for stop in (signal.SIGINT, signal.SIGTERM):
+                with self.subTest(words=words[:2], signal=stop):
+                    process = subprocess.Popen([PROGRAM, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                    time.sleep(0.3)
+                    process.send_signal(stop)
+                    stderr = process.communicate(timeout=20)[1]
+                    self.assertEqual(process.returncode, INTERRUPTED, stderr)
+                    self.assertEqual(set(self.folder.iterdir()), given)
+                    self.assertEqual(out.read_bytes(), b"older", "an existing output stays until the new one is whole")
+
+    def commands_that_write(self):
+        """Where nothing but their inputs may be left."""
+        out = self.folder / "out"
+        return {self.moe_case(40_000), self.input_ids()}, [
+            ("moe", "run", self.folder / "case.safetensors", "-o", out),
+            ("eval", "logits", "--model-path", MODEL, "--input-ids", self.folder / "ids.safetensors", "-o", out),
+            ("quantize", MODEL, out, "--format", "nvfp4", "--weight-only")]
+
+    def test_files_that_may_not_grow_leave_nothing(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        given, commands_that_write = self.commands_that_write()
+        for words in commands_that_write:
+            with self.subTest(words[0]):
+                self.refused(FILE, "cannot be written", *words, preexec_fn=limit)
+                self.assertEqual(set(self.folder.iterdir()), given)
+
+    @unittest.skipIf(SANITIZED, "no limit of memory under a sanitizer")
+    def test_out_of_memory_leaves_nothing(self):
+        given, commands_that_write = self.commands_that_write()
+        for words in [*commands_that_write, ("generate", "--model-path", MODEL, "--prompt", PROMPT)]:
+            with self.subTest(words[0]):
+                codes = []
+                for megabytes in (96, 64, 48, 40, 34, 30, 28):  # until it is too little
+                    result = run(*words, "--threads", 1, preexec_fn=memory_limit(megabytes))
+                    codes.append(result.returncode)
+                    if result.returncode != OK:
+                        break
+                    shutil.rmtree(self.folder / "out", ignore_errors=True)
+                    (self.folder / "out").unlink(missing_ok=True)
+                self.assertEqual(codes[-1], MEMORY, result.stderr)
+                self.assertEqual(set(self.folder.iterdir()), given)
+
+    def test_full_disk(self):
+        """A real one, where we may mount: 6 MB for 11 MB of weights."""
+        disk = self.folder / "disk"
+        disk.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], capture_output=True, text=True)
+        if mounted.returncode != 0:
+            self.skipTest(f"no disk can be mounted here: {mounted.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", disk], check=True)
+        sentence = self.refused(FILE, "No space left on device", "quantize", MODEL, disk / "q", "--format", "mxfp8")
+        self.assertIn("model.safetensors cannot be written", sentence)
+        self.assertEqual(list(disk.iterdir()), [])
+
     def test_quantize_does_not_write_over(self):
         taken = self.folder / "taken"
         taken.mkdir()
@@ -262,13 +456,14 @@ class Files(Program):
             # A signal before main() installs its handler ends the process the ordinary way.
             self.assertIn(code, (OK, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM), f"seed {seed}")
             if out.exists():
-                parts = [p.name for p in out.iterdir() if "tmp" in p.name]
-                self.assertEqual(parts, [], f"seed {seed}")
                 for file in out.glob("*.safetensors"):  # whole, or not there
                     data = file.read_bytes()
                     header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
                     end = max(v["data_offsets"][1] for k, v in header.items() if k != "__metadata__")
                     self.assertEqual(len(data), 8 + int.from_bytes(data[:8], "little") + end, f"seed {seed}")
+            # A whole folder, or none; the signal may come after the last moment at which it is heard.
+            self.assertIn([p.name for p in self.folder.iterdir()], ([], [out.name]), f"seed {seed}")
+            shutil.rmtree(out, ignore_errors=True)
         self.assertIn(INTERRUPTED, codes, f"seed {seed}: no attempt was interrupted")
 
 
