@@ -5,6 +5,7 @@
 namespace sluice::apps {
 
 void add_generate(CLI::App& parent, Shared& shared);
+void add_serve(CLI::App& parent, Shared& shared);
 void add_eval(CLI::App& parent, Shared& shared);
 void add_quantize(CLI::App& parent, Shared& shared);
 void add_bench_model(CLI::App& parent, Shared& shared);
@@ -15,6 +16,7 @@ void add_info(CLI::App& parent, Shared& shared);
 
 void add_commands(CLI::App& app, Shared& shared) {
   add_generate(app, shared);
+  add_serve(app, shared);
   add_eval(app, shared);
   add_quantize(app, shared);
   CLI::App& bench = add_group(app, "bench", "measure speed");

@@ -5,6 +5,8 @@
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
+# Beast and Asio, headers only. 1.74 is Debian 12's.
+find_package(Boost 1.74 REQUIRED)
 find_package(PkgConfig REQUIRED)
 
 # sluice_static_library(<target> <pkg-config name> <archive> [definition of a static build])

@@ -10,6 +10,7 @@ build=(
   /usr/include/nlohmann/json.hpp:nlohmann-json3-dev
   /usr/include/CLI/CLI.hpp:libcli11-dev
   /usr/include/fmt/core.h:libfmt-dev
+  /usr/include/boost/beast.hpp:libboost-dev
   /usr/include/pcre2.h:libpcre2-dev
   /usr/include/utf8proc.h:libutf8proc-dev
 )

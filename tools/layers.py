@@ -31,6 +31,7 @@ RESTRICTED = [
      "CPU intrinsics belong in kernels/cpu"),
     (re.compile(r"^(nlohmann/|simdjson)"), re.compile(r"^(src/io/|src/server/|apps/).*\.cc$"),
      "JSON belongs in the .cc files of io, server and apps"),
+    (re.compile(r"^boost/"), re.compile(r"^src/server/http/"), "Boost belongs in server/http"),
     (re.compile(r"^CLI/"), re.compile(r"^apps/.*\.cc$"), "CLI11 belongs in the .cc files of apps"),
 ]
 

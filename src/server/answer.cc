@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/answer.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "text/utf8.h"
+
+namespace sluice::server {
+
+void UsageSum::add(const engine::Event& event) {
+  if (event.reason == engine::FinishReason::none) return;
+  const engine::Usage& u = event.usage;
+  if (event.choice == 0) {
+    prompt += u.prompt_tokens;
+    cached += u.cached_tokens;
+  }
+  completion += u.completion_tokens;
+  drafted += u.drafted;
+  accepted += u.accepted;
+  queue_seconds = std::max(queue_seconds, u.queue_seconds);
+  first_token_seconds = std::max(first_token_seconds, u.first_token_seconds);
+  total_seconds = std::max(total_seconds, u.total_seconds);
+}
+
+std::string UsageSum::json() const {
+  return JsonObject()
+      .add("prompt_tokens", prompt)
+      .add("completion_tokens", completion)
+      .add("total_tokens", prompt + completion)
+      .raw("prompt_tokens_details", JsonObject().add("cached_tokens", cached).str())
+      .raw("completion_tokens_details", JsonObject()
+                                            .add("accepted_prediction_tokens", accepted)
+                                            .add("rejected_prediction_tokens", drafted - accepted)
+                                            .str())
+      .str();
+}
+
+std::string UsageSum::timings() const {
+  const double prompt_seconds = std::max(0.0, first_token_seconds - queue_seconds);
+  const double decode_seconds = std::max(0.0, total_seconds - first_token_seconds);
+  const auto rate = [](int64_t tokens, double seconds) {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+  };
+  return JsonObject()
+      .add("queue_ms", queue_seconds * 1e3)
+      .add("cache_n", cached)
+      .add("prompt_n", prompt - cached)
+      .add("prompt_ms", prompt_seconds * 1e3)
+      .add("prompt_per_second", rate(prompt - cached, prompt_seconds))
+      .add("predicted_n", completion)
+      .add("predicted_ms", decode_seconds * 1e3)
+      .add("predicted_per_second", rate(std::max<int64_t>(0, completion - 1), decode_seconds))
+      .str();
+}
+
+std::string finish_reason_json(engine::FinishReason reason) {
+  switch (reason) {
+    case engine::FinishReason::none:
+      return "null";
+    case engine::FinishReason::cancelled:
+      return "\"abort\"";
+    default:
+      return json_text(engine::to_string(reason));
+  }
+}
+
+std::string matched_stop_json(const engine::Event& event) {
+  if (event.stop_string) return json_text(*event.stop_string);
+  return event.stop_token ? std::to_string(*event.stop_token) : "null";
+}
+
+std::string token_text(const ServedModel& model, int32_t id) {
+  return text::to_valid_utf8(model.tokenizer.bytes_of(id));
+}
+
+namespace {
+JsonObject likelihood(const ServedModel& model, const sampling::Likelihood& l) {
+  JsonArray bytes;
+  for (const char c : model.tokenizer.bytes_of(l.token)) bytes.raw(std::to_string(static_cast<unsigned char>(c)));
+  JsonObject out;
+  out.add("token", token_text(model, l.token)).add("logprob", static_cast<double>(l.logprob)).raw("bytes", bytes.str());
+  return out;
+}
+}  // namespace
+
+std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token) {
+  JsonArray top;
+  for (const sampling::Likelihood& l : token.top) top.raw(likelihood(model, l).str());
+  return likelihood(model, token.chosen).raw("top_logprobs", top.str()).str();
+}
+
+int64_t unix_time() {
+  using namespace std::chrono;
+  return duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the forms of an answer share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "server/json_out.h"
+#include "server/served_model.h"
+
+namespace sluice::server {
+
+// Of all prompts and choices of a request; a prompt counts once.
+struct UsageSum {
+  int64_t prompt = 0, cached = 0, completion = 0, drafted = 0, accepted = 0;
+  double queue_seconds = 0, first_token_seconds = 0, total_seconds = 0;  // the largest
+
+  void add(const engine::Event& event);  // takes last events only
+  std::string json() const;              // OpenAI's "usage"
+  std::string timings() const;           // milliseconds and rates, as llama.cpp's servers name them
+};
+
+// "stop", "length", "abort" or null.
+std::string finish_reason_json(engine::FinishReason reason);
+// SGLang's "matched_stop": the token id or the string that ended the answer, or null.
+std::string matched_stop_json(const engine::Event& event);
+
+// {"token", "logprob", "bytes"} and "top_logprobs", of OpenAI's chat form.
+std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token);
+
+// A token's text for a reader: half a character becomes U+FFFD.
+std::string token_text(const ServedModel& model, int32_t id);
+
+// Seconds since 1970.
+int64_t unix_time();
+
+}  // namespace sluice::server

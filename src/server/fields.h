@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Typed access to a request's JSON object. Every getter names the field, its value and what is accepted; null counts as
+// absent, as OpenAI's clients send it. What no getter asked for is refused by finish(): no field is ignored in silence.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/json_value.h"
+
+namespace sluice::server {
+
+// The request's body as an object. Throws ApiError 400: not JSON, nested too deeply, a key twice, not an object.
+io::JsonValue parse_body(std::string_view body);
+
+struct Interval {
+  double min = -std::numeric_limits<double>::infinity(), max = std::numeric_limits<double>::infinity();
+  bool open_min = false;  // min itself is not accepted
+};
+
+class Fields {
+ public:
+  // `object` must be an object and live longer; path: what stands before the names in sentences, "sampling_params.".
+  explicit Fields(const io::JsonValue& object, std::string path = "");
+
+  const io::JsonValue* find(std::string_view key);  // null: absent or null
+  bool has(std::string_view key) { return find(key) != nullptr; }
+  std::optional<int64_t> integer(std::string_view key, int64_t min, int64_t max);
+  std::optional<double> number(std::string_view key, Interval range);
+  std::optional<bool> boolean(std::string_view key);
+  std::optional<std::string> string(std::string_view key);
+  std::vector<std::string> string_or_strings(std::string_view key, size_t most);
+  std::vector<int32_t> token_ids(std::string_view key, size_t most);
+
+  // Fields that say something about the request, but nothing about the answer.
+  void ignore(std::initializer_list<std::string_view> keys);
+  // Fields that would change the answer in a way that is not implemented: refused unless their value asks for nothing
+  // (false, 0, an empty string, array or object).
+  void refuse_unless_empty(std::initializer_list<std::string_view> keys);
+  void finish() const;
+
+  [[noreturn]] void refuse(std::string_view key, const std::string& is_and_accepted, std::string code = "") const;
+  [[noreturn]] void refuse_type(std::string_view key, const io::JsonValue& value, std::string_view accepted) const;
+
+ private:
+  const io::JsonValue& object_;
+  std::string path_;
+  std::set<std::string, std::less<>> known_;
+};
+
+}  // namespace sluice::server

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// One HTTP request's way through the engine: submits its prompts, gathers the events, writes the answer as a whole or
+// as a stream, and cancels everything when the client goes away.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "server/http/exchange.h"
+#include "server/service.h"
+
+namespace sluice::server {
+
+// The form of an answer. Called on the server's thread, one event after the other.
+class AnswerWriter {
+ public:
+  virtual ~AnswerWriter() = default;
+
+  // Of streams: server-sent events, "" for none.
+  virtual std::string begin_stream() { return {}; }
+  virtual std::string stream_event(size_t prompt, const engine::Event& event) = 0;
+  virtual std::string end_stream() = 0;
+
+  // Of whole answers.
+  virtual void add(size_t prompt, const engine::Event& event) = 0;
+  virtual std::string whole() = 0;
+};
+
+// "data: ...\n\n"
+std::string sse(std::string_view json);
+inline constexpr std::string_view kStreamDone = "data: [DONE]\n\n";
+
+struct Job {
+  std::string id;                         // of the answer
+  std::string rid;                        // what /abort_request calls it; the same as id unless the client chose
+  std::vector<engine::Request> requests;  // one a prompt
+  std::unique_ptr<AnswerWriter> writer;
+  bool stream = false;
+};
+
+// Returns when everything is submitted; the answer follows. Throws ApiError and what Backend::submit throws, with
+// nothing left in the engine.
+void start_generation(Service& service, const std::shared_ptr<http::Exchange>& exchange, Job job);
+
+}  // namespace sluice::server

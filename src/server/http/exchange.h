@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// One request and its answer. An endpoint either replies once, or begins a stream, writes to it and ends it.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "server/http/message.h"
+
+namespace sluice::server::http {
+
+// All functions may be called from any thread and return at once; what they do happens on the server's thread, in the
+// order of the calls. After the client has gone they have no effect. An exchange that is destroyed unanswered answers
+// 500, so that no client waits for ever.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  virtual const Request& request() const = 0;
+
+  virtual void reply(Response response) = 0;
+
+  // Sends the head (its body is not used); then chunks, in order, and the end. While nothing is written for a while,
+  // ": keep-alive" comments are sent in between, as server-sent events allow.
+  virtual void begin_stream(Response head) = 0;
+  virtual void write(std::string bytes) = 0;
+  virtual void end() = 0;
+
+  // Called at most once, on the server's thread, when the client has gone before the answer was complete.
+  virtual void on_gone(std::function<void()> callback) = 0;
+  // Runs `job` on the server's thread; it must be short.
+  virtual void post(std::function<void()> job) = 0;
+};
+
+}  // namespace sluice::server::http

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The HTTP/1.1 server: one thread, any number of connections, every size and every wait bounded. Boost.Beast parses;
+// it is named in connection.cc and server.cc only.
+//
+// A thread for each connection (what simpler libraries do) was rejected: half-open connections then keep the health
+// check waiting, and a client that leaves is noticed only when something is written to it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "server/http/exchange.h"
+
+namespace sluice::server::http {
+
+struct Options {
+  std::string host = "127.0.0.1";  // an IP address, or "localhost"
+  uint16_t port = 0;               // 0: the system chooses
+  int max_connections = 1024;      // further ones are told 503 and closed
+  size_t header_bytes = size_t{16} << 10;
+  size_t body_bytes = size_t{32} << 20;
+  size_t buffered_bytes = size_t{256} << 20;  // bodies of all connections together
+  std::chrono::milliseconds header_timeout{10'000};
+  std::chrono::milliseconds body_timeout{60'000};
+  std::chrono::milliseconds idle_timeout{75'000};      // between requests
+  std::chrono::milliseconds write_timeout{30'000};     // without the client taking a byte
+  std::chrono::milliseconds comment_interval{15'000};  // of a silent stream
+};
+
+struct Stats {
+  int64_t connections = 0;  // now
+  int64_t exchanges = 0;    // now: requests without a complete answer
+  int64_t refused = 0;      // connections beyond the limit, since the start
+};
+
+class Server {
+ public:
+  // Called on the server's thread for each complete request; must be short. What it throws becomes a 500.
+  using Handler = std::function<void(std::shared_ptr<Exchange>)>;
+  // The body of an answer that the server gives by itself: a request that is not HTTP, too large or too slow.
+  using ErrorBody = std::function<std::string(int status, std::string_view sentence)>;
+
+  // Listens. Throws io when the address cannot be taken, naming it, and invalid_argument for what is no address.
+  Server(const Options& options, Handler handler, ErrorBody error_body);
+  ~Server();  // stop()
+
+  uint16_t port() const;
+  // Accepts and answers, on a thread of its own.
+  void start();
+  // Calls `job` on the server's thread at every interval, until stop(). Before start() only.
+  void every(std::chrono::milliseconds interval, std::function<void()> job);
+  Stats stats() const;
+  // Waits until every request has its complete answer. False: some have not.
+  bool wait_until_answered(std::chrono::milliseconds timeout) const;
+  // Closes every connection and ends the thread.
+  void stop();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice::server::http

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/prompts.h"
+
+#include "server/api_error.h"
+
+namespace sluice::server {
+
+using io::JsonValue;
+
+Prompt encode_prompt(std::string_view field, std::string text, const text::Tokenizer& tokenizer) {
+  Prompt p{tokenizer.encode(text), std::move(text)};
+  if (p.ids.empty()) refuse(field, fmt::format("{} is empty; at least one token is needed", field));
+  return p;
+}
+
+namespace {
+Prompt read_ids(Fields& fields, std::string_view key, const JsonValue::Array& array, int64_t vocab) {
+  Prompt p;
+  if (array.empty()) fields.refuse(key, "is empty; at least one token is needed");
+  p.ids.reserve(array.size());
+  for (const JsonValue& item : array) {
+    const auto* id = item.as<int64_t>();
+    if (id == nullptr || *id < 0 || *id >= vocab)
+      fields.refuse(key, fmt::format("holds {}; accepted: token ids from 0 to {}", io::describe(item), vocab - 1));
+    p.ids.push_back(static_cast<int32_t>(*id));
+  }
+  return p;
+}
+
+std::vector<Prompt> read_several(Fields& fields, std::string_view key, const JsonValue::Array& array,
+                                 const text::Tokenizer* tokenizer, int64_t vocab) {
+  if (array.size() > kMaxPrompts)
+    fields.refuse(key, fmt::format("has {} prompts; accepted: at most {}", array.size(), kMaxPrompts));
+  std::vector<Prompt> out;
+  for (const JsonValue& item : array) {
+    if (const auto* ids = item.as<JsonValue::Array>())
+      out.push_back(read_ids(fields, key, *ids, vocab));
+    else if (const auto* text = item.as<std::string>(); text != nullptr && tokenizer != nullptr)
+      out.push_back(encode_prompt(key, *text, *tokenizer));
+    else
+      fields.refuse(key, fmt::format("holds {} beside other prompts", io::describe(item)));
+  }
+  return out;
+}
+
+std::vector<Prompt> read(Fields& fields, std::string_view key, const text::Tokenizer* tokenizer, int64_t vocab) {
+  const JsonValue* value = fields.find(key);
+  const std::string accepted =
+      tokenizer != nullptr ? "a string, an array of strings, or token ids" : "token ids, or an array of arrays of them";
+  if (value == nullptr) fields.refuse(key, "is missing; accepted: " + accepted);
+  if (const auto* text = value->as<std::string>(); text != nullptr && tokenizer != nullptr)
+    return {encode_prompt(key, *text, *tokenizer)};
+  const auto* array = value->as<JsonValue::Array>();
+  if (array == nullptr || array->empty()) fields.refuse_type(key, *value, accepted);
+  const JsonValue& first = array->front();
+  if (first.as<std::string>() != nullptr || first.as<JsonValue::Array>() != nullptr)
+    return read_several(fields, key, *array, tokenizer, vocab);
+  return {read_ids(fields, key, *array, vocab)};
+}
+}  // namespace
+
+std::vector<Prompt> read_prompts(Fields& fields, std::string_view key, const text::Tokenizer& tokenizer,
+                                 int64_t vocab) {
+  return read(fields, key, &tokenizer, vocab);
+}
+
+std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab) {
+  return read(fields, key, nullptr, vocab);
+}
+
+void check_choices(size_t prompts, int64_t n) {
+  const int64_t choices = static_cast<int64_t>(prompts) * n;
+  if (choices > static_cast<int64_t>(kMaxPrompts))
+    refuse("n",
+           fmt::format("n is {} for {} prompts; accepted: at most {} answers to a request", n, prompts, kMaxPrompts));
+}
+
+}  // namespace sluice::server

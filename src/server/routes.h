@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// THE LIST of endpoints.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "server/endpoints.h"
+
+namespace sluice::server {
+
+enum class Access : uint8_t {
+  open,   // also without a key
+  user,   // --api-key
+  admin,  // --admin-api-key when there is one, else --api-key
+};
+
+struct Route {
+  std::string_view method;
+  std::string_view path;  // a trailing '*' stands for one non-empty rest
+  void (*answer)(Service&, const ExchangePtr&);
+  Access access = Access::user;
+  // Answered on the server's own thread: only what takes microseconds, and must be answered while the workers are busy.
+  bool at_once = false;
+};
+
+std::span<const Route> routes();
+
+// Null: none of that path, or only with another method; `allowed` says with which ("GET, HEAD").
+const Route* find_route(std::string_view method, std::string_view path, std::string& allowed);
+
+}  // namespace sluice::server
