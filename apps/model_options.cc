@@ -61,7 +61,9 @@ std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
   load.fp8_block_trtllm = o.fp8_block_numerics == "trtllm";
   if (!o.calibration_text.empty()) {
     check(!o.quantization.empty(), "--calibration-text is given without --quantization, which would use it");
-    const auto exact = model::load_model(ctx, load);
+    model::LoadOptions traced = load;
+    if (traced.moe_backend == "auto") traced.moe_backend = "cpu";  // keeps the traces that calibration reads
+    const auto exact = model::load_model(ctx, traced);
     const text::Tokenizer tokenizer = load_tokenizer(o, *exact);
     load.amax = model::calibrate(ctx, *exact, tokenizer.encode(read_text_file(o.calibration_text)));
   }

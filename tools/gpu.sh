@@ -25,44 +25,38 @@ pack() { # build, dir
 
 declare -a rows=()
 failed=0
-seconds() { date +%s.%N; }
-part() { # name, command...: the log to OUT, the last lines to the screen, one row for the table
-  local name=$1 begin code verdict
+row() { # name, exit code, seconds: one row for the table, the log's failures to the screen
+  local verdict
+  case $2 in 0) verdict=ok ;; 77) verdict=skipped ;; *) verdict="FAILED ($2)" failed=1 ;; esac
+  rows+=("$(printf '%-20s %-11s %4d s  %s' "$1" "$verdict" "$3" "$(tail -1 "$out/$1.log" | cut -c1-120)")")
+  if [[ $2 != 0 ]]; then
+    echo "--- $1"
+    grep -m 6 -A 7 -E 'Failure|=========.*(rror|azard|ninit)|stack [0-9]' "$out/$1.log" | cut -c1-220 | head -60
+    tail -4 "$out/$1.log" | cut -c1-220
+  fi
+}
+part() { # name, command...
+  local name=$1 begin=$SECONDS code
   shift
-  begin=$(seconds)
   "$@" >"$out/$name.log" 2>&1
   code=$?
-  case $code in 0) verdict=ok ;; 77) verdict=skipped ;; *) verdict="FAILED ($code)" failed=1 ;; esac
-  rows+=("$(printf '%-26s %-12s %7.1f s  %s' "$name" "$verdict" "$(echo "$(seconds) - $begin" | bc)" "$(tail -1 "$out/$name.log" | cut -c1-110)")")
-  [[ $code == 0 ]] || tail -25 "$out/$name.log"
+  row "$name" $code $((SECONDS - begin))
 }
 
-# Tests that skip everything say so; a skip is not a pass.
+# One program in eight processes. Tests that skip say so in the table: a skip is not a pass.
 gtest() { # program, filter
-  "$1" --gtest_filter="$2" --gtest_print_time=1 | tee "$out/last"
-  local code=${PIPESTATUS[0]}
-  echo "$(grep -c '\[       OK' "$out/last") passed, $(grep -c '^\[  SKIPPED \].*ms)' "$out/last") skipped, $(grep -c '^\[  FAILED  \].*ms)' "$out/last") failed"
-  return "$code"
-}
-
-perplexities() {
-  local model format cpu gpu bad=0
-  declare -A extra=([nvfp4]="--nvfp4-per-token-activation")
-  printf '| model | weights | CPU | GPU |\n|---|---|---|---|\n'
-  for model in "${SLUICE_TEST_MODELS:-$root/models}"/*/; do
-    for format in "" fp8 fp8_channel fp8_block mxfp8 nvfp4 mxfp4; do
-      local words=(eval perplexity --json --model-path "$model" --text "$model/valid.txt")
-      # shellcheck disable=SC2206
-      [[ -z $format ]] || words+=(--quantization "$format" ${extra[$format]:-})
-      cpu=$("$dir/sluice" "${words[@]}" --moe-runner-backend cpu | python3 -c 'import json,sys; print("%.6g" % json.load(sys.stdin)["perplexity"])')
-      gpu=$("$dir/sluice" "${words[@]}" --moe-runner-backend sm90 | python3 -c 'import json,sys; print("%.6g" % json.load(sys.stdin)["perplexity"])')
-      printf '| %s | %s | %s | %s |\n' "$(basename "$model")" "${format:-bf16}" "$cpu" "$gpu"
-      # Four digits: rounding to them, or half a unit of the fourth where the two straddle a boundary.
-      python3 -c 'import sys; a, b = map(float, sys.argv[1:]); sys.exit(not abs(a - b) <= 5e-4 * a)' "${cpu:-0}" "${gpu:-1}" || bad=1
-    done
+  local i log=$out/$(basename "$1") code=0
+  local -a jobs=()
+  for i in 0 1 2 3 4 5 6 7; do
+    GTEST_TOTAL_SHARDS=8 GTEST_SHARD_INDEX=$i "$1" --gtest_filter="$2" >"$log.$i" 2>&1 &
+    jobs+=($!)
   done
-  [[ $bad == 0 ]] && echo "perplexities equal to 4 digits"
-  return $bad
+  for i in "${jobs[@]}"; do wait "$i" || code=1; done
+  cat "$log".?
+  grep -h 'excursion' "$log".? | sed -E 's/.*excursion ([0-9.infa]+) of.*/\1/' | sort -g | tail -1 >"$log.worst"
+  echo "$(cat "$log".? | grep -c '\[       OK') passed, $(cat "$log".? | grep -c '^\[  SKIPPED \].*ms)') skipped," \
+    "$(cat "$log".? | grep -c '^\[  FAILED  \].*ms)') failed; largest excursion $(cat "$log.worst") of what is allowed"
+  return $code
 }
 
 [[ $# -ge 2 ]] || usage
@@ -92,13 +86,21 @@ for p in "${parts[@]}"; do
       part capi gtest "$dir/capi_cuda_test" '*'
       ;;
     sanitizer)
-      for tool in memcheck racecheck initcheck synccheck; do
-        part "sanitizer-$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$dir/kernels_sm90_test" \
-          --gtest_filter='Sanitize.*' --gtest_brief=1
+      tools=(memcheck racecheck initcheck synccheck)
+      declare -A job=()
+      begin=$SECONDS
+      for tool in "${tools[@]}"; do
+        compute-sanitizer --tool "$tool" --error-exitcode 9 "$dir/kernels_sm90_test" --gtest_filter='Sanitize.*' \
+          --gtest_brief=1 >"$out/$tool.log" 2>&1 &
+        job[$tool]=$!
+      done
+      for tool in "${tools[@]}"; do
+        wait "${job[$tool]}"
+        row "$tool" $? $((SECONDS - begin))
       done
       ;;
     start) part start "$dir/capi_cuda_test" --gtest_filter='CudaStart.*' ;;
-    models) part models perplexities ;;
+    models) part models "$root/tools/gpu_perplexity.py" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}"/*/ ;;
     # shellcheck disable=SC2086
     bench) part bench "$dir/moe_sm90" ${SLUICE_BENCH_ARGS:-} ;;
     *) usage ;;

@@ -37,6 +37,8 @@ void MoeLayer::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
     if (step.observer->activations() != nullptr) args.trace = &trace;
   }
   experts->run(step.ctx, args);
+  if (args.trace != nullptr && args.tokens > 0 && trace.input.empty())
+    fail(ErrorCode::unsupported, "this MoE backend keeps no traces, which calibration reads; cpu and reference do");
   if (latent_out) latent_out->run(step, routed, y);
 
   ops::Matrix before_shared = y;

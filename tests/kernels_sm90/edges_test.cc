@@ -112,8 +112,8 @@ TEST(Edges, AlternatingShapesOverOneWorkspace) {
   int64_t bytes = 0;
   for (const auto& [f, name] : format::kFormats)
     for (int64_t tokens : {1, 70, 400}) {
-      const Problem p = make_problem({spec_of(f, 96 + tokens / 7 * 32, 160, 8 + static_cast<int>(tokens), 3), tokens,
-                                      Choice::f32_logits, Pattern::distinct},
+      const Problem p = make_problem({spec_of(f, 96 + tokens / 70 * 32, 160, 8 + static_cast<int>(tokens) / 20, 3),
+                                      tokens, Choice::f32_logits, Pattern::distinct},
                                      rng);
       Item i{prepared(p), std::make_unique<DeviceProblem>(p), {}};
       i.expected = i.device->run(*i.moe);

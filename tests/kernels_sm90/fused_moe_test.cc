@@ -236,7 +236,7 @@ TEST(FusedMoe, Sizes) {
   uint64_t seed = fresh_seed() + 3000;
   for (const auto& f : kFormats)
     for (const char* size :
-         {"hidden=288 inter=224", "hidden=320 inter=704", "hidden=672 inter=480", "hidden=96 inter=48"})
+         {"hidden=288 inter=224", "hidden=320 inter=704", "hidden=672 inter=480", "hidden=96 inter=64"})
       for (const char* act : {"swiglu", "relu2"}) {
         if (f.find("fp8_block") != std::string::npos && std::string(size).find("96") != std::string::npos) continue;
         check_case("experts=8 top_k=2 " + std::string(size) + " " + f + " act=" + act, 19, ++seed);

@@ -150,10 +150,11 @@ __global__ void __launch_bounds__(kThreads) prologue_kernel(const __grid_constan
       const Passes p = passes_of(count_of[e], r.max_n, r.step_n);
       const int pass = mine / p.per, n = mine % p.per;
       const int row_base = row_of[e] + pass * p.per;
-      const int padded = round_up(pass + 1 < p.tiles ? p.per : p.last, r.step_n);
+      const int count = pass + 1 < p.tiles ? p.per : p.last;
+      const Tile tile{e, row_base, count, round_up(count, r.step_n)};
       const int at = __popc(ballot & ((1u << lane) - 1u)) + (warp == 1 ? __popc(shared[0]) : 0);
       const int64_t base = static_cast<int64_t>(row_base) * a.out_slabs;
-      targets[at] = {a.out + base * 128, a.block_scale + base, padded, n, row_base + n};
+      targets[at] = {a.out + base * 128, a.block_scale + base, tile.padded, n, row_base + n, padding_after(tile, n)};
     }
     __syncthreads();
     if (blockIdx.y == 0) {

@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
         const int n = place % per;
         row = tile.row_base + n;
         const int64_t base = static_cast<int64_t>(tile.row_base) * a.out_slabs;
-        targets[atomicAdd(&num_targets, 1)] = {a.out + base * 128, a.block_scale + base, tile.padded, n, row};
+        targets[atomicAdd(&num_targets, 1)] = {a.out + base * 128,    a.block_scale + base, tile.padded, n, row,
+                                               padding_after(tile, n)};
         a.row_pair[row] = static_cast<int32_t>(pair);
       }
       a.pair_row[pair] = row;
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
     const int n = row - tile.row_base;
     if (n >= tile.count) continue;
     const int64_t base = static_cast<int64_t>(tile.row_base) * a.out_slabs;
-    const Target target{a.out + base * 128, a.block_scale + base, tile.padded, n, row};
+    const Target target{a.out + base * 128, a.block_scale + base, tile.padded, n, row, padding_after(tile, n)};
     const auto load = [&](int column, float(&v)[8]) { load_result8(a, row, tile.expert, column, v); };
     float row_amax = 0.0f;
     if (a.row_scale != nullptr) {

@@ -89,15 +89,23 @@ struct Target {
   float* scales;
   int padded, n;
   int64_t row;
+  int padding;  // rows of the tile that follow its last one, if this is it: their scales are cleared
 };
+
+__device__ inline int padding_after(const Tile& tile, int n) {
+  return n + 1 == tile.count ? tile.padded - tile.count : 0;
+}
 
 __device__ inline void store8(const RowsArgs& a, const Target& t, int column, const uint4& bf16, const uint2& codes,
                               float group_scale, bool first_of_group) {
   if (a.e4m3) {
     uint8_t* slab = t.tile + static_cast<int64_t>(column >> 7) * t.padded * 128;
     *reinterpret_cast<uint2*>(slab + swizzled(t.n, (column & 127) >> 4) + (column & 8)) = codes;
-    if (a.round == Round::fp8_group && first_of_group)
-      t.scales[static_cast<int64_t>(column >> 7) * t.padded + t.n] = group_scale;
+    if (a.round == Round::fp8_group && first_of_group) {
+      float* scales = t.scales + static_cast<int64_t>(column >> 7) * t.padded + t.n;
+      scales[0] = group_scale;
+      for (int i = 1; i <= t.padding; ++i) scales[i] = 0.0f;
+    }
   } else {
     uint8_t* slab = t.tile + static_cast<int64_t>(column >> 6) * t.padded * 128;
     *reinterpret_cast<uint4*>(slab + swizzled(t.n, (column & 63) >> 3)) = bf16;

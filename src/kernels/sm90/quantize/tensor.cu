@@ -16,16 +16,7 @@ __device__ inline uint2 e4m3_codes8(const float (&v)[8], float factor, bool divi
   float r[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) r[i] = divide ? v[i] / factor : v[i] * factor;
-  uint2 codes{e4m3_codes4(r), e4m3_codes4(r + 4)};
-  if (amax8(r) > 0x7f800000u) {  // the conversion drops a NaN's sign
-    uint32_t words[2] = {codes.x, codes.y};
-    for (int i = 0; i < 8; ++i) {
-      const int shift = i % 4 * 8;
-      words[i / 4] = (words[i / 4] & ~(0xffu << shift)) | static_cast<uint32_t>(format::float_to_e4m3(r[i])) << shift;
-    }
-    codes = {words[0], words[1]};
-  }
-  return codes;
+  return {e4m3_codes4(r), e4m3_codes4(r + 4)};
 }
 __device__ inline uint32_t e2m1_codes8(const float (&v)[8], float inverse) {
   uint32_t word = 0;

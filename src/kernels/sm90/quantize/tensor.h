@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device quantisers: a tensor [rows, cols] to codes and scales as published kernels exchange them. Bit for bit
-// format/quantize_rows.h (and quantize_group_mxfp4).
+// format/quantize_rows.h (and quantize_group_mxfp4), but for the sign of NaN, which no arithmetic defines.
 #pragma once
 
 #include "format/scale_layout.h"
