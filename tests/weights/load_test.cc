@@ -204,6 +204,38 @@ TEST_F(LoadTest, ExpertsOfEveryFormatAndShard) {
       }
 }
 
+TEST_F(LoadTest, ModelOptMixesFormatsByLayer) {
+  Written written;
+  written.config = R"({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+      "quantized_layers": {"model.layers.1.self_attn.q_proj": {"quant_algo": "FP8"},
+                           "model.layers.2.self_attn.q_proj": {"quant_algo": "MXFP8"},
+                           "model.layers.3.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}}})";
+  const QuantTensor fp8 = random_quant(random, Format::fp8_tensor, 1, 64, 96),
+                    mxfp8 = random_quant(random, Format::mxfp8, 1, 64, 96),
+                    plain = random_quant(random, Format::bf16, 1, 64, 96);
+  const std::string second = "model.layers.2.self_attn.q_proj", third = "model.layers.3.self_attn.q_proj";
+  put_matrix(written, kModule, fp8);
+  written.tensors[kModule + ".input_scale"] = scalar(0.5f);
+  put_matrix(written, second, mxfp8);
+  put_matrix(written, third, plain);
+  ExpertWeights w = random_experts(random, Format::nvfp4, 3, 48, 64, true, false);
+  w.input_scale1 = 0.5f;
+  w.input_scale2 = 0.75f;
+  put_experts(written, w, true);
+  Loader loader = load(written);
+  const LoadedLinear a = loader.linear(kModule, 64, 96), b = loader.linear(second, 64, 96),
+                     c = loader.linear(third, 64, 96);
+  EXPECT_TRUE(same_bytes(a.w, fp8) && same_bytes(b.w, mxfp8) && same_bytes(c.w, plain));
+  EXPECT_EQ(a.inputs, InputFormat::fp8_static);
+  EXPECT_EQ(a.input_scale, 0.5f);
+  EXPECT_EQ(b.inputs, InputFormat::mxfp8);
+  EXPECT_EQ(c.inputs, InputFormat::plain);
+  const LoadedExperts experts = loader.experts(names_of(true), {3, 48, 64});
+  EXPECT_EQ(experts.format, (ModuleFormat{Format::nvfp4, InputFormat::nvfp4}));
+  EXPECT_TRUE(same_bytes(experts.weights, w));
+  EXPECT_TRUE(live.warnings.empty());
+}
+
 TEST_F(LoadTest, ShortGroupsArePaddedForTheKernels) {
   for (const auto& [format, padded] : {std::pair{Format::nvfp4, 64},
                                        {Format::mxfp8, 64},
