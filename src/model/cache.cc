@@ -94,8 +94,7 @@ void Cache::copy_state(int from, int to) {
   for (const int slot : {from, to})
     check(slot >= 0 && slot < config_.slots, "slot {} is outside the cache's {} slots", slot, config_.slots);
   for (size_t i = 0; i < shape_.mamba.size(); ++i)
-    for (const ops::StateSlots& s : {conv_states(i), ssm_states(i)})
-      std::copy_n(s.at(from, 0), s.floats, s.at(to, 0));
+    for (const ops::StateSlots& s : {conv_states(i), ssm_states(i)}) std::copy_n(s.at(from, 0), s.floats, s.at(to, 0));
 }
 
 void Cache::verify(std::span<const ops::Sequence> sequences) const {
