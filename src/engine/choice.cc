@@ -80,13 +80,13 @@ void Choice::finish(FinishReason reason, std::string error) {
   event_.error = std::move(error);
   if (!detokenizer_) return;
   const std::string rest = detokenizer_->finish();
-  if (event_.reason == FinishReason::length && matcher_.push(rest, event_.text)) {  // completed by U+FFFD
+  if (reason == FinishReason::length && matcher_.push(rest, event_.text)) {  // completed by U+FFFD
     event_.reason = FinishReason::stop;
     event_.stop_string = matcher_.matched();
-  } else {
-    matcher_.finish(event_.text);
-    event_.text += rest;
+    return;
   }
+  matcher_.finish(event_.text);
+  if (reason != FinishReason::length) event_.text += rest;
 }
 
 void Choice::take_hashes(std::vector<BlockHash>& out) {

@@ -234,7 +234,7 @@ TEST(SpeculativeDistribution, IsTheTargets) {
     guessing.learned[token] = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
                                 return a.second < b.second;
                               })->first;
-  const auto speculative = sample(model, prompt, kSamples, kTemperature, 2, metrics);
+  const auto speculative = sample(guessing, prompt, kSamples, kTemperature, 2, metrics);
   EXPECT_EQ(speculative, plain) << "the coins are those of the plain run";
   std::printf("    accept rate %.3f of %ld drafts\n", metrics.accept_rate(), metrics.drafted);
   EXPECT_GT(metrics.accept_rate(), 0.05);
