@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "io/mmap.h"
 #include "io/quote.h"
 
 namespace sluice::io {
@@ -52,7 +53,11 @@ std::filesystem::path OutputFile::temp_path(int attempt) const {
   return path_.native() + fmt::format(".tmp-{}-{}", getpid(), attempt);
 }
 
-void OutputFile::fail_write(int error) const {
+void OutputFile::fail_write(int error, const void* data) const {
+  // The system call saw what would be a SIGBUS in our own code.
+  char cut[4600];
+  if (const size_t length = error == EFAULT ? describe_bus_error(data, cut, sizeof cut) : 0; length > 0)
+    fail(ErrorCode::bad_file, "{}", std::string_view(cut, length - 1));
   fail(ErrorCode::io, "{} cannot be written: {}", name_, std::strerror(error));
 }
 
@@ -63,7 +68,7 @@ void OutputFile::write(const void* data, int64_t bytes) {
     const auto left = static_cast<size_t>(goal - end_);
     const ssize_t n = direct_ ? ::write(file_.fd(), from, left) : pwrite(file_.fd(), from, left, end_);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) fail_write(n < 0 ? errno : ENOSPC);
+    if (n <= 0) fail_write(n < 0 ? errno : ENOSPC, from);
     from += n;
     end_ += n;
   }
@@ -74,7 +79,7 @@ void OutputFile::write_at(int64_t offset, const void* data, int64_t bytes) {
   for (const int64_t goal = offset + bytes; offset < goal;) {
     const ssize_t n = pwrite(file_.fd(), from, static_cast<size_t>(goal - offset), offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) fail_write(n < 0 ? errno : ENOSPC);
+    if (n <= 0) fail_write(n < 0 ? errno : ENOSPC, from);
     from += n;
     offset += n;
   }

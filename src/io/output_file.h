@@ -25,7 +25,8 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  // Throw io, naming the path and the reason (no space left on device).
+  // Throw io, naming the path and the reason (no space left on device); bad_file when the data lie in a mapped file
+  // that was cut meanwhile.
   void write(const void* data, int64_t bytes);                     // after what was appended so far
   void write_at(int64_t offset, const void* data, int64_t bytes);  // anywhere; does not move the end of write()
 
@@ -38,7 +39,7 @@ class OutputFile {
   const std::string& name() const { return name_; }  // the final path, printable
 
  private:
-  [[noreturn]] void fail_write(int error) const;
+  [[noreturn]] void fail_write(int error, const void* data = nullptr) const;
   std::filesystem::path temp_path(int attempt) const;
 
   std::filesystem::path path_, temp_path_;  // temp_path_ is empty while the file has no name

@@ -111,6 +111,17 @@ TEST(MappedFile, CutIsAnErrorNotASignal) {
   expect_error(ErrorCode::invalid_argument, {"1048577"}, [&] { file.populate(0, file.size() + 1); });
 }
 
+// A copy by the kernel meets the cut as an error of its own.
+TEST(MappedFile, CutWhileItIsWrittenElsewhere) {
+  TempDir dir;
+  const auto path = dir.put("weights.safetensors", std::string(1 << 20, 'x'));
+  const MappedFile file(path);
+  ASSERT_EQ(truncate(path.c_str(), 10), 0);
+  OutputFile out(dir / "out");
+  expect_error(ErrorCode::bad_file, {path.string(), "was cut short"},
+               [&] { out.write_at(0, file.data() + (1 << 19), 1 << 10); });
+}
+
 void explain_and_exit(int, siginfo_t* info, void*) {
   char text[4200];
   const size_t length = describe_bus_error(info->si_addr, text, sizeof text);
