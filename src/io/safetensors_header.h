@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The header of a safetensors file: 8 bytes N, N bytes of JSON, then the tensors' bytes without a gap. The rules are
-// those of the Rust reader (spec/cpu-and-server.md 5.2), so what it accepts is accepted here, and it alone: duplicate,
+// those of the Rust reader (docs/robustness.md), so what it accepts is accepted here, and it alone: duplicate,
 // empty or NUL-holding names and unknown fields of a tensor are refused on top.
 #pragma once
 

@@ -496,6 +496,22 @@ class Documents(Program):
             accepted = run("explain", f"experts=8 top_k=2 hidden=64 inter=48 {key}=colour").stderr.split("accepted: ")
             self.assertEqual(re.findall(r"`(\w+)`", documented[key]), re.findall(r"\w+", accepted[1]), key)
 
+    def test_exit_codes_are_those_of_the_program(self):
+        rows = re.findall(r"^\| (\d+) \|", self.section("## Exit codes"), re.MULTILINE)
+        declared = re.findall(r"^  kExit\w+ = (\d+),", (SOURCE / "apps" / "command.h").read_text(), re.MULTILINE)
+        self.assertEqual(rows, declared)
+
+    def test_robustness_names_tests_that_exist(self):
+        document = (SOURCE / "docs" / "robustness.md").read_text()
+        sources = [p.read_text() for p in (SOURCE / "tests").rglob("*") if p.suffix in (".cc", ".h", ".py")]
+        tests = set(re.findall(r"TEST(?:_[FP])?\((\w+), (\w+)\)", "\n".join(sources)))
+        for suite, name in re.findall(r"`([A-Z]\w+)\.(\w+)`", document):
+            self.assertIn((suite, name), tests)
+        for case in re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)`", document):
+            if case != "data_offsets":
+                self.assertTrue(any(re.search(rf"\b(D::|def ){case}\b", text) for text in sources), case)
+        self.assertEqual(re.findall(r"^\| M(\d+) ", document, re.MULTILINE), [str(i) for i in range(1, 17)])
+
     def test_worked_example_of_moe_run(self):
         example = self.section("## Files of `sluice moe run`")
         code = re.search(r"```python\n(.*?)```", example, re.DOTALL)[1]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model folders: sound ones, every way of breaking one (M12 of spec/cpu-and-server.md 5.3), and the trained ones.
+// Model folders: sound ones, every way of breaking one (M12 of docs/robustness.md), and the trained ones.
 #include "io/checkpoint.h"
 
 #include <gtest/gtest.h>

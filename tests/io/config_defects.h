@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broken config.json files: M7, M9 and M11 of spec/cpu-and-server.md 5.3. Also the seeds of the fuzz target.
+// Broken config.json files: M7, M9 and M11 of docs/robustness.md. Also the seeds of the fuzz target.
 #pragma once
 
 #include <string>

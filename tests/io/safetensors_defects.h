@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broken safetensors files, one for each defect: spec/cpu-and-server.md 5.2 and M1-M8, M10 of 5.3. Also the seeds of
+// Broken safetensors files, one for each defect: M1-M8, M10 of docs/robustness.md. Also the seeds of
 // the fuzz target.
 #pragma once
 

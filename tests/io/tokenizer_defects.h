@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broken tokenizer.json files: M7 and M13 of spec/cpu-and-server.md 5.3. Also the seeds of the fuzz target.
+// Broken tokenizer.json files: M7 and M13 of docs/robustness.md. Also the seeds of the fuzz target.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Configurations that are wrong in themselves or contradict the tensors (spec/cpu-and-server.md 5.3, M11): one sentence
+// Configurations that are wrong in themselves or contradict the tensors (docs/robustness.md, M11): one sentence
 // that names file, key and value; nothing crashes and nothing is divided by zero.
 #include <functional>
 
