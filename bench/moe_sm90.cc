@@ -57,6 +57,8 @@ struct Options {
   std::vector<int64_t> tokens{1, 8, 32, 128, 512, 2048, 8192};
   double copy_tbs = 0, bf16_tflops = 790, fp8_tflops = 1497;
   bool pdl = true, logits = false;
+  int64_t cold_mb = 2400;  // weights in rotation, at least
+  int replays = 20;
 };
 
 // Device-to-device copy, bytes read plus bytes written: TB/s.
@@ -174,7 +176,7 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
   std::mt19937_64 rng(7);
   std::vector<sm90::FusedMoe> layers;
   int64_t bytes = 0;
-  while (bytes < int64_t{2400} << 20 || layers.size() < 2) {
+  while (bytes < o.cold_mb << 20) {
     layers.emplace_back(spec);
     fill(layers.back().first(), rng);
     fill(layers.back().second(), rng);
@@ -194,7 +196,9 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
     };
     std::vector<uint16_t> x(static_cast<size_t>(tokens * spec.hidden));
     std::normal_distribution<float> normal;
-    for (uint16_t& v : x) v = float_to_bf16(normal(rng));
+    // A prime period: rows differ, and 60 million normal numbers would take a second.
+    constexpr size_t kPeriod = 1000003;
+    for (size_t i = 0; i < x.size(); ++i) x[i] = i < kPeriod ? float_to_bf16(normal(rng)) : x[i - kPeriod];
     const void* hidden = upload(x.data(), x.size() * 2);
     sm90::DeviceBuffer output(tokens * spec.hidden * 2);
     double floor_us = 0;
@@ -246,7 +250,7 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
       cudaEventCreate(&start);
       cudaEventCreate(&stop);
       std::vector<float> ms;
-      for (int i = 0; i < 22; ++i) {
+      for (int i = 0; i < o.replays + 2; ++i) {
         cudaEventRecord(start, stream);
         check_cuda(cudaGraphLaunch(exec, stream), "replay");
         cudaEventRecord(stop, stream);
@@ -279,6 +283,8 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", o.tokens)->delimiter(',');
   app.add_option("--instances", o.instances, "also force these tiles; all")->delimiter(',');
   app.add_option("--splits", o.splits, "also force these pairs of splits")->delimiter(',');
+  app.add_option("--cold-mb", o.cold_mb, "weights in rotation, at least");
+  app.add_option("--replays", o.replays);
   app.add_option("--bf16-tflops", o.bf16_tflops);
   app.add_option("--fp8-tflops", o.fp8_tflops);
   app.add_flag("!--no-pdl", o.pdl);

@@ -30,6 +30,12 @@ __device__ inline uint32_t cvt_f16x2_e4m3x2(uint16_t codes) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(d) : "h"(codes));
   return d;
 }
+// Two halves to two e4m3 codes; the low half to bits 0-7.
+__device__ inline uint16_t cvt_e4m3x2_f16x2(uint32_t halves) {
+  uint16_t d;
+  asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;\n" : "=h"(d) : "r"(halves));
+  return d;
+}
 __device__ inline void cvt_f32x2_f16x2(uint32_t halves, float& low, float& high) {
   asm("{\n.reg .f16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}\n"
       : "=f"(low), "=f"(high)

@@ -36,7 +36,6 @@ __device__ inline uint64_t createpolicy_evict_last() {
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;\n" : "=l"(policy));
   return policy;
 }
-
 // Orders ordinary accesses of this thread with the copy engine's, in global and shared memory.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
 

@@ -48,5 +48,13 @@ __device__ inline uint32_t cluster_ctarank() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 }
+// Shared memory of another block of the cluster, at the same offset.
+__device__ inline void st_cluster(int* smem, uint32_t rank, int value) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\nst.shared::cluster.s32 [remote], %2;\n}\n" ::"r"(
+          static_cast<uint32_t>(__cvta_generic_to_shared(smem))),
+      "r"(rank), "r"(value)
+      : "memory");
+}
 
 }  // namespace sluice::ptx

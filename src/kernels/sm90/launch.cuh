@@ -4,27 +4,43 @@
 
 #include <cuda_runtime.h>
 
+#include <utility>
+
 #include "kernels/sm90/device.h"
 
 namespace sluice::sm90 {
 
 // `pdl` lets the kernel start before the one ahead of it in the stream has finished; it must call griddepcontrol.wait
-// before it touches anything that an earlier kernel wrote.
+// before it touches anything that an earlier kernel wrote. `cluster` neighbouring blocks share their memory.
 template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), dim3 blocks, int threads, int smem, Stream stream, bool pdl, Args&&... args) {
+void launch_clusters(void (*kernel)(Params...), int cluster, dim3 blocks, int threads, int smem, Stream stream,
+                     bool pdl, Args&&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(smem);
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = pdl ? 1 : 0;
+  cudaLaunchAttribute attributes[2]{};
+  config.attrs = attributes;
+  if (pdl) {
+    cudaLaunchAttribute& a = attributes[config.numAttrs++];
+    a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    a.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& a = attributes[config.numAttrs++];
+    a.id = cudaLaunchAttributeClusterDimension;
+    a.val.clusterDim.x = static_cast<unsigned>(cluster);
+    a.val.clusterDim.y = a.val.clusterDim.z = 1;
+  }
   if (smem > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem), "cudaFuncSetAttribute");
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "cudaLaunchKernelEx");
+}
+
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 blocks, int threads, int smem, Stream stream, bool pdl, Args&&... args) {
+  launch_clusters(kernel, 1, blocks, threads, smem, stream, pdl, std::forward<Args>(args)...);
 }
 
 }  // namespace sluice::sm90

@@ -55,6 +55,7 @@ __device__ void combine_token(const CombineArgs& a, int64_t token, const int* pr
 __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ CombineArgs a) {
   __shared__ int present[kMaxTopK];
   __shared__ float weights[kMaxTopK];
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int64_t tokens = a.num_tokens != nullptr ? min(static_cast<int64_t>(*a.num_tokens), a.tokens) : a.tokens;
   const int64_t token = blockIdx.x;
@@ -69,7 +70,6 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
     combine_token<8>(a, token, present, weights);
   else
     combine_token<1>(a, token, present, weights);
-  ptx::griddepcontrol_launch_dependents();
 }
 
 }  // namespace

@@ -18,15 +18,12 @@ namespace sluice::sm90 {
 
 namespace {
 
-// Up to here GEMM2's last blocks add the experts; with more tokens a launch of its own spreads that work better.
-constexpr int64_t kFoldTokens = 64;
-
 // What GEMM1 leaves for GEMM2: final rows where its tile holds every column that the rounding needs.
 Store store_of(const MoeSpec& spec, Operand op) {
   const Round r = round_of(spec.inputs);
   if (spec.fp8_block_trtllm) return Store::raw;
   if (scales_rows(r)) return Store::activated;
-  if (r == Round::fp8_group) return spec.gated() ? Store::activated : Store::rows_group;
+  if (r == Round::fp8_group) return Store::rows_group;
   return is_fp8(op) ? Store::rows_e4m3 : Store::rows;
 }
 
@@ -181,7 +178,6 @@ FusedMoe::Plan FusedMoe::plan(int64_t tokens, const GemmForce& force, void* work
   p.tables.pair_row = ints(pairs);
   p.tables.row_pair = ints(p.rows);
   p.tables.ready = ints(p.tiles);
-  p.tables.column_done = ints(second_.shape.row_tiles());
   const Round round = round_of(spec_.inputs);
   for (int g = 0; g < 2; ++g) {
     const Matrix& m = g == 0 ? first_ : second_;
@@ -266,12 +262,10 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   rows.experts = spec_.experts;
   rows.zero_absent = spec_.finalize ? nullptr : call.output;
   rows.result_bytes = spec_.hidden * bytes_of(spec_.dtype);
-  // Few tokens: one launch before the GEMMs, and GEMM2's blocks reduce.
+  // Few tokens: one launch before the GEMMs.
   const bool small = prologue_fits(route);
-  const bool fold = small && spec_.finalize && call.tokens <= kFoldTokens && spec_.hidden % 8 == 0;
-  if (!fold) route.tables.column_done = nullptr;
   if (small) {
-    launch_prologue(route, rows, fold ? call.output : nullptr, rows.result_bytes, stream, call.pdl);
+    launch_prologue(route, rows, stream, call.pdl);
   } else {
     launch_route(route, stream, call.pdl);
     launch_gather(rows, stream, call.pdl);
@@ -320,15 +314,6 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   two.columns = static_cast<int>(spec_.hidden);
   two.bias = bias_down_.as<float>();
   two.out = spec_.finalize ? p.results : call.output;
-  if (fold) {
-    gemm.column_done = p.tables.column_done;
-    gemm.output = call.output;
-    gemm.weights = spec_.weight_on_input ? nullptr : p.tables.weights;
-    gemm.pair_row = p.tables.pair_row;
-    gemm.tokens = static_cast<int>(call.tokens);
-    gemm.top_k = spec_.top_k;
-    gemm.num_tokens = call.num_tokens;
-  }
 
   if (p.middle == nullptr) {
     gemm.gemms = 2;
@@ -360,7 +345,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
     launch_grouped_gemm(gemm, tile, stream, call.pdl);
   }
 
-  if (spec_.finalize && !fold) {
+  if (spec_.finalize) {
     CombineArgs combine{};
     combine.results = p.results;
     combine.weights = spec_.weight_on_input ? nullptr : p.tables.weights;

@@ -11,7 +11,7 @@ namespace sluice::sm90 {
 enum class Store : int {
   rows,        // GEMM2's rows in bf16: rounded as `round` says
   rows_e4m3,   // GEMM2's rows as e4m3 codes, static scale
-  rows_group,  // e4m3 codes with a scale for 128 columns (not gated, or tiles of 256)
+  rows_group,  // e4m3 codes with a scale for 128 columns (block-scaled tiles)
   activated,   // float32 [row, columns]: a second kernel rounds it, because it needs more columns than a tile has
   raw,         // float32 [row, 2, columns]: up and gate before bias and activation
   result,      // GEMM2: [pair, columns] in bf16 or float32
@@ -61,14 +61,6 @@ struct GroupedGemmArgs {
   int* arrivals[2];     // [tiles * row_tiles]
   int* ready;           // [tiles]
   int ticket;           // which of the header's counters
-
-  // GEMM2's last block of a group of columns adds the experts of every token (combine.h); null: it does not.
-  int* column_done;      // [units]
-  void* output;          // [T, columns]
-  const float* weights;  // [pairs], null: 1
-  const int* pair_row;
-  int tokens, top_k;
-  const int* num_tokens;
 };
 
 }  // namespace sluice::sm90

@@ -6,14 +6,15 @@
 
 namespace sluice::sm90 {
 
-// Operand; row tiles of 128 a block takes at once; the most tokens a pass; slabs a stage; blocks an SM.
-template <Operand kOp, int kMTiles, int kMaxN, int kSlabs, int kBlocks>
+// Operand; row tiles of 128 a block takes at once; the most tokens a pass; slabs a stage; blocks an SM; blocks that
+// share the rows of a tile (a cluster: each copies a part for all).
+template <Operand kOp, int kMTiles, int kMaxN, int kSlabs, int kBlocks, int kCluster>
 struct GemmTile {
   static constexpr Operand op = kOp;
-  static constexpr int m_tiles = kMTiles, max_n = kMaxN, slabs = kSlabs, blocks_per_sm = kBlocks;
+  static constexpr int m_tiles = kMTiles, max_n = kMaxN, slabs = kSlabs, blocks_per_sm = kBlocks, cluster = kCluster;
   static constexpr int step_n = kMaxN <= 64 ? 8 : 16;
-  static constexpr int consumers = 256, threads = 384;
-  static constexpr int queue = 4;  // tasks known ahead
+  static constexpr int threads = 384;
+  static constexpr int queue = 4;  // tasks that the rows and the products may lag behind the weights
 
   static constexpr int w_bytes = kMTiles * kSlabs * slab_bytes(kOp);
   static constexpr int x_bytes = kSlabs * kMaxN * 128;
@@ -21,17 +22,22 @@ struct GemmTile {
   static constexpr int w_aligned = (w_bytes + 1023) / 1024 * 1024;
   static constexpr int scale_bytes = block_scaled ? (kMaxN * 4 + kMTiles * 16) * kSlabs : 0;
   static constexpr int stage_bytes = (w_aligned + x_bytes + scale_bytes + 1023) / 1024 * 1024;
-  // One chunk of 32 or 64 tokens x 128 rows in float32, padded by 4 against bank conflicts.
-  static constexpr int staging_tokens = kMaxN >= 128 ? 64 : 32, staging_pitch = 132;
-  static constexpr int staging_bytes = staging_tokens * staging_pitch * 4;
-  static constexpr int row_info_bytes = 2 * kMaxN * 8;  // of this task and of the one before
-  static constexpr int fixed_bytes = staging_bytes + row_info_bytes + 512;
+  // A warpgroup's part of the staging: 32 tokens x 64 rows in float32 (padded by 4 words against bank conflicts), or
+  // 64 tokens x 64 rows in bf16 (padded by 16 bytes).
+  static constexpr int float_tokens = 32, float_pitch = 68;
+  static constexpr int half_tokens = 64, half_pitch = 144;
+  static constexpr int group_staging = kMaxN > 32 ? 9216 : float_tokens* float_pitch * 4;
+  static_assert(group_staging >= float_tokens * float_pitch * 4);
+  static constexpr int staging_bytes = 2 * group_staging;
+  static constexpr int row_info_bytes = 2 * kMaxN * 8;  // of each warpgroup
+  static constexpr int fixed_bytes = staging_bytes + row_info_bytes + 512 + (block_scaled ? 2 * float_tokens * 4 : 0);
   static constexpr int budget = (kBlocks == 1 ? 232448 : 233472 / kBlocks - 1024) - fixed_bytes - 1024;
   static constexpr int stages_fit = budget / stage_bytes;
   static constexpr int stages = stages_fit > 16 ? 16 : stages_fit;
   static constexpr int smem_bytes = stages * stage_bytes + fixed_bytes + 1024;  // 1024 to align the start
   static_assert(stages >= 2);
   static_assert(!block_scaled || kSlabs == 1);
+  static_assert(kCluster == 1 || (kSlabs == 1 && kCluster == 2));
 };
 
 }  // namespace sluice::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a chunk of 32 tokens x 128 weight rows after the products: scales, bias, activation, rounding, store.
-// 256 threads; eight neighbouring lanes share a token, so a group's amax needs three shuffles at most.
+// What happens to 32 tokens x 64 weight rows after the products, one warpgroup: scales, bias, activation, rounding,
+// store. Four neighbouring lanes share a token.
 #pragma once
 
 #include "activation/activations.h"
@@ -14,11 +14,17 @@ __device__ inline void load8(const float* p, float (&v)[8]) {
   v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-// activation/swiglu.h with a division of 2 ulp: the IEEE division was a third of this epilogue's instructions.
+// x / (1 + exp(-s * x)) with a division of 2 ulp: the IEEE division was a third of this epilogue's instructions, and
+// its subroutine made the compiler serialise the tensor cores.
+__device__ inline float gated_by_sigmoid(float x, float s) { return __fdividef(x, 1.0f + expf(-s * x)); }
+// activation/swiglu.h, silu.h and gelu.h with it.
 __device__ inline float swiglu(float up, float gate, const activation::Params& p) {
   const float g = gate > p.limit ? p.limit : gate;
   const float u = up > p.limit ? p.limit : up < -p.limit ? -p.limit : up;
-  return __fdividef(g, 1.0f + expf(-p.alpha * g)) * (u + p.beta);
+  return gated_by_sigmoid(g, p.alpha) * (u + p.beta);
+}
+__device__ inline float gelu_tanh(float x) {
+  return gated_by_sigmoid(x, 2.0f * 0.7978845608028654f * (1.0f + 0.044715f * (x * x)));
 }
 
 __device__ inline void activate8(activation::Activation act, float (&up)[8], const float (&gate)[8],
@@ -35,7 +41,7 @@ __device__ inline void activate8(activation::Activation act, float (&up)[8], con
       break;
     case Activation::silu:
 #pragma unroll
-      for (int i = 0; i < 8; ++i) up[i] = Silu::apply(up[i], 0.0f, params);
+      for (int i = 0; i < 8; ++i) up[i] = gated_by_sigmoid(up[i], 1.0f);
       break;
     case Activation::geglu:
 #pragma unroll
@@ -43,7 +49,7 @@ __device__ inline void activate8(activation::Activation act, float (&up)[8], con
       break;
     case Activation::geglu_tanh:
 #pragma unroll
-      for (int i = 0; i < 8; ++i) up[i] = GegluTanh::apply(up[i], gate[i], params);
+      for (int i = 0; i < 8; ++i) up[i] *= sm90::gelu_tanh(gate[i]);
       break;
     case Activation::gelu:
 #pragma unroll
@@ -108,142 +114,122 @@ __device__ inline void store_linear(void* out, int64_t offset, bool f32, int col
   }
 }
 
-// What the epilogue needs of a tile's rows, in shared memory before the products are done.
-struct RowInfo {
+// A thread's place in the chunk: 16 weight rows of one token.
+struct Piece {
+  const Gemm& g;
+  const Tile& tile;
+  int n;  // row of the tile
+  int q;  // which 16 of the row tile's 128 weight rows
+  int row_tile;
   int pair;
   float factor;  // of the row's decode, the static one included
+  __device__ bool valid() const { return n < tile.padded; }
+  __device__ bool real() const { return n < tile.count; }
+  // 8 columns when gated, else two neighbouring times 8.
+  __device__ int column() const { return g.gated ? row_tile * 64 + q * 8 : row_tile * kTileRows + q * 16; }
 };
 
-// staging: [32 tokens][pitch] float32 sums of weight rows [128 * row_tile, + 128) for tokens chunk*32 ....
-__device__ inline void finish_chunk(const Gemm& g, const Tile& tile, const RowInfo* rows, const float* staging,
-                                    int pitch, int row_tile, int chunk, int thread) {
-  const int token = thread >> 3, q = thread & 7;
-  const Spot s{g, tile, chunk * 32 + token, chunk * 32 + token < tile.padded};
-  const bool real = s.n < tile.count;
-  const float* sums = staging + token * pitch;
-  const RowInfo info = rows[real ? s.n : 0];
-  const float factor = info.factor;
-  const int64_t scale_base = (static_cast<int64_t>(tile.expert) * g.row_tiles + row_tile) * kTileRows;
-  const int64_t bias_base = static_cast<int64_t>(tile.expert) * g.columns;
-
-  // 8 columns a thread when gated, else two neighbouring times 8.
-  float v[2][8];
-  const int halves = g.gated ? 1 : 2;
-  const int first = g.gated ? row_tile * 64 + q * 8 : row_tile * kTileRows + q * 16;
+// v: scaled sums with their bias; up and gate, or two times 8 columns.
+__device__ inline void load_sums(const Piece& p, const float* sums, float (&v)[2][8]) {
+  const Gemm& g = p.g;
+  const int64_t scale_base = (static_cast<int64_t>(p.tile.expert) * g.row_tiles + p.row_tile) * kTileRows;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    load8(sums + q * 16 + h * 8, v[h]);
+    load8(sums + h * 8, v[h]);
     if (g.row_scale != nullptr) {
       float rs[8];
-      load8(g.row_scale + scale_base + q * 16 + h * 8, rs);
+      load8(g.row_scale + scale_base + p.q * 16 + h * 8, rs);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v[h][i] *= rs[i] * factor;
+      for (int i = 0; i < 8; ++i) v[h][i] *= rs[i] * p.factor;
     } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v[h][i] *= factor;
+      for (int i = 0; i < 8; ++i) v[h][i] *= p.factor;
     }
   }
-  if (g.store == Store::raw) {
-    if (!real) return;
-    float* out = static_cast<float*>(g.out) + s.row() * (g.gated ? 2 : 1) * g.columns;
-    store_linear(out, 0, true, first, g.columns, v[0]);
-    store_linear(out, g.gated ? g.columns : 0, true, g.gated ? first : first + 8, g.columns, v[1]);
-    return;
-  }
+  if (g.bias == nullptr || g.store == Store::raw) return;
+  const int64_t bias_base = static_cast<int64_t>(p.tile.expert) * g.columns;
+  add_bias8(g.bias, bias_base, p.column(), g.columns, v[0]);
+  if (g.gated)
+    add_bias8(g.bias_gate, bias_base, p.column(), g.columns, v[1]);
+  else
+    add_bias8(g.bias, bias_base, p.column() + 8, g.columns, v[1]);
+}
 
-  if (g.bias != nullptr) {
-    add_bias8(g.bias, bias_base, first, g.columns, v[0]);
-    if (g.gated)
-      add_bias8(g.bias_gate, bias_base, first, g.columns, v[1]);
-    else
-      add_bias8(g.bias, bias_base, first + 8, g.columns, v[1]);
-  }
-  if (g.store == Store::result) {
-    if (!real) return;
-    const int64_t offset = static_cast<int64_t>(info.pair) * g.columns;
-    store_linear(g.out, offset, g.out_f32, first, g.columns, v[0]);
-    store_linear(g.out, offset, g.out_f32, first + 8, g.columns, v[1]);
-    return;
-  }
-
-  if (g.pair_weight != nullptr && real) {
-    const float w = g.pair_weight[info.pair];
+__device__ inline void activate_piece(const Piece& p, float (&v)[2][8]) {
+  const Gemm& g = p.g;
+  if (g.pair_weight != nullptr && p.real()) {
+    const float w = g.pair_weight[p.pair];
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[0][i] *= w, v[1][i] *= w;
   }
   activation::Params params;
-  if (g.alpha != nullptr) params.alpha = g.alpha[tile.expert];
-  if (g.beta != nullptr) params.beta = g.beta[tile.expert];
-  if (g.limit != nullptr) params.limit = g.limit[tile.expert];
+  if (g.alpha != nullptr) params.alpha = g.alpha[p.tile.expert];
+  if (g.beta != nullptr) params.beta = g.beta[p.tile.expert];
+  if (g.limit != nullptr) params.limit = g.limit[p.tile.expert];
   activate8(g.act, v[0], v[1], params);
   if (!g.gated) activate8(g.act, v[1], v[1], params);
+}
 
+__device__ inline uint32_t amax_piece(const Piece& p, const float (&v)[2][8]) {
+  const uint32_t amax = amax8(v[0]);
+  if (p.g.gated) return amax;
+  const uint32_t other = amax8(v[1]);
+  return other > amax ? other : amax;
+}
+
+// sums: this thread's 16 values.
+__device__ inline void finish_piece(const Piece& p, const float* sums) {
+  const Gemm& g = p.g;
+  const int first = p.column();
+  float v[2][8];
+  load_sums(p, sums, v);
+  if (g.store == Store::raw) {
+    if (!p.real()) return;
+    float* out =
+        static_cast<float*>(g.out) + (static_cast<int64_t>(p.tile.row_base) + p.n) * (g.gated ? 2 : 1) * g.columns;
+    store_linear(out, 0, true, first, g.columns, v[0]);
+    store_linear(out, g.gated ? g.columns : 0, true, g.gated ? first : first + 8, g.columns, v[1]);
+    return;
+  }
+  if (g.store == Store::result) {
+    if (!p.real()) return;
+    const int64_t offset = static_cast<int64_t>(p.pair) * g.columns;
+    store_linear(g.out, offset, g.out_f32, first, g.columns, v[0]);
+    store_linear(g.out, offset, g.out_f32, first + 8, g.columns, v[1]);
+    return;
+  }
+  activate_piece(p, v);
   if (g.store == Store::activated) {
-    if (!real) return;
-    float* out = static_cast<float*>(g.out) + s.row() * g.columns;
+    if (!p.real()) return;
+    float* out = static_cast<float*>(g.out) + (static_cast<int64_t>(p.tile.row_base) + p.n) * g.columns;
     store_linear(out, 0, true, first, g.columns, v[0]);
     if (!g.gated) store_linear(out, 0, true, first + 8, g.columns, v[1]);
     return;
   }
-
-  const int group = group_columns(g.round);
-  uint32_t amax = 0;
-  if (group != 0) {
-    amax = amax8(v[0]);
-    if (!g.gated) {
-      const uint32_t other = amax8(v[1]);
-      amax = other > amax ? other : amax;
-    }
-    amax = amax_lanes(amax, group / (8 * halves));
-  }
+  const Spot s{g, p.tile, p.n, p.valid()};
+  const float inverse = g.out_scale->inverse;
   if (g.store == Store::rows) {
+    const int group = group_columns(g.round);
+    const uint32_t amax = group == 0 ? 0 : amax_lanes(amax_piece(p, v), group / (g.gated ? 8 : 16));
     const format::Nvfp4Global global = g.out_scale->global;
-    const float inverse = g.out_scale->inverse;
     store_rows_bf16(s, first, rounded_bf16(g.round, v[0], amax, global, inverse, 1.0f));
     if (!g.gated) store_rows_bf16(s, first + 8, rounded_bf16(g.round, v[1], amax, global, inverse, 1.0f));
   } else {
-    float divisor = g.out_scale->inverse;
-    if (g.store == Store::rows_group) {
-      divisor = format::fp8_scale(format::amax_value(amax));
-      if (s.valid && (first & 127) == 0 && (first >> 7) < g.out_slabs)
-        g.out_block_scale[static_cast<int64_t>(tile.row_base) * g.out_slabs +
-                          static_cast<int64_t>(first >> 7) * tile.padded + s.n] = divisor;
-    }
-    store_rows_e4m3(s, first, rounded_e4m3(g.round, v[0], divisor));
-    if (!g.gated) store_rows_e4m3(s, first + 8, rounded_e4m3(g.round, v[1], divisor));
+    store_rows_e4m3(s, first, rounded_e4m3(g.round, v[0], inverse));
+    if (!g.gated) store_rows_e4m3(s, first + 8, rounded_e4m3(g.round, v[1], inverse));
   }
 }
 
-// The weighted sum of every token over its experts, k ascending, for columns [first, first + count): combine.h's
-// arithmetic. 256 threads. Results come from other blocks: read past the L1 cache.
-__device__ inline void combine_columns(const GroupedGemmArgs& args, const Gemm& g, int first, int count, int thread) {
-  const int tokens = args.num_tokens != nullptr ? min(*args.num_tokens, args.tokens) : args.tokens;
-  const int pieces = count / 8;
-  for (int i = thread; i < tokens * pieces; i += 256) {
-    const int token = i / pieces, column = first + i % pieces * 8;
-    if (column >= g.columns) continue;
-    float acc[8] = {};
-#pragma unroll 4
-    for (int k = 0; k < args.top_k; ++k) {
-      const int64_t pair = static_cast<int64_t>(token) * args.top_k + k;
-      if (args.pair_row[pair] < 0) continue;
-      const float w = args.weights != nullptr ? args.weights[pair] : 1.0f;
-      const int64_t at = pair * g.columns + column;
-      if (g.out_f32) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) acc[j] = fmaf(w, __ldcg(static_cast<const float*>(g.out) + at + j), acc[j]);
-      } else {
-        const uint4 v = __ldcg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(g.out) + at));
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          acc[2 * j] = fmaf(w, __uint_as_float(words[j] << 16), acc[2 * j]);
-          acc[2 * j + 1] = fmaf(w, __uint_as_float(words[j] & 0xffff0000u), acc[2 * j + 1]);
-        }
-      }
-    }
-    store_linear(args.output, static_cast<int64_t>(token) * g.columns, g.out_f32, column, g.columns, acc);
-  }
+// Store::rows_group: e4m3 codes with a scale for 128 columns, whose amax is known.
+__device__ inline void store_group(const Piece& p, const float (&v)[2][8], float scale) {
+  const Gemm& g = p.g;
+  const int first = p.column();
+  const Spot s{g, p.tile, p.n, p.valid()};
+  if (s.valid && (first & 127) == 0 && (first >> 7) < g.out_slabs)
+    g.out_block_scale[static_cast<int64_t>(p.tile.row_base) * g.out_slabs +
+                      static_cast<int64_t>(first >> 7) * p.tile.padded + p.n] = scale;
+  store_rows_e4m3(s, first, rounded_e4m3(g.round, v[0], scale));
+  if (!g.gated) store_rows_e4m3(s, first + 8, rounded_e4m3(g.round, v[1], scale));
 }
 
 }  // namespace sluice::sm90

@@ -11,7 +11,8 @@ namespace sluice::sm90 {
 namespace {
 
 constexpr Instance kInstances[] = {
-#define SLUICE_GEMM_INSTANCE(op, m_tiles, max_n, slabs, blocks) {Operand::op, m_tiles, max_n, slabs, blocks},
+#define SLUICE_GEMM_INSTANCE(op, m_tiles, max_n, slabs, blocks, cluster) \
+  {Operand::op, m_tiles, max_n, slabs, blocks, cluster},
 #include "kernels/sm90/grouped_gemm/instances.def"
 #undef SLUICE_GEMM_INSTANCE
 };
@@ -52,8 +53,8 @@ double likely_rows(const GemmProblem& p) {
 }  // namespace
 
 std::string Instance::name() const {
-  return fmt::format("{}_{}x{}_k{}_b{}", name_of(operand), 128 * m_tiles, max_n, slabs * slab_k(operand),
-                     blocks_per_sm);
+  return fmt::format("{}_{}x{}_k{}_{}", name_of(operand), 128 * m_tiles, max_n, slabs * slab_k(operand),
+                     cluster > 1 ? fmt::format("c{}", cluster) : fmt::format("b{}", blocks_per_sm));
 }
 
 std::span<const Instance> instances() { return kInstances; }

@@ -11,7 +11,7 @@ namespace sluice::sm90 {
 
 struct Instance {
   Operand operand;
-  int m_tiles, max_n, slabs, blocks_per_sm;
+  int m_tiles, max_n, slabs, blocks_per_sm, cluster;
   int step_n() const { return max_n <= 64 ? 8 : 16; }
   std::string name() const;  // "nvfp4_128x64_k128"
   bool operator==(const Instance&) const = default;

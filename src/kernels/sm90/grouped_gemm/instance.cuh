@@ -9,7 +9,9 @@ namespace sluice::sm90 {
 
 template <class T>
 void launch_instance(const GroupedGemmArgs& args, int multiprocessors, Stream stream, bool pdl) {
-  launch(grouped_gemm<T>, multiprocessors * T::blocks_per_sm, T::threads, T::smem_bytes, stream, pdl, args);
+  // Whole clusters; a last odd multiprocessor stays idle.
+  const int blocks = multiprocessors * T::blocks_per_sm / T::cluster * T::cluster;
+  launch_clusters(grouped_gemm<T>, T::cluster, blocks, T::threads, T::smem_bytes, stream, pdl, args);
 }
 
 }  // namespace sluice::sm90

@@ -35,10 +35,13 @@ __device__ inline void expand_e4m3(uint32_t w, uint32_t& a0, uint32_t& a1) {
   a1 = ((w << 8) & 0x80008000u) | ((w << 4) & 0x07f007f0u);
 }
 
-// Byte i of a word twice, each zero-extended to 16 bits.
+// Byte i of a word times `factor`, plus `add`: with a factor of 0x00010001 << n, a pair of equal halves. Written as a
+// multiplication, which runs beside the shifts and masks that bound this decode.
 template <int i>
-__device__ inline uint32_t twice(uint32_t word) {
-  return ptx::prmt(word, 0u, 0x4040u | (i << 8) | i);
+__device__ inline uint32_t spread(uint32_t word, uint32_t factor, uint32_t add) {
+  uint32_t d;
+  asm("mad.lo.u32 %0, %1, %2, %3;\n" : "=r"(d) : "r"(ptx::prmt(word, 0u, 0x4440u | i)), "r"(factor), "r"(add));
+  return d;
 }
 
 template <Operand op>
@@ -67,7 +70,7 @@ struct Decode<Operand::nvfp4> {
   __device__ static void step(uint32_t w, uint2 s, uint32_t (&a)[16]) {
     uint32_t e[4];
     expand_e2m1(w, e);
-    const uint32_t s0 = twice<i>(s.x) * 16u + 0x75807580u, s1 = twice<i>(s.y) * 16u + 0x75807580u;
+    const uint32_t s0 = spread<i>(s.x, 0x00100010u, 0x75807580u), s1 = spread<i>(s.y, 0x00100010u, 0x75807580u);
     a[4 * i + 0] = ptx::mul_bf16x2(e[0], s0);
     a[4 * i + 1] = ptx::mul_bf16x2(e[1], s1);
     a[4 * i + 2] = ptx::mul_bf16x2(e[2], s0);
@@ -89,7 +92,8 @@ struct Decode<Operand::mxfp4> {
   __device__ static void expand(const Packed& p, uint32_t (&a)[16]) {
     const uint4 w = p.w;
     const uint32_t s = p.s;
-    const uint32_t lo0 = twice<0>(s) << 7, lo1 = twice<1>(s) << 7, hi0 = twice<2>(s) << 7, hi1 = twice<3>(s) << 7;
+    const uint32_t lo0 = spread<0>(s, 0x00800080u, 0u), lo1 = spread<1>(s, 0x00800080u, 0u),
+                   hi0 = spread<2>(s, 0x00800080u, 0u), hi1 = spread<3>(s, 0x00800080u, 0u);
     step<0>(w.x, lo0, hi0, a);
     step<1>(w.y, lo0, hi0, a);
     step<2>(w.z, lo1, hi1, a);
@@ -120,7 +124,8 @@ struct Decode<Operand::mxfp8> {
   __device__ static void expand(const Packed& p, uint32_t (&a)[16]) {
     const uint4 w0 = p.w0, w1 = p.w1;
     const uint32_t s = p.s;
-    const uint32_t lo0 = twice<0>(s) << 7, lo1 = twice<1>(s) << 7, hi0 = twice<2>(s) << 7, hi1 = twice<3>(s) << 7;
+    const uint32_t lo0 = spread<0>(s, 0x00800080u, 0u), lo1 = spread<1>(s, 0x00800080u, 0u),
+                   hi0 = spread<2>(s, 0x00800080u, 0u), hi1 = spread<3>(s, 0x00800080u, 0u);
     step<0>(w0.x, w0.y, lo0, hi0, a);
     step<1>(w0.z, w0.w, lo0, hi0, a);
     step<2>(w1.x, w1.y, lo1, hi1, a);

@@ -16,8 +16,6 @@ constexpr int kMaxRoutedTokens = 16;  // routed in every block: two tokens a war
 struct PrologueArgs {
   RouteArgs route;
   RowsArgs rows;
-  void* output;
-  int64_t output_bytes;
 };
 
 // Shared memory, in words: per pair local expert, place, weight; per expert count, first row, first tile; then
@@ -131,8 +129,6 @@ __global__ void __launch_bounds__(kThreads) prologue_kernel(const __grid_constan
     for (int g = 0; g < 2; ++g)
       if (t.arrivals[g] != nullptr)
         for (int i = threadIdx.x; i < tiles_before * r.row_units[g]; i += kThreads) t.arrivals[g][i] = 0;
-    if (t.column_done != nullptr)
-      for (int i = threadIdx.x; i < r.row_units[1]; i += kThreads) t.column_done[i] = 0;
   }
   __syncthreads();
 
@@ -161,10 +157,6 @@ __global__ void __launch_bounds__(kThreads) prologue_kernel(const __grid_constan
       if (a.zero_absent != nullptr)
         for (int k = 0; k < top_k; ++k)
           if (expert_of[token * top_k + k] < 0) clear_row<kThreads>(a, static_cast<int64_t>(token) * top_k + k);
-      if (tiles_before == 0 && args.output != nullptr) {
-        auto* out = reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(args.output) + token * args.output_bytes);
-        for (int i = threadIdx.x; i < args.output_bytes / 2; i += kThreads) out[i] = 0;
-      }
     }
     if (num_targets != 0)
       write_token<kThreads>(a, token, targets, num_targets, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y),
@@ -180,14 +172,13 @@ bool prologue_fits(const RouteArgs& r) {
          shared_words(static_cast<int>(pairs), r.params.experts, r.locals, r.logits != nullptr) * 4 <= 160 * 1024;
 }
 
-void launch_prologue(const RouteArgs& route, const RowsArgs& rows, void* output, int64_t output_bytes, Stream stream,
-                     bool pdl) {
+void launch_prologue(const RouteArgs& route, const RowsArgs& rows, Stream stream, bool pdl) {
   const int pairs = static_cast<int>(route.tokens) * route.params.top_k;
   const int smem = 4 * shared_words(pairs, route.params.experts, route.locals, route.logits != nullptr);
   // Few tokens: several blocks share a row, so that its loads and stores are one step deep.
   const int columns = rows.out_slabs * (rows.e4m3 ? 128 : 64);
   const int parts = route.tokens <= 32 ? ceil_div(columns, 8 * kThreads) : 1;
-  const PrologueArgs args{route, rows, output, output_bytes};
+  const PrologueArgs args{route, rows};
   launch(prologue_kernel, dim3(static_cast<unsigned>(route.tokens), static_cast<unsigned>(parts)), kThreads, smem,
          stream, pdl, args);
 }

@@ -12,8 +12,6 @@ namespace sluice::sm90 {
 // Whether the tables fit in a block, and routing from logits is cheap enough to repeat in every block.
 bool prologue_fits(const RouteArgs& route);
 
-// `output` [T, output_bytes each]: cleared when no pair is local, because GEMM2 then has no task that would; or null.
-void launch_prologue(const RouteArgs& route, const RowsArgs& rows, void* output, int64_t output_bytes, Stream stream,
-                     bool pdl);
+void launch_prologue(const RouteArgs& route, const RowsArgs& rows, Stream stream, bool pdl);
 
 }  // namespace sluice::sm90

@@ -5,6 +5,7 @@
 
 #include "format/quantize.h"
 #include "kernels/ptx/bf16x2.cuh"
+#include "kernels/ptx/divide.cuh"
 #include "kernels/sm90/grouped_gemm/args.h"
 
 namespace sluice::sm90 {
@@ -35,6 +36,18 @@ __device__ inline float e2m1_value(float v) {
   return copysignf(rintf(a * inverse) * step, v);
 }
 
+// format::fp8_scale and format::nvfp4_inverse without the compiler's division (divide.cuh).
+__device__ inline float group_scale(uint32_t amax) {
+  const float s = ptx::divide(format::amax_value(amax), format::kE4m3Max);
+  return s < FLT_MIN ? FLT_MIN : s;
+}
+__device__ inline float block_inverse(uint8_t scale, format::Nvfp4Global global) {
+  const float d = format::e4m3_to_float(scale) * global.decode;
+  // Below 2^-100 the reciprocal is taken of 2^24 times as much: d may be subnormal.
+  const float shift = d < 0x1p-100f ? 0x1p24f : 1.0f;
+  return d == 0.0f ? FLT_MAX : format::at_most_float_max(ptx::divide(1.0f, d * shift) * shift);
+}
+
 // What the bf16 operand of the next GEMM holds for v[8]: codes times block scales, exact in bf16. Static and row
 // factors stay outside: they multiply GEMM results.
 __device__ inline uint4 rounded_bf16(Round round, const float (&v)[8], uint32_t amax, format::Nvfp4Global global,
@@ -53,12 +66,13 @@ __device__ inline uint4 rounded_bf16(Round round, const float (&v)[8], uint32_t 
     for (int i = 0; i < 8; ++i) r[i] *= scale;
   } else if (round == Round::nvfp4 || round == Round::nvfp4_token) {
     const uint8_t b = format::nvfp4_scale(format::amax_value(amax), global);
-    const float inverse = format::nvfp4_inverse(b, global), scale = format::e4m3_to_float(b);
+    const float inverse = block_inverse(b, global), scale = format::e4m3_to_float(b);
 #pragma unroll
     for (int i = 0; i < 8; ++i) r[i] = e2m1_value(r[i] * inverse) * scale;
   } else if (round != Round::plain) {  // fp8_static, fp8_token
 #pragma unroll
-    for (int i = 0; i < 8; ++i) r[i] = round == Round::fp8_static ? r[i] * static_inverse : r[i] / row_scale;
+    for (int i = 0; i < 8; ++i)
+      r[i] = round == Round::fp8_static ? r[i] * static_inverse : ptx::divide(r[i], row_scale);
     e4m3_values4(r);
     e4m3_values4(r + 4);
   }
@@ -70,7 +84,7 @@ __device__ inline uint4 rounded_bf16(Round round, const float (&v)[8], uint32_t 
 __device__ inline uint2 rounded_e4m3(Round round, const float (&v)[8], float factor) {
   float r[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) r[i] = round == Round::fp8_static ? v[i] * factor : v[i] / factor;
+  for (int i = 0; i < 8; ++i) r[i] = round == Round::fp8_static ? v[i] * factor : ptx::divide(v[i], factor);
   return {e4m3_codes4(r), e4m3_codes4(r + 4)};
 }
 

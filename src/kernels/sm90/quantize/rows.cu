@@ -15,6 +15,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   __shared__ Target targets[kMaxTopK];
   __shared__ int num_targets;
   __shared__ uint32_t shared[kThreads / 32];
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int64_t tokens =
       a.num_tokens != nullptr ? min(static_cast<int64_t>(*a.num_tokens), a.max_tokens) : a.max_tokens;
@@ -47,12 +48,12 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
         if (a.rank[token * a.top_k + k] < 0) clear_row<kThreads>(a, token * a.top_k + k);
     if (num_targets != 0) write_token<kThreads>(a, token, targets, num_targets, 0, 1, shared);
   }
-  ptx::griddepcontrol_launch_dependents();
 }
 
 // A block a row of GEMM1's float result.
 __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_constant__ RowsArgs a) {
   __shared__ uint32_t shared[kThreads / 32];
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   // Rows are numbered through the tiles; a block walks them with a moving tile index.
   const int num_tiles = a.header->num_tiles;
@@ -83,13 +84,12 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
                         });
     if (a.row_scale != nullptr && threadIdx.x == 0) a.row_scale[row] = row_scale;
   }
-  ptx::griddepcontrol_launch_dependents();
 }
 
 }  // namespace
 
 void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
-  const int64_t blocks = args.max_tokens < 4096 ? args.max_tokens : 4096;
+  const int64_t blocks = args.max_tokens < 16384 ? args.max_tokens : 16384;
   launch(gather_kernel, static_cast<int>(blocks > 0 ? blocks : 1), kThreads, 0, stream, pdl, args);
 }
 

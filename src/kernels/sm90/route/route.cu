@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_const
   int* counts = reinterpret_cast<int*>(scores);  // afterwards: [8][locals]
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int top_k = a.params.top_k, per_block = tokens_per_block(top_k);
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int64_t tokens = real_tokens(a), first = static_cast<int64_t>(blockIdx.x) * per_block;
   const int here = static_cast<int>(max(int64_t{0}, min(static_cast<int64_t>(per_block), tokens - first)));
@@ -73,40 +74,57 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_const
   __syncthreads();
   if (warp * 32 + lane < pairs)
     a.tables.rank[first * top_k + warp * 32 + lane] = e < 0 ? -1 : before + counts[warp * a.locals + e];
-  ptx::griddepcontrol_launch_dependents();
 }
 
 constexpr int kTableThreads = 1024;
 
-// Where each block's pairs of each expert begin; tiles; cleared counters.
+// Where each block's pairs of each expert begin; tiles; cleared counters. Few experts leave threads over: they share
+// an expert's blocks (one thread an expert took 27 us at 256 blocks of 128 experts).
 __global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_constant__ RouteArgs a, int blocks) {
   __shared__ int warp_sums[32];
+  __shared__ int shares[kTableThreads];
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const RouteTables& t = a.tables;
   int tiles_before = 0, rows_before = 0;
-  for (int base = 0; base < a.locals; base += kTableThreads) {
-    const int e = base + static_cast<int>(threadIdx.x);
-    int count = 0;
-    if (e < a.locals) {
-      // Sixteen loads in flight: one at a time cost 56 us at 256 blocks.
-      constexpr int kBatch = 16;
-      for (int first = 0; first < blocks; first += kBatch) {
+  const int width = a.locals < kTableThreads ? round_up(a.locals, 32) : kTableThreads, parts = kTableThreads / width;
+  const int part = static_cast<int>(threadIdx.x) / width, lane = static_cast<int>(threadIdx.x) % width;
+  const int begin = blocks * part / parts, end = blocks * (part + 1) / parts;
+  for (int base = 0; base < a.locals; base += width) {
+    // Sixteen loads in flight. The first walk counts, the second writes where each block begins.
+    constexpr int kBatch = 16;
+    const bool mine = part < parts && base + lane < a.locals;
+    int32_t* counts = t.counts + base + lane;
+    const auto walk = [&](int count, bool write) {
+      for (int first = begin; first < end; first += kBatch) {
         int here[kBatch];
 #pragma unroll
         for (int i = 0; i < kBatch; ++i)
-          here[i] = first + i < blocks ? t.counts[static_cast<int64_t>(first + i) * a.locals + e] : 0;
+          here[i] = first + i < end ? counts[static_cast<int64_t>(first + i) * a.locals] : 0;
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          if (first + i < blocks) t.counts[static_cast<int64_t>(first + i) * a.locals + e] = count;
+          if (write && first + i < end) counts[static_cast<int64_t>(first + i) * a.locals] = count;
           count += here[i];
         }
       }
+      return count;
+    };
+    __syncthreads();
+    shares[threadIdx.x] = mine ? walk(0, false) : 0;
+    __syncthreads();
+    int before = 0, count = 0;
+    for (int i = 0; i < parts; ++i) {
+      if (i == part) before = count;
+      count += shares[i * width + lane];
     }
+    if (mine) walk(before, true);
+    const int e = base + static_cast<int>(threadIdx.x);
+    if (part != 0) count = 0;  // one thread an expert from here
     const Passes p = passes_of(count, a.max_n, a.step_n);
     int tiles_total, rows_total;
     const int tile0 = tiles_before + block_exclusive_sum<kTableThreads>(p.tiles, warp_sums, &tiles_total);
     const int row0 = rows_before + block_exclusive_sum<kTableThreads>(p.rows, warp_sums, &rows_total);
-    if (e < a.locals) {
+    if (part == 0 && e < a.locals) {
       t.expert_tile[e] = tile0;
       t.expert_per[e] = p.per;
       for (int i = 0; i < p.tiles; ++i) {
@@ -122,7 +140,6 @@ __global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_cons
   for (int g = 0; g < 2; ++g)
     if (t.arrivals[g] != nullptr)
       for (int i = threadIdx.x; i < tiles_before * a.row_units[g]; i += kTableThreads) t.arrivals[g][i] = 0;
-  ptx::griddepcontrol_launch_dependents();
 }
 
 }  // namespace

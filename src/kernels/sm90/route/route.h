@@ -26,7 +26,6 @@ struct RouteTables {
   int32_t* row_pair;  // [rows]
   int32_t* arrivals[2];
   int32_t* ready;
-  int32_t* column_done;  // [units of GEMM2] when GEMM2 reduces in its epilogue, else null
 };
 
 struct RouteArgs {

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a task's accumulators to memory. The two warpgroups of a block work apart (each has 64 rows of every row tile),
+// so that one's epilogue meets the other's products; only scales of 128 columns make them meet.
+//
+// Accumulators hold weight rows across lanes; staging in shared memory turns them into columns of a token.
+#pragma once
+
+#include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/stmatrix.cuh"
+#include "kernels/sm90/grouped_gemm/epilogue.cuh"
+#include "kernels/sm90/grouped_gemm/multiply.cuh"
+
+namespace sluice::sm90 {
+
+struct Group {                    // a warpgroup
+  int index, thread, lane, warp;  // thread of 128, warp of 4
+  __device__ Group()
+      : index(threadIdx.x >> 7), thread(threadIdx.x & 127), lane(threadIdx.x & 31), warp((threadIdx.x >> 5) & 3) {}
+  __device__ void sync() const { ptx::bar_sync(1 + index, 128); }
+  __device__ static void sync_both() { ptx::bar_sync(3, 256); }
+};
+
+// Leaves this split's sums in memory; the one that comes last adds all of them in order. False: not the last.
+template <class T>
+__device__ __forceinline__ bool join_splits(const GroupedGemmArgs& args, const Task& t, const Tile& tile,
+                                            Accumulators<T>& acc, const Shared<T>& smem, const Group& group) {
+  const Gemm& g = args.gemm[t.which];
+  const int units = units_of<T>(g);
+  const int64_t unit = static_cast<int64_t>(t.tile) * units + t.unit;
+  const int64_t per_split = static_cast<int64_t>(T::m_tiles) * kTileRows * tile.padded;
+  // Passes differ in width, so their partial sums start at the tile's first row.
+  float* base = g.partial +
+                (static_cast<int64_t>(tile.row_base) * units + static_cast<int64_t>(t.unit) * tile.padded) *
+                    T::m_tiles * kTileRows * g.splits +
+                threadIdx.x;
+  const int values = tile.padded / 2;
+#pragma unroll
+  for (int m = 0; m < T::m_tiles; ++m)
+#pragma unroll
+    for (int i = 0; i < T::max_n / 2; ++i)
+      if (i < values) base[t.split * per_split + (m * values + i) * 256] = acc[m][i];
+  __threadfence();
+  if constexpr (T::block_scaled) {
+    // Scales of 128 columns need both warpgroups, so the same block must be last for both.
+    Group::sync_both();
+    if (threadIdx.x == 0) smem.flag[0] = smem.flag[1] = ptx::atom_add_acq_rel(args.arrivals[t.which] + unit, 1);
+    Group::sync_both();
+  } else {
+    // Both warpgroups count in one word, 16 bits each.
+    group.sync();
+    if (group.thread == 0)
+      smem.flag[group.index] =
+          ptx::atom_add_acq_rel(args.arrivals[t.which] + unit, 1 << (16 * group.index)) >> (16 * group.index) & 0xffff;
+    group.sync();
+  }
+  if (smem.flag[group.index] != g.splits - 1) return false;
+  __threadfence();
+#pragma unroll
+  for (int m = 0; m < T::m_tiles; ++m)
+#pragma unroll
+    for (int i = 0; i < T::max_n / 2; ++i)
+      if (i < values) {
+        float sum = 0.0f;
+        for (int s = 0; s < g.splits; ++s) sum += __ldcg(base + s * per_split + (m * values + i) * 256);
+        acc[m][i] = sum;
+      }
+  return true;
+}
+
+// Thread (lane / 4, lane % 4) of a warp holds rows lane / 4 and + 8 of tokens 8j + 2 * (lane % 4) and + 1.
+template <class T>
+__device__ __forceinline__ void stage_floats(const float (&acc)[T::max_n / 2], float* staging, int chunk,
+                                             const Group& group) {
+  constexpr int kPieces = T::float_tokens / 8;
+  float* to = staging + 2 * (group.lane & 3) * T::float_pitch + group.warp * 16 + (group.lane >> 2);
+#pragma unroll
+  for (int c = 0; c < (T::max_n + T::float_tokens - 1) / T::float_tokens; ++c) {
+    if (c == chunk) {
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        if ((kPieces * c + j) * 8 < T::max_n) {
+          const float* from = acc + (kPieces * c + j) * 4;
+          float* at = to + 8 * j * T::float_pitch;
+          at[0] = from[0];
+          at[T::float_pitch] = from[1];
+          at[8] = from[2];
+          at[T::float_pitch + 8] = from[3];
+        }
+      }
+    }
+  }
+}
+
+// The epilogue in float32 staging: everything but bf16 results.
+template <class T>
+__device__ __forceinline__ void store_pieces(const Gemm& g, const Task& t, const Tile& tile, Accumulators<T>& acc,
+                                             const Shared<T>& smem, const Group& group) {
+  float* staging = reinterpret_cast<float*>(smem.staging + group.index * T::group_staging);
+  const int token = group.thread >> 2, q = group.index * 4 + (group.thread & 3);
+  const float* sums = staging + token * T::float_pitch + (group.thread & 3) * 16;
+  const auto piece = [&](int m, int chunk) {
+    const int n = chunk * T::float_tokens + token;
+    const int known = group.index * T::max_n + (n < tile.count ? n : 0);
+    return Piece{g, tile, n, q, t.unit * T::m_tiles + m, smem.row_pair[known], smem.row_factor[known]};
+  };
+  for (int chunk = 0; chunk * T::float_tokens < tile.padded; ++chunk) {
+    if constexpr (T::block_scaled) {
+      if (g.store == Store::rows_group) {
+        // 128 columns: both warpgroups' rows, of two row tiles when gated.
+        float v[T::m_tiles][2][8];
+        uint32_t amax[T::m_tiles];
+#pragma unroll
+        for (int m = 0; m < T::m_tiles; ++m) {
+          group.sync();
+          stage_floats<T>(acc[m], staging, chunk, group);
+          group.sync();
+          const Piece p = piece(m, chunk);
+          load_sums(p, sums, v[m]);
+          activate_piece(p, v[m]);
+          amax[m] = amax_lanes(amax_piece(p, v[m]), 4);
+        }
+        uint32_t* shared = reinterpret_cast<uint32_t*>(smem.amax);
+        if (g.gated) {
+#pragma unroll
+          for (int m = 1; m < T::m_tiles; ++m) amax[0] = amax[m] > amax[0] ? amax[m] : amax[0];
+        }
+#pragma unroll
+        for (int m = 0; m < T::m_tiles; ++m) {
+          if (m == 0 || !g.gated) {
+            Group::sync_both();
+            if ((group.thread & 3) == 0) shared[group.index * T::float_tokens + token] = amax[m];
+            Group::sync_both();
+            const uint32_t other = shared[(group.index ^ 1) * T::float_tokens + token];
+            amax[m] = other > amax[m] ? other : amax[m];
+          } else {
+            amax[m] = amax[0];
+          }
+          const Piece p = piece(m, chunk);
+          if (p.row_tile < g.row_tiles) store_group(p, v[m], group_scale(amax[m]));
+        }
+        continue;
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < T::m_tiles; ++m) {
+      if (t.unit * T::m_tiles + m < g.row_tiles) {
+        group.sync();
+        stage_floats<T>(acc[m], staging, chunk, group);
+        group.sync();
+        finish_piece(piece(m, chunk), sums);
+      }
+    }
+  }
+}
+
+// bf16 results: scaled and rounded in registers, turned by stmatrix, 128 bytes of a token at once. columns % 8 == 0.
+template <class T>
+__device__ __forceinline__ void store_results(const Gemm& g, const Task& t, const Tile& tile, Accumulators<T>& acc,
+                                              const Shared<T>& smem, const Group& group) {
+  constexpr int kTokens = T::max_n < T::half_tokens ? T::max_n : T::half_tokens;
+  uint8_t* staging = smem.staging + group.index * T::group_staging;
+  const float* factors = smem.row_factor + group.index * T::max_n + 2 * (group.lane & 3);
+  // Lane i addresses row i % 8 of matrix i / 8: matrices 0 and 1 are 16 weight rows of 8 tokens, 2 and 3 of the next 8.
+  uint8_t* to = staging + ((group.lane & 7) + (group.lane >> 4) * 8) * T::half_pitch + group.warp * 32 +
+                (group.lane >> 3 & 1) * 16;
+#pragma unroll
+  for (int m = 0; m < T::m_tiles; ++m) {
+    const int row_tile = t.unit * T::m_tiles + m;
+    if (row_tile >= g.row_tiles) break;
+    const int row = group.index * 64 + group.warp * 16 + (group.lane >> 2);
+    float scale[2] = {1.0f, 1.0f}, bias[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int r = row + 8 * h, column = row_tile * kTileRows + r;
+      if (g.row_scale != nullptr)
+        scale[h] = g.row_scale[(static_cast<int64_t>(tile.expert) * g.row_tiles + row_tile) * kTileRows + r];
+      if (g.bias != nullptr && column < g.columns)
+        bias[h] = g.bias[static_cast<int64_t>(tile.expert) * g.columns + column];
+    }
+#pragma unroll
+    for (int c = 0; c * kTokens < T::max_n; ++c) {
+      if (c * kTokens < tile.padded) {
+        group.sync();
+#pragma unroll
+        for (int j = 0; j < kTokens / 8; j += 2) {
+          uint32_t words[4];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float2 f = *reinterpret_cast<const float2*>(factors + c * kTokens + (j + i) * 8);
+            const float* v = acc[m] + (c * (kTokens / 8) + j + i) * 4;
+            words[2 * i] = ptx::cvt_bf16x2_f32(v[1] * (scale[0] * f.y) + bias[0], v[0] * (scale[0] * f.x) + bias[0]);
+            words[2 * i + 1] =
+                ptx::cvt_bf16x2_f32(v[3] * (scale[1] * f.y) + bias[1], v[2] * (scale[1] * f.x) + bias[1]);
+          }
+          ptx::stmatrix_x4_trans(to + j * 8 * T::half_pitch, words[0], words[1], words[2], words[3]);
+        }
+        group.sync();
+        const int column = row_tile * kTileRows + group.index * 64 + (group.thread & 7) * 8;
+#pragma unroll 4
+        for (int token = group.thread >> 3; token < kTokens; token += 16) {
+          const int n = c * kTokens + token;
+          if (n >= tile.count || column >= g.columns) break;
+          const int64_t at = static_cast<int64_t>(smem.row_pair[group.index * T::max_n + n]) * g.columns + column;
+          *reinterpret_cast<uint4*>(static_cast<uint16_t*>(g.out) + at) =
+              *reinterpret_cast<const uint4*>(staging + token * T::half_pitch + (group.thread & 7) * 16);
+        }
+      }
+    }
+  }
+}
+
+// What store_activated can do: rows whose rounding needs no neighbour, after the two activations of large models.
+__device__ inline bool activates_in_registers(const Gemm& g) {
+  using activation::Activation;
+  const bool alone = (g.store == Store::rows && g.round == Round::plain) ||
+                     (g.store == Store::rows_e4m3 && g.round == Round::fp8_static);
+  return alone && (g.act == Activation::swiglu || g.act == Activation::relu2) && g.bias == nullptr &&
+         g.alpha == nullptr && g.beta == nullptr && g.limit == nullptr && g.pair_weight == nullptr;
+}
+
+// GEMM1's rows like store_results: activated and rounded in registers, where up and gate of a column meet. The float32
+// staging of store_pieces took 3500 cycles for 32 tokens. e4m3 codes travel as halves, which hold them exactly.
+template <class T, bool kGated, bool kCodes>
+__device__ __forceinline__ void store_activated(const Gemm& g, const Task& t, const Tile& tile, Accumulators<T>& acc,
+                                                const Shared<T>& smem, const Group& group) {
+  constexpr int kTokens = T::max_n < T::half_tokens ? T::max_n : T::half_tokens;
+  constexpr int kColumns = kGated ? 32 : 64, kPitch = 2 * kColumns + 16, kLanes = kColumns / 8;
+  uint8_t* staging = smem.staging + group.index * T::group_staging;
+  const float* factors = smem.row_factor + group.index * T::max_n + 2 * (group.lane & 3);
+  const float inverse = kCodes ? g.out_scale->inverse : 1.0f;
+  const auto word = [&](float low, float high) {
+    return kCodes ? ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(high * inverse, low * inverse))
+                  : ptx::cvt_bf16x2_f32(high, low);
+  };
+  const activation::Params params;
+#pragma unroll
+  for (int m = 0; m < T::m_tiles; ++m) {
+    const int row_tile = t.unit * T::m_tiles + m;
+    if (row_tile >= g.row_tiles) break;
+    const int row = group.index * 64 + group.warp * 16 + (group.lane >> 2);
+    float scale[2] = {1.0f, 1.0f};
+    if (g.row_scale != nullptr) {
+      const float* rs = g.row_scale + (static_cast<int64_t>(tile.expert) * g.row_tiles + row_tile) * kTileRows + row;
+      scale[0] = rs[0], scale[1] = rs[8];
+    }
+#pragma unroll
+    for (int c = 0; c * kTokens < T::max_n; ++c) {
+      if (c * kTokens < tile.padded) {
+        group.sync();
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < kTokens / 8; ++j) {
+          const float2 f = *reinterpret_cast<const float2*>(factors + c * kTokens + j * 8);
+          const float* v = acc[m] + (c * (kTokens / 8) + j) * 4;
+          const float a0 = v[0] * (scale[0] * f.x), a1 = v[1] * (scale[0] * f.y);
+          const float b0 = v[2] * (scale[1] * f.x), b1 = v[3] * (scale[1] * f.y);
+          if constexpr (kGated) {
+            // Matrices are 8 columns of 8 tokens each.
+            words[j % 4] = word(swiglu(a0, b0, params), swiglu(a1, b1, params));
+            if (j % 4 == 3 || j + 1 == kTokens / 8)
+              ptx::stmatrix_x4_trans(
+                  staging + ((j / 4 * 4 + (group.lane >> 3)) * 8 + (group.lane & 7)) * kPitch + group.warp * 16,
+                  words[0], words[1], words[2], words[3]);
+          } else {
+            using activation::Relu2;
+            words[j % 2 * 2] = word(Relu2::apply(a0, 0.0f, params), Relu2::apply(a1, 0.0f, params));
+            words[j % 2 * 2 + 1] = word(Relu2::apply(b0, 0.0f, params), Relu2::apply(b1, 0.0f, params));
+            if (j % 2 == 1)
+              ptx::stmatrix_x4_trans(staging + ((j / 2 * 2 + (group.lane >> 4)) * 8 + (group.lane & 7)) * kPitch +
+                                         group.warp * 32 + (group.lane >> 3 & 1) * 16,
+                                     words[0], words[1], words[2], words[3]);
+          }
+        }
+        group.sync();
+        const int piece = group.thread % kLanes;
+        const int column = row_tile * (kGated ? 64 : 128) + group.index * kColumns + piece * 8;
+#pragma unroll
+        for (int token = group.thread / kLanes; token < kTokens; token += 128 / kLanes) {
+          const int n = c * kTokens + token;
+          const uint4 v = *reinterpret_cast<const uint4*>(staging + token * kPitch + piece * 16);
+          const Spot s{g, tile, n, n < tile.padded};
+          if constexpr (kCodes)
+            store_rows_e4m3(s, column,
+                            {static_cast<uint32_t>(ptx::cvt_e4m3x2_f16x2(v.x)) |
+                                 static_cast<uint32_t>(ptx::cvt_e4m3x2_f16x2(v.y)) << 16,
+                             static_cast<uint32_t>(ptx::cvt_e4m3x2_f16x2(v.z)) |
+                                 static_cast<uint32_t>(ptx::cvt_e4m3x2_f16x2(v.w)) << 16});
+          else
+            store_rows_bf16(s, column, v);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace sluice::sm90

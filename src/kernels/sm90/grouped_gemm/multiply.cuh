@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of one task: a warpgroup multiplies 64 weight rows of every row tile with all tokens of the pass.
+// Accumulators start at zero and every product adds, so that no register is defined outside the tensor cores while
+// products are in flight.
+#pragma once
+
+#include "kernels/ptx/wgmma.cuh"
+#include "kernels/ptx/wgmma_sync.cuh"
+#include "kernels/sm90/grouped_gemm/operand.cuh"
+#include "kernels/sm90/grouped_gemm/task.cuh"
+
+namespace sluice::sm90 {
+
+// This warp needs the stage no more. Rows that several blocks share are free when all of them say so.
+template <class T>
+__device__ __forceinline__ void release_stage(const Shared<T>& smem, int stage, int lane) {
+  if constexpr (T::cluster > 1) {
+    if (lane < T::cluster) ptx::mbarrier_arrive_cluster(smem.empty + stage, lane);
+  } else {
+    if (lane == 0) ptx::mbarrier_arrive(smem.empty + stage);
+  }
+}
+
+template <class T>
+using Accumulators = float[T::m_tiles][T::max_n / 2];
+
+template <class T, int N>
+__device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs) {
+  const int wg = threadIdx.x >> 7, lane = threadIdx.x & 31;
+  const uint64_t w0 = ptx::swizzled_desc(ptx::smem_address(smem.w(0)) + wg * 8192);
+  const uint64_t x0 = ptx::swizzled_desc(ptx::smem_address(smem.x(0)));
+  int previous = -1;
+#pragma unroll 1
+  for (; slabs > 0; slabs -= T::slabs) {
+    ptx::mbarrier_wait(smem.full + ring.stage, ring.phase);
+    const int at = ring.stage * (T::stage_bytes >> 4);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < T::slabs; ++s) {
+      if (s > 0 && s >= slabs) break;
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int m = 0; m < T::m_tiles; ++m)
+          ptx::Wgmma<N>::bf16_ss(acc[m], w0 + at + ((m * T::slabs + s) * 16384 >> 4) + 2 * k,
+                                 x0 + at + (s * (N * 128) >> 4) + 2 * k, 1);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (previous >= 0) release_stage(smem, previous, lane);
+    previous = ring.stage;
+    ring.next();
+  }
+  ptx::wgmma_wait<0>();
+  if (previous >= 0) release_stage(smem, previous, lane);
+}
+
+// FP8: partial sums of 128 of K, in one or two parts of N: both sums of 256 tokens at once would not fit in registers.
+template <class T, int N>
+__device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
+                                             bool gated) {
+  static_assert(T::slabs == 1);
+  constexpr int kParts = N > 128 ? 2 : 1, kPartN = N / kParts;
+  const int wg = threadIdx.x >> 7, lane = threadIdx.x & 31;
+  const uint64_t w0 = ptx::swizzled_desc(ptx::smem_address(smem.w(0)) + wg * 8192);
+  const uint64_t x0 = ptx::swizzled_desc(ptx::smem_address(smem.x(0)));
+  float part[kPartN / 2];
+#pragma unroll 1
+  for (; slabs > 0; --slabs) {
+    const int stage = ring.stage, at = stage * (T::stage_bytes >> 4);
+    ptx::mbarrier_wait(smem.full + stage, ring.phase);
+#pragma unroll
+    for (int m = 0; m < T::m_tiles; ++m) {
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        float* sums = acc[m] + p * (kPartN / 2);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          ptx::Wgmma<kPartN>::e4m3_ss(part, w0 + at + (m * 16384 >> 4) + 2 * k,
+                                      x0 + at + (p * kPartN * 128 >> 4) + 2 * k, k != 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < kPartN / 2; ++i) ptx::pin(part[i]);
+        if constexpr (T::block_scaled) {
+          const float* ws = smem.w_scale(stage) + m * 4;
+          const float w_up = ws[0], w_gate = gated ? ws[1] : ws[0];
+          const float* xs = smem.x_scale(stage) + p * kPartN + 2 * (lane & 3);
+#pragma unroll
+          for (int j = 0; j < kPartN / 8; ++j) {
+            const float2 f = *reinterpret_cast<const float2*>(xs + 8 * j);
+            sums[4 * j + 0] = fmaf(part[4 * j + 0], f.x * w_up, sums[4 * j + 0]);
+            sums[4 * j + 1] = fmaf(part[4 * j + 1], f.y * w_up, sums[4 * j + 1]);
+            sums[4 * j + 2] = fmaf(part[4 * j + 2], f.x * w_gate, sums[4 * j + 2]);
+            sums[4 * j + 3] = fmaf(part[4 * j + 3], f.y * w_gate, sums[4 * j + 3]);
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < kPartN / 2; ++i) sums[i] += part[i];
+        }
+      }
+    }
+    release_stage(smem, stage, lane);
+    ring.next();
+  }
+}
+
+// Packed weights are decoded to bf16 registers; the codes of the next slab are fetched from shared memory while the
+// tensor cores run on this one. (Two buffers of decoded words, so that decoding overlaps too, were 10 % slower: ptxas
+// serialises the products or spills.)
+template <class T, int N>
+__device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
+                                                 int slabs) {
+  using D = Decode<T::op>;
+  const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31;
+  const uint64_t x0 = ptx::swizzled_desc(ptx::smem_address(smem.x(0)));
+  typename D::Packed packed[T::m_tiles];
+  const auto fetch = [&](int slab) {
+#pragma unroll
+    for (int m = 0; m < T::m_tiles; ++m)
+      packed[m] = D::fetch(smem.w(ring.stage) + (slab + m * T::slabs) * slab_bytes(T::op), wg, thread);
+  };
+  const auto fetch_stage = [&]() {
+    ptx::mbarrier_wait(smem.full + ring.stage, ring.phase);
+    fetch(0);
+  };
+  if (slabs > 0) fetch_stage();
+#pragma unroll 1
+  while (slabs > 0) {
+    const int stage = ring.stage;
+    const uint64_t x = x0 + stage * (T::stage_bytes >> 4);
+#pragma unroll
+    for (int s = 0; s < T::slabs; ++s) {
+      if (s > 0 && s >= slabs) break;
+      uint32_t a[T::m_tiles][16];
+#pragma unroll
+      for (int m = 0; m < T::m_tiles; ++m) {
+        D::expand(packed[m], a[m]);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) ptx::Wgmma<N>::bf16_rs(acc[m], a[m] + 4 * k, x + (s * (N * 128) >> 4) + 2 * k, 1);
+        ptx::wgmma_commit();
+      }
+      if (s + 1 < T::slabs && s + 1 < slabs) {
+        fetch(s + 1);
+      } else if (slabs > T::slabs) {
+        ring.next();
+        fetch_stage();
+      }
+      ptx::wgmma_wait<0>();
+    }
+    if (slabs <= T::slabs) ring.next();
+    slabs -= T::slabs;
+    release_stage(smem, stage, lane);
+  }
+}
+
+template <class T, int N>
+__device__ __forceinline__ void multiply(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
+                                         bool gated) {
+#pragma unroll
+  for (int m = 0; m < T::m_tiles; ++m)
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) acc[m][i] = 0.0f;
+  if constexpr (T::op == Operand::bf16)
+    multiply_bf16<T, N>(acc, smem, ring, slabs);
+  else if constexpr (is_fp8(T::op))
+    multiply_fp8<T, N>(acc, smem, ring, slabs, gated);
+  else
+    multiply_decoded<T, N>(acc, smem, ring, slabs);
+#pragma unroll
+  for (int m = 0; m < T::m_tiles; ++m)
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) ptx::pin(acc[m][i]);
+}
+
+// The run-time number of tokens to the instruction: N = I * step, I = 1, 2, ....
+template <class T, int I>
+__device__ __forceinline__ void multiply_padded(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
+                                                bool gated, int padded) {
+  if (padded == I * T::step_n)
+    multiply<T, I * T::step_n>(acc, smem, ring, slabs, gated);
+  else if constexpr ((I + 1) * T::step_n <= T::max_n)
+    multiply_padded<T, I + 1>(acc, smem, ring, slabs, gated, padded);
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two single-threaded roles of a block: stream weights (and deal tasks), stream rows.
+#pragma once
+
+#include "kernels/ptx/copy.cuh"
+#include "kernels/sm90/grouped_gemm/task.cuh"
+
+namespace sluice::sm90 {
+
+// Makes `ticket` the i-th task of every block of the cluster; beyond the last: -1.
+template <class T>
+__device__ inline void deal_task(const Shared<T>& smem, int i, int ticket, int total) {
+  const int slot = i % T::queue, task = ticket < total ? ticket : -1;
+  ptx::mbarrier_wait(smem.task_empty + slot, ((i / T::queue) & 1) ^ 1);
+  if constexpr (T::cluster > 1) {
+    for (int rank = 0; rank < T::cluster; ++rank) {
+      ptx::st_cluster(smem.tasks + slot, rank, task);
+      ptx::mbarrier_arrive_cluster_release(smem.task_full + slot, rank);
+    }
+  } else {
+    smem.tasks[slot] = task;
+    ptx::mbarrier_arrive(smem.task_full + slot);
+  }
+}
+
+// The first block of a cluster takes tickets for all of its blocks, one ahead of what it streams: more would leave the
+// last tasks to few blocks (5 % at 8 to 512 tokens). Tickets come from a counter, so a block that waits for another
+// block's rows knows that the other is running.
+template <class T>
+__device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, const Shared<T>& smem) {
+  const int num_tiles = args.header->num_tiles;
+  const int total = total_tasks<T>(args, num_tiles);
+  const uint64_t policy = ptx::createpolicy_evict_first();
+  const bool dealer = T::cluster == 1 || ptx::cluster_ctarank() == 0;
+  int* counter = &args.header->ticket[args.ticket];
+  int ticket = dealer ? atomicAdd(counter, 1) : 0;
+  Ring<T> ring;
+  for (int i = 0;; ++i) {
+    if (dealer) {
+      deal_task(smem, i, ticket, total);
+    } else {
+      ticket = smem.next_task(i);
+      smem.release_task(i);
+      if (ticket < 0) return;
+    }
+    if (ticket >= total) return;
+    const int next = dealer ? atomicAdd(counter, 1) : 0;  // its latency hides behind this task
+    const Task t = task_of<T>(args, ticket, num_tiles);
+    const Gemm& g = args.gemm[t.which];
+    const Tile tile = args.tiles[t.tile];
+    const int64_t slab_stride = slab_bytes(T::op);
+    for (int slab = t.begin; slab < t.end; slab += T::slabs) {
+      const int count = min(T::slabs, t.end - slab);
+      ptx::mbarrier_wait(smem.empty + ring.stage, ring.phase ^ 1u);
+      uint64_t* full = smem.full + ring.stage;
+      ptx::mbarrier_arrive_expect_tx(full,
+                                     T::m_tiles * (count * slab_bytes(T::op) + (T::block_scaled ? 16 * count : 0)));
+#pragma unroll
+      for (int m = 0; m < T::m_tiles; ++m) {
+        // A missing last row tile is read again from its neighbour; its results are not stored.
+        const int row_tile = min(t.unit * T::m_tiles + m, g.row_tiles - 1);
+        const int64_t at = (static_cast<int64_t>(tile.expert) * g.row_tiles + row_tile) * g.slabs + slab;
+        ptx::cp_async_bulk(smem.w(ring.stage) + m * T::slabs * slab_bytes(T::op), g.weights + at * slab_stride,
+                           count * slab_bytes(T::op), full, policy);
+        if constexpr (T::block_scaled)
+          ptx::cp_async_bulk(smem.w_scale(ring.stage) + m * 4, g.block_scale + at * 4, 16, full, policy);
+      }
+      ring.next();
+    }
+    ticket = next;
+  }
+}
+
+// This block's share of a copy that every block of the cluster receives.
+template <class T>
+__device__ inline void copy_rows(uint8_t* smem, const uint8_t* from, uint32_t bytes, uint64_t* full, uint64_t policy) {
+  if constexpr (T::cluster > 1) {
+    const uint32_t share = bytes / T::cluster, offset = ptx::cluster_ctarank() * share;
+    ptx::cp_async_bulk_multicast(smem + offset, from + offset, share, full, (1 << T::cluster) - 1, policy);
+  } else {
+    ptx::cp_async_bulk(smem, from, bytes, full, policy);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void stream_rows(const GroupedGemmArgs& args, const Shared<T>& smem) {
+  const int num_tiles = args.header->num_tiles;
+  const uint64_t policy = ptx::createpolicy_evict_last();
+  Ring<T> ring;
+  for (int i = 0;; ++i) {
+    const int ticket = smem.next_task(i);
+    smem.release_task(i);
+    if (ticket < 0) return;
+    const Task t = task_of<T>(args, ticket, num_tiles);
+    const Gemm& g = args.gemm[t.which];
+    const Tile tile = args.tiles[t.tile];
+    if (t.which == 1) {
+      const int writers = 2 * units_of<T>(args.gemm[0]);
+      while (ptx::ld_acquire(args.ready + t.tile) < writers) __nanosleep(20);
+      ptx::fence_proxy_async();
+    }
+    const uint8_t* x = g.x + static_cast<int64_t>(tile.row_base) * g.slabs * 128;
+    const float* scales = T::block_scaled ? g.x_block_scale + static_cast<int64_t>(tile.row_base) * g.slabs : nullptr;
+    for (int slab = t.begin; slab < t.end; slab += T::slabs) {
+      const int count = min(T::slabs, t.end - slab);
+      ptx::mbarrier_wait(smem.empty + ring.stage, ring.phase ^ 1u);
+      uint64_t* full = smem.full + ring.stage;
+      const uint32_t bytes = count * tile.padded * 128;
+      ptx::mbarrier_arrive_expect_tx(full, bytes + (T::block_scaled ? tile.padded * 4 : 0));
+      copy_rows<T>(smem.x(ring.stage), x + static_cast<int64_t>(slab) * tile.padded * 128, bytes, full, policy);
+      if constexpr (T::block_scaled)
+        copy_rows<T>(reinterpret_cast<uint8_t*>(smem.x_scale(ring.stage)),
+                     reinterpret_cast<const uint8_t*>(scales + static_cast<int64_t>(slab) * tile.padded),
+                     tile.padded * 4, full, policy);
+      ring.next();
+    }
+  }
+}
+
+}  // namespace sluice::sm90

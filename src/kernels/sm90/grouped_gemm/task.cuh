@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block of the grouped GEMM works on next, and its shared memory.
+#pragma once
+
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/sync.cuh"
+#include "kernels/sm90/grouped_gemm/args.h"
+#include "kernels/sm90/grouped_gemm/config.h"
+
+namespace sluice::sm90 {
+
+struct Task {
+  int which;              // GEMM 0 or 1
+  int tile, unit;         // unit: group of m_tiles row tiles; may lie beyond the last in a cluster's second block
+  int split, begin, end;  // slabs
+};
+
+template <class T>
+__device__ inline int units_of(const Gemm& g) {
+  return (g.row_tiles + T::m_tiles - 1) / T::m_tiles;
+}
+// Tasks are dealt to clusters: neighbouring units of one tile.
+template <class T>
+__device__ inline int unit_groups(const Gemm& g) {
+  return (units_of<T>(g) + T::cluster - 1) / T::cluster;
+}
+
+template <class T>
+__device__ inline Task task_of(const GroupedGemmArgs& args, int index, int num_tiles) {
+  const int first = num_tiles * unit_groups<T>(args.gemm[0]) * args.gemm[0].splits;
+  Task t;
+  t.which = index < first ? 0 : 1;
+  const Gemm& g = args.gemm[t.which];
+  index -= t.which == 0 ? 0 : first;
+  t.split = index % g.splits;
+  index /= g.splits;
+  const int groups = unit_groups<T>(g);
+  t.unit = index % groups * T::cluster;
+  if constexpr (T::cluster > 1) t.unit += ptx::cluster_ctarank();
+  t.tile = index / groups;
+  t.begin = g.slabs * t.split / g.splits;
+  t.end = g.slabs * (t.split + 1) / g.splits;
+  return t;
+}
+
+template <class T>
+__device__ inline int total_tasks(const GroupedGemmArgs& args, int num_tiles) {
+  int total = num_tiles * unit_groups<T>(args.gemm[0]) * args.gemm[0].splits;
+  if (args.gemms == 2) total += num_tiles * unit_groups<T>(args.gemm[1]) * args.gemm[1].splits;
+  return total;
+}
+
+template <class T>
+struct Shared {
+  uint8_t* stages;
+  uint8_t* staging;   // [2 warpgroups][group_staging]
+  float* row_factor;  // [2 warpgroups][max_n] decode factors of the task's rows, the static one included
+  int* row_pair;      // [2 warpgroups][max_n]
+  uint64_t *full, *empty, *task_full, *task_empty;
+  int* tasks;
+  int* flag;    // [2 warpgroups]
+  float* amax;  // [2 warpgroups][float_tokens], block-scaled tiles only
+
+  __device__ explicit Shared(uint8_t* raw) {
+    const uint32_t misaligned = ptx::smem_address(raw) & 1023u;
+    stages = raw + (misaligned != 0 ? 1024u - misaligned : 0u);
+    staging = stages + T::stages * T::stage_bytes;
+    row_factor = reinterpret_cast<float*>(staging + T::staging_bytes);
+    row_pair = reinterpret_cast<int*>(row_factor + 2 * T::max_n);
+    full = reinterpret_cast<uint64_t*>(row_pair + 2 * T::max_n);
+    empty = full + T::stages;
+    task_full = empty + T::stages;
+    task_empty = task_full + T::queue;
+    tasks = reinterpret_cast<int*>(task_empty + T::queue);
+    flag = tasks + T::queue;
+    amax = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(full) + 512);
+  }
+  __device__ uint8_t* w(int stage) const { return stages + stage * T::stage_bytes; }
+  __device__ uint8_t* x(int stage) const { return w(stage) + T::w_aligned; }
+  __device__ float* x_scale(int stage) const { return reinterpret_cast<float*>(x(stage) + T::x_bytes); }
+  __device__ float* w_scale(int stage) const { return x_scale(stage) + T::max_n; }
+
+  // By one thread, before anybody waits.
+  __device__ void init_barriers() const {
+    for (int i = 0; i < T::stages; ++i) {
+      ptx::mbarrier_init(full + i, 2);                // the two streaming warps
+      ptx::mbarrier_init(empty + i, 8 * T::cluster);  // the multiplying warps of every block that shares the rows
+    }
+    for (int i = 0; i < T::queue; ++i) {
+      ptx::mbarrier_init(task_full + i, 1);
+      ptx::mbarrier_init(task_empty + i, 10 * T::cluster - 1);  // who deals does not read
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  // The i-th task of this block, -1 after the last. Every reading warp then releases it once.
+  __device__ int next_task(int i) const {
+    const int slot = i % T::queue;
+    const uint32_t phase = (i / T::queue) & 1;
+    if constexpr (T::cluster > 1)
+      ptx::mbarrier_wait_cluster(task_full + slot, phase);
+    else
+      ptx::mbarrier_wait(task_full + slot, phase);
+    return tasks[slot];
+  }
+  __device__ void release_task(int i) const {
+    if constexpr (T::cluster > 1)
+      ptx::mbarrier_arrive_cluster(task_empty + i % T::queue, 0);
+    else
+      ptx::mbarrier_arrive(task_empty + i % T::queue);
+  }
+};
+
+// A position in the ring of stages.
+template <class T>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void next() {
+    if (++stage == T::stages) stage = 0, phase ^= 1u;
+  }
+};
+
+}  // namespace sluice::sm90
