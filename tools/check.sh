@@ -4,7 +4,7 @@
 #   tools/check.sh            every tracked file
 #   tools/check.sh --staged   what is about to be committed (the git hook)
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 
 if [[ ${1:-} == --staged ]]; then
   mapfile -t files < <(git diff --cached --name-only --diff-filter=ACMR)
