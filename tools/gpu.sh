@@ -101,8 +101,10 @@ for p in "${parts[@]}"; do
       ;;
     start) part start "$dir/capi_cuda_test" --gtest_filter='CudaStart.*' ;;
     models) part models "$root/tools/gpu_perplexity.py" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}"/*/ ;;
-    # shellcheck disable=SC2086
-    bench) part bench "$dir/moe_sm90" ${SLUICE_BENCH_ARGS:-} ;;
+    bench)
+      # shellcheck disable=SC2086
+      part bench "$dir/moe_sm90" ${SLUICE_BENCH_ARGS:-}
+      ;;
     *) usage ;;
   esac
 done
