@@ -16,8 +16,9 @@ class Ceilings {
 
   // Bytes per second with all threads, one pass over the buffer.
   double read_bandwidth(Context& ctx) const;
-  // Floating point operations per second with all threads: bf16 dots where the level has them, else float32
-  // multiply-adds. About 5 ms.
+  // Floating point operations per second with all threads, from registers: the best that these instructions do for
+  // products of bf16 values summed in float32. That is AMX tiles, vdpbf16ps, or, on machines without either, float32
+  // multiply-adds (a bf16 product is exact in float32). About 5 ms.
   double dot_rate(Context& ctx) const;
 
  private:

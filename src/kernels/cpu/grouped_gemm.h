@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of input rows by stacks of packed weights: y = x[row] * W[group]^T for the rows of every group, in tasks that
-// any thread may take. docs/kernels/grouped_gemm_cpu.md.
+// any thread may take. docs/kernels/cpu_grouped_gemm.md.
 #pragma once
 
 #include "base/context.h"
