@@ -14,7 +14,7 @@ namespace {
 using kernels::cpu::Isa;
 
 struct Options {
-  std::string shape = "qwen3-30b-a3b", isa;
+  std::string shape = "qwen3-30b-a3b", isa, inputs;
   std::vector<int64_t> tokens{1, 8, 32, 128, 512};
   std::vector<std::string> formats{"all"};
   double seconds = 1.0;
@@ -90,7 +90,9 @@ void run(const Options& o, Shared& shared) {
         "ratio\n");
   }
   for (const format::Format f : formats) {
-    MoeBench bench(ctx, ceilings, bench_spec(shape, f), options);
+    MoeSpec spec = bench_spec(shape, f);
+    if (!o.inputs.empty()) spec.inputs = parse_name(format::kInputFormats, "--inputs", o.inputs);
+    MoeBench bench(ctx, ceilings, spec, options);
     for (const int64_t tokens : o.tokens) {
       const BenchCell cell = bench.measure(ctx, tokens);
       if (o.json)
@@ -112,6 +114,8 @@ void add_bench_moe(CLI::App& parent, Shared& shared) {
   command->add_option("--shape", o->shape, shape_names());
   command->add_option("--tokens", o->tokens, "numbers of tokens")->delimiter(',')->check(CLI::Range(1, 1 << 20));
   command->add_option("--format", o->formats, "weight formats, or all")->delimiter(',');
+  command->add_option("--inputs", o->inputs,
+                      "what rows are rounded to, as nvfp4_token; default: the weight format's own");
   command->add_option("--isa", o->isa, "scalar, avx2, avx512, avx512_bf16 or amx; default: the best here");
   command->add_option("--seconds", o->seconds, "of measuring, for each line")->check(CLI::PositiveNumber);
   command->add_flag("--json", o->json, "one JSON object a line");
