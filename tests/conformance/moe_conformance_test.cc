@@ -141,12 +141,12 @@ class Conformance : public ::testing::TestWithParam<size_t> {
  protected:
   const moe::Backend& backend() const { return *moe::backends()[GetParam()]; }
   void run_all(const std::vector<Case>& cases, std::mt19937& rng);
-  // FP8 tensor cores keep about 14 bits of their partial sums (docs/numerics.md).
+  // docs/gpu.md
   Arithmetic arithmetic(const MoeSpec& s) const {
     const bool fp8 = s.weights == format::Format::fp8_tensor || s.weights == format::Format::fp8_channel ||
                      s.weights == format::Format::fp8_block;
     Arithmetic a;
-    if (fp8 && backend().name() == "sm90") a.product_error = 0x1p-10;
+    if (fp8 && backend().name() == "sm90") a.product_error = kFp8TensorCoreError;
     return a;
   }
   ThreadPool pool_{2};

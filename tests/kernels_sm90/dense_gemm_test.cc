@@ -45,7 +45,7 @@ Dense make(const sm90::DenseSpec& s, int64_t tokens, bool bias, std::mt19937& rn
 
 void check_result(const Dense& d, const std::vector<float>& y, Excursion& all) {
   Arithmetic m;
-  if (sm90::is_fp8(sm90::operand_of(d.spec.weights))) m.product_error = 0x1p-10;
+  if (sm90::is_fp8(sm90::operand_of(d.spec.weights))) m.product_error = kFp8TensorCoreError;
   const auto w = reference_decode(d.w);
   const auto cols = static_cast<size_t>(d.spec.cols), rows = static_cast<size_t>(d.spec.rows);
   ASSERT_EQ(y.size(), static_cast<size_t>(d.tokens) * rows);

@@ -26,11 +26,9 @@ inline std::mt19937 fresh_rng() {
   return std::mt19937(seed);
 }
 
-// Products of FP8 tensor cores are aligned to the largest of 32 and of the sum so far, and cut to about 14 bits; four
-// such sums follow each other before they are promoted. A share of the sum's magnitude.
 inline Arithmetic arithmetic_of(const MoeSpec& s) {
   Arithmetic a;
-  if (sm90::is_fp8(sm90::gemm_problem(s, 1).operand)) a.product_error = 0x1p-10;
+  if (sm90::is_fp8(sm90::gemm_problem(s, 1).operand)) a.product_error = kFp8TensorCoreError;
   return a;
 }
 
