@@ -5,7 +5,7 @@
 usage: gpu_perplexity.py PROGRAM MODELS...
 
 PROGRAM is a built `sluice`, MODELS are BF16 checkpoints that hold valid.txt. Prints a table in Markdown; exit 1 unless
-each pair is equal to 4 digits.
+each pair is within 5e-4: sums in another order flip a code, and sometimes an expert, so that two CPUs differ by 3e-4.
 """
 import concurrent.futures
 import json
@@ -39,7 +39,7 @@ def perplexity(program, model, text, form, backend):
 
 def main():
     program, models = sys.argv[1], [pathlib.Path(m) for m in sys.argv[2:]]
-    wrong = 0
+    wrong = equal = 0
     with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(6) as pool:
         jobs = []
         for model in models:
@@ -58,8 +58,9 @@ def main():
                 wrong += 1
                 continue
             wrong += abs(gpu - cpu) > 5e-4 * cpu
+            equal += f"{cpu:.4g}" == f"{gpu:.4g}"
             print(f"| {name} | {form} | {cpu:.5f} | {gpu:.5f} | {(gpu - cpu) / cpu:+.1e} |")
-    print(f"{len(jobs)} perplexities, {wrong} not equal to 4 digits")
+    print(f"{len(jobs)} perplexities, {equal} equal in 4 digits, {wrong} more than 5e-4 apart")
     return wrong != 0
 
 
