@@ -11,7 +11,7 @@ print("""// SPDX-License-Identifier: Apache-2.0
 
 namespace sluice::ptx {
 
-// accumulate = 0 overwrites D. Descriptors: see smem_desc.cuh. A in registers: 4 words a thread.
+// accumulate = 0 overwrites D. Descriptors: see wgmma_sync.cuh. A in registers: 4 words a thread.
 template <int N>
 struct Wgmma;
 """)
