@@ -10,6 +10,7 @@ void add_eval(CLI::App& parent, Shared& shared);
 void add_quantize(CLI::App& parent, Shared& shared);
 void add_bench_model(CLI::App& parent, Shared& shared);
 void add_bench_moe(CLI::App& parent, Shared& shared);
+void add_bench_serving(CLI::App& parent, Shared& shared);
 void add_moe(CLI::App& parent, Shared& shared);
 void add_explain(CLI::App& parent, Shared& shared);
 void add_info(CLI::App& parent, Shared& shared);
@@ -22,6 +23,7 @@ void add_commands(CLI::App& app, Shared& shared) {
   CLI::App& bench = add_group(app, "bench", "measure speed");
   add_bench_model(bench, shared);
   add_bench_moe(bench, shared);
+  add_bench_serving(bench, shared);
   add_moe(app, shared);
   add_explain(app, shared);
   add_info(app, shared);

@@ -27,6 +27,7 @@ struct Options {
   std::vector<std::string> names;
   std::string chat_template, sampling_defaults = "model";
   std::optional<uint64_t> random_seed;
+  std::optional<double> mem_fraction;
   bool deterministic = false, no_prefix_cache = false;
   int drain_seconds = 60;
 };
@@ -61,6 +62,23 @@ std::shared_ptr<server::ServedModel> served_model(const Options& o, const model:
   if (names.empty()) names.push_back(o.model.path);
   return std::make_shared<server::ServedModel>(std::move(names), o.model.path, load_tokenizer(o.model, model),
                                                model.info(), std::move(defaults), template_text, o.chat_template);
+}
+
+// SGLang's way to size the cache: what weights, states and keys and values may take of the machine's memory together.
+int64_t cache_tokens_of(double fraction, const model::Model& model, const engine::EngineConfig& engine) {
+  const double total = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  const model::CacheShape& shape = model.cache_shape();
+  const int64_t states = (engine.max_running + engine.state_snapshots) * shape.bytes_per_slot(1);
+  const double left = total * fraction - static_cast<double>(model.info().weight_bytes + states);
+  const int64_t token = shape.bytes_per_token();
+  const int64_t useful =
+      engine.max_running * (engine.context_length ? engine.context_length : model.info().max_positions);
+  const int64_t tokens =
+      token == 0 ? useful : std::min(useful, static_cast<int64_t>(left / static_cast<double>(token)));
+  check(tokens >= engine.block_size,
+        "--mem-fraction-static is {}; of {:.2f} GB that leaves no room for keys and values beside {:.2f} GB of weights",
+        fraction, total / 1e9, static_cast<double>(model.info().weight_bytes) / 1e9);
+  return tokens;
 }
 
 void print_ready(const std::string& url, const server::ServedModel& model) {
@@ -98,6 +116,7 @@ void run(Options o, Shared& shared) {
   if (!served->chat_template_error().empty())
     ctx.log(LogLevel::warning, fmt::format("no chat: {}", served->chat_template_error()));
   if (!served->defaults.source.empty()) log("sampling defaults from " + served->defaults.source);
+  if (o.mem_fraction) o.engine.cache_tokens = cache_tokens_of(*o.mem_fraction, *model, o.engine);
   const auto backend = std::make_shared<server::EngineBackend>(
       ctx, std::move(model), served->tokenizer, o.engine, [&ctx, options = o.model](const std::string& path) mutable {
         options.path = path;
@@ -135,6 +154,12 @@ void add_engine_options(CLI::App& command, Options& o) {
   count("--max-total-tokens", o.engine.cache_tokens,
         "tokens of keys and values in memory; 0: as many as all running requests need, at most 65536 or one context", 0,
         kMany);
+  command
+      .add_option("--mem-fraction-static", o.mem_fraction,
+                  "instead: as many as weights and cache together fit into this share of the machine's memory")
+      ->check(CLI::Range(0.0, 1.0))
+      ->excludes("--max-total-tokens")
+      ->group(group);
   count("--page-size", o.engine.block_size, "tokens in a block of the cache, the unit that prompts share", 1, 4096);
   command.add_flag("--disable-radix-cache", o.no_prefix_cache, "do not reuse the beginnings of earlier prompts")
       ->group(group);

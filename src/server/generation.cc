@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <mutex>
-#include <numeric>
+#include <utility>
 
 #include "server/api_error.h"
 
@@ -19,9 +19,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
       : service_(service), engine_(service.backend()), exchange_(std::move(exchange)), job_(std::move(job)) {
     for (const engine::Request& r : job_.requests) open_ += r.params.n;
   }
-  ~Generation() {
-    if (registered_) service_.forget_request(job_.rid);
-  }
+  ~Generation() { forget_name(); }
 
   void start();
 
@@ -37,6 +35,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void finish();
   void fail(const std::string& sentence);
   void cancel();
+  void forget_name();
   void log_line() const;
 
   Service& service_;
@@ -137,8 +136,14 @@ void Generation::take(const Arrived& a) {
   reasons_ += fmt::format("{}{}", reasons_.empty() ? "" : ",", engine::to_string(e.reason));
 }
 
+// Before the client knows that the answer is complete: then it may use the name again.
+void Generation::forget_name() {
+  if (std::exchange(registered_, false)) service_.forget_request(job_.rid);
+}
+
 void Generation::finish() {
   over_ = true;
+  forget_name();
   if (job_.stream) {
     exchange_->write(job_.writer->end_stream());
     exchange_->end();
@@ -151,6 +156,7 @@ void Generation::finish() {
 // One choice's failure is the request's: the rest is cancelled.
 void Generation::fail(const std::string& sentence) {
   over_ = true;
+  forget_name();
   const ApiError error(500, "server_error", sentence, "", "internal_error");
   if (job_.stream) {
     exchange_->write(std::exchange(out_, {}) + sse(error_body(error)));

@@ -92,11 +92,12 @@ void fit_to_context(engine::Request& request, const ParamNames& names, int64_t c
   if (!p.max_tokens && names.default_max_tokens)
     p.max_tokens = std::min(*names.default_max_tokens, context_length - prompt);
   const int64_t most = p.max_tokens.value_or(context_length - prompt);
+  const auto name = [&](std::string_view field) { return std::string(names.path).append(field); };
   if (p.min_tokens > most)
-    refuse(names.min_tokens, fmt::format("{} is {}; accepted: 0 to {}, the most tokens of the answer", names.min_tokens,
-                                         p.min_tokens, most));
+    refuse(name(names.min_tokens), fmt::format("{} is {}; accepted: 0 to {}, the most tokens of the answer",
+                                               name(names.min_tokens), p.min_tokens, most));
   if (p.max_tokens == 0 && !scores)
-    refuse(names.max_tokens, fmt::format("{} is 0; accepted: 1 or more", names.max_tokens));
+    refuse(name(names.max_tokens), fmt::format("{} is 0; accepted: 1 or more", name(names.max_tokens)));
 }
 
 }  // namespace sluice::server

@@ -17,10 +17,12 @@ namespace sluice::server {
 struct ParamNames {
   std::string_view max_tokens, max_tokens_also, min_tokens, seed;  // "": no such field
   std::optional<int64_t> default_max_tokens;                       // none: up to the context's end
+  std::string_view path = "";                                      // where the fields are, for sentences
 };
 inline constexpr ParamNames kChatNames{"max_completion_tokens", "max_tokens", "min_tokens", "seed", std::nullopt};
 inline constexpr ParamNames kCompletionNames{"max_tokens", "", "min_tokens", "seed", 16};
-inline constexpr ParamNames kGenerateNames{"max_new_tokens", "", "min_new_tokens", "sampling_seed", 128};
+inline constexpr ParamNames kGenerateNames{"max_new_tokens", "",  "min_new_tokens",
+                                           "sampling_seed",  128, "sampling_params."};
 
 // Everything but the log probabilities, which each form asks for in its own way. Throws ApiError 400.
 // vocab: of the logits; seed: for a request that gives none.

@@ -9,7 +9,7 @@ build=${2:-$root/build/fuzz}
 mkdir -p "$build/fuzz"
 cd "$build/fuzz"
 "$build/tests/fuzz/fuzz_seeds" "$PWD"
-for name in safetensors config tokenizer template encode; do
+for name in safetensors config tokenizer template encode request; do
   case $name in
     template | encode) words=$root/tests/fuzz/template.dict ;;
     *) words=$root/tests/fuzz/json.dict ;;

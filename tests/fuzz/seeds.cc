@@ -36,4 +36,19 @@ int main(int argc, char** argv) {
       "{% macro f(x, y=2) -%}{{ x[::-1] | tojson }}{%- endmacro %}{% set ns = namespace(i=0) %}"
       "{% for t in tools if t is mapping %}{% set ns.i = ns.i + loop.index %}{{ f(t.items() | list) }}{% endfor %}");
   put(root / "encode", "text", "It's 12345 aaab  <s>a \xc3\xa9\xe4\xb8\xad\r\n\t we'll\xff");
+  // The first byte chooses the endpoint, any of those that read a body.
+  for (char endpoint = 10; endpoint < 22; ++endpoint) {
+    const std::string name = std::to_string(endpoint);
+    put(root / "request", "chat" + name,
+        endpoint +
+            std::string(R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"stream":true,"n":2,)"
+                        R"("logprobs":true,"top_logprobs":2,"stop":["x"],"stream_options":{"include_usage":true}})"));
+    put(root / "request", "completion" + name,
+        endpoint +
+            std::string(R"({"prompt":["a",[1,2]],"echo":true,"logprobs":1,"max_tokens":0,"logit_bias":{"1":2}})"));
+    put(root / "request", "generate" + name,
+        endpoint +
+            std::string(R"({"input_ids":[[1],[2]],"sampling_params":[{"n":2},{"max_new_tokens":3,"top_k":-1}],)"
+                        R"("return_logprob":true,"logprob_start_len":0,"rid":"r","tokens":[1],"abort_all":true})"));
+  }
 }

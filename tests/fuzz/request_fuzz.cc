@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any bytes as the body of a request, through every endpoint that reads one, before an engine that takes everything:
+// it is answered, refused by ApiError or by sluice::Error, and nothing else.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "server/api_error.h"
+#include "server/routes.h"
+#include "tests/server/fake_backend.h"
+
+namespace sluice::server {
+namespace {
+void answer(Service& service, const Route& route, const std::string& body) {
+  const auto exchange = std::make_shared<FakeExchange>(std::string(route.method), std::string(route.path), body);
+  try {
+    route.answer(service, exchange);
+  } catch (const ApiError& error) {
+    const std::string text = error_body(error);
+    if (error.status < 400 || error.status > 503 || text.empty()) std::abort();
+  } catch (const Error& error) {
+    if (to_api_error(error).status >= 500) std::abort();
+  }
+}
+}  // namespace
+}  // namespace sluice::server
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace sluice::server;
+  if (size == 0) return 0;
+  const std::string body(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const auto all = routes();
+  const Route& route = all[data[0] % all.size()];
+  if (route.method != "POST") return 0;
+  const auto engine = std::make_shared<FakeBackend>();
+  Service service{ServiceConfig()};
+  service.set_ready(tiny_model(), engine);
+  answer(service, route, body);
+  for (auto& [id, submitted] : engine->requests) {
+    sluice::engine::validate(submitted.request, engine->limits());  // what the server lets through, the engine takes
+    for (int choice = 0; choice < submitted.request.params.n; ++choice)
+      engine->send(id, choice, "x\xF0", sluice::engine::FinishReason::stop);
+  }
+  return 0;
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "server/api_error.h"
+#include "server/api_server.h"
+#include "server/routes.h"
+
+namespace sluice::server {
+namespace {
+
+int status_of(const std::function<void()>& check) {
+  try {
+    check();
+    return 200;
+  } catch (const ApiError& error) {
+    return error.status;
+  }
+}
+
+int access(const ServiceConfig& config, std::vector<http::Header> headers, bool admin) {
+  http::Request request;
+  request.headers = std::move(headers);
+  return status_of([&] { check_access(config, request, admin); });
+}
+
+TEST(Access, KeysOfEveryLength) {
+  EXPECT_TRUE(equal_in_constant_time("", ""));
+  EXPECT_TRUE(equal_in_constant_time("secret", "secret"));
+  for (const char* other : {"", "s", "secre", "secrets", "Secret", "secres", "ecrets", "secretsecret"})
+    EXPECT_FALSE(equal_in_constant_time(other, "secret")) << other;
+  EXPECT_FALSE(equal_in_constant_time("x", ""));
+}
+
+TEST(Access, WhoMayDoWhat) {
+  using Headers = std::vector<http::Header>;
+  const Headers none, user{{"authorization", "bearer user"}}, admin{{"X-API-Key", "admin"}};
+  const struct {
+    const char *user_key, *admin_key;
+    int none_user, none_admin, user_user, user_admin, admin_admin;
+  } cases[]{{"", "", 200, 200, 200, 200, 200},
+            {"user", "", 401, 401, 200, 200, 401},
+            {"", "admin", 200, 401, 200, 401, 200},
+            {"user", "admin", 401, 401, 200, 401, 200}};
+  for (const auto& c : cases) {
+    ServiceConfig config;
+    config.api_key = c.user_key;
+    config.admin_api_key = c.admin_key;
+    EXPECT_EQ(access(config, none, false), c.none_user);
+    EXPECT_EQ(access(config, none, true), c.none_admin);
+    EXPECT_EQ(access(config, user, false), c.user_user);
+    EXPECT_EQ(access(config, user, true), c.user_admin);
+    EXPECT_EQ(access(config, admin, true), c.admin_admin);
+  }
+}
+
+TEST(Access, HostNamesAgainstRebinding) {
+  ServiceConfig config;
+  config.allowed_hosts = {"box.lan"};
+  const auto host = [&](const char* name) {
+    http::Request request;
+    request.headers = {{"Host", name}};
+    return status_of([&] { check_host(config, request); });
+  };
+  for (const char* name :
+       {"localhost", "LOCALHOST:30000", "127.0.0.1:80", "127.1.2.3", "[::1]", "[::1]:80", "box.lan:1", ""})
+    EXPECT_EQ(host(name), 200) << name;
+  for (const char* name : {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "box.lan.evil", "::2"})
+    EXPECT_EQ(host(name), 403) << name;
+  config.check_host = false;
+  EXPECT_EQ(host("evil.example"), 200);
+}
+
+TEST(Access, OnlyHealthAndThePageAreOpen) {
+  for (const Route& route : routes())
+    EXPECT_EQ(route.access == Access::open, route.path == "/" || route.path == "/health" || route.path == "/ping")
+        << route.path;
+}
+
+TEST(Routes, PathsAndMethods) {
+  std::string allowed;
+  EXPECT_NE(find_route("GET", "/health", allowed), nullptr);
+  EXPECT_NE(find_route("HEAD", "/health", allowed), nullptr);
+  EXPECT_EQ(find_route("POST", "/health", allowed), nullptr);
+  EXPECT_EQ(allowed, "GET, HEAD");
+  for (const char* path : {"/health/", "/Health", "health", "", "/v1/models/", "/v1/completions/x", "/*"}) {
+    EXPECT_EQ(find_route("GET", path, allowed), nullptr) << path;
+    EXPECT_EQ(allowed, "") << path;
+  }
+  EXPECT_NE(find_route("GET", "/v1/models/a/b", allowed), nullptr);
+}
+
+}  // namespace
+}  // namespace sluice::server

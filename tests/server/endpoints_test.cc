@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// The endpoints before an engine that does what the test says: order of events, failures, a full queue, a silent step.
+#include <gtest/gtest.h>
+
+#include "io/json_value.h"
+#include "server/api_error.h"
+#include "server/routes.h"
+#include "tests/server/fake_backend.h"
+
+namespace sluice::server {
+namespace {
+
+using engine::FinishReason;
+
+class EndpointsTest : public testing::Test {
+ protected:
+  EndpointsTest() { service_.set_ready(tiny_model(), engine_); }
+
+  std::shared_ptr<FakeExchange> ask(const char* method, const char* path, std::string body = "") {
+    auto exchange = std::make_shared<FakeExchange>(method, path, std::move(body));
+    std::string allowed;
+    const Route* route = find_route(method, path, allowed);
+    EXPECT_NE(route, nullptr);
+    try {
+      route->answer(service_, exchange);
+    } catch (const std::exception& error) {
+      exchange->reply(error_response(to_api_error(error)));
+    }
+    return exchange;
+  }
+  static io::JsonValue json(const std::string& text) { return io::parse_json_value(text, "the answer"); }
+  static std::string string_at(const io::JsonValue& value, std::initializer_list<const char*> keys) {
+    const io::JsonValue* at = &value;
+    for (const char* key : keys) {
+      const auto* array = at->as<io::JsonValue::Array>();
+      at = array != nullptr ? &array->at(static_cast<size_t>(std::stoi(key))) : at->find(key);
+      if (at == nullptr) return "(none)";
+    }
+    return at->as<std::string>() ? *at->as<std::string>() : io::describe(*at);
+  }
+
+  std::shared_ptr<FakeBackend> engine_ = std::make_shared<FakeBackend>();
+  Service service_{ServiceConfig()};
+};
+
+TEST_F(EndpointsTest, AWholeAnswerWaitsForEveryChoiceOfEveryPrompt) {
+  const auto exchange = ask("POST", "/v1/completions", R"({"prompt": ["a", "b"], "n": 2, "max_tokens": 2})");
+  ASSERT_EQ(engine_->requests.size(), 2u);
+  for (const int choice : {1, 0})
+    for (const engine::RequestId id : {2, 1}) {
+      EXPECT_EQ(exchange->answered, 0);
+      engine_->send(id, choice, "x");
+      engine_->send(id, choice, std::to_string(id * 10 + static_cast<size_t>(choice)), FinishReason::length);
+    }
+  ASSERT_EQ(exchange->answered, 1);
+  const io::JsonValue answer = json(exchange->response.body);
+  for (const auto& [index, text] : {std::pair{"0", "x10"}, {"1", "x11"}, {"2", "x20"}, {"3", "x21"}})
+    EXPECT_EQ(string_at(answer, {"choices", index, "text"}), text);
+  EXPECT_EQ(string_at(answer, {"usage", "prompt_tokens"}), "6");  // a prompt counts once
+  EXPECT_EQ(string_at(answer, {"usage", "completion_tokens"}), "8");
+}
+
+TEST_F(EndpointsTest, EchoedLogprobsWaitForTheFirstChoice) {
+  for (const bool stream : {false, true}) {
+    engine_->requests.clear();
+    const auto exchange =
+        ask("POST", "/v1/completions",
+            std::string(R"({"prompt": [5, 6, 7], "n": 2, "max_tokens": 1, "echo": true, "logprobs": 0)") +
+                (stream ? R"(, "stream": true})" : "}"));
+    EXPECT_EQ(engine_->requests.at(1).request.params.prompt_logprobs_from, 0);
+    engine_->send(1, 1, "second", FinishReason::length);
+    engine_->send(1, 0, "first", FinishReason::length, {{{6, -1.F}, {}}, {{7, -2.F}, {}}});
+    ASSERT_EQ(exchange->answered, 1);
+    const std::string& all = stream ? exchange->streamed : exchange->response.body;
+    size_t found = 0;
+    for (size_t at = 0; (at = all.find("\"token_logprobs\":[null,-1,-2,-0.5]", at)) != all.npos; ++at) ++found;
+    EXPECT_EQ(found, 2u) << all;
+  }
+}
+
+TEST_F(EndpointsTest, AFullQueueLeavesNothingBehind) {
+  engine_->room = 1;
+  const auto exchange = ask("POST", "/v1/completions", R"({"prompt": ["a", "b"], "rid": "again"})");
+  EXPECT_EQ(exchange->response.status, 503);
+  EXPECT_EQ(exchange->response.headers.at(0).name, "Retry-After");
+  EXPECT_TRUE(engine_->requests.at(1).cancelled);
+  engine_->send(1, 0, "", FinishReason::cancelled);
+  engine_->requests.clear();
+  engine_->room = 2;
+  ask("POST", "/v1/completions", R"({"prompt": "a", "rid": "again"})");
+  EXPECT_EQ(engine_->requests.size(), 1u);
+}
+
+TEST_F(EndpointsTest, AFailureEndsTheRequestAndItsOtherChoices) {
+  const auto whole = ask("POST", "/v1/completions", R"({"prompt": ["a", "b"]})");
+  engine_->send(1, 0, "", FinishReason::error);
+  EXPECT_EQ(whole->response.status, 500);
+  EXPECT_EQ(string_at(json(whole->response.body), {"error", "message"}), "broken weights");
+  EXPECT_TRUE(engine_->requests.at(2).cancelled);
+
+  const auto stream =
+      ask("POST", "/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "stream": true})");
+  engine_->send(3, 0, "half");
+  engine_->send(3, 0, "", FinishReason::error);
+  EXPECT_EQ(stream->answered, 1);
+  EXPECT_NE(stream->streamed.find("half"), std::string::npos);
+  EXPECT_NE(stream->streamed.find("data: {\"error\":{\"message\":\"broken weights\""), std::string::npos);
+  EXPECT_EQ(stream->streamed.find("[DONE]"), std::string::npos);
+}
+
+TEST_F(EndpointsTest, AClientThatLeavesCancels) {
+  const auto exchange = ask("POST", "/generate", R"({"text": ["a", "b"], "stream": true})");
+  ASSERT_TRUE(exchange->gone);
+  exchange->gone();
+  EXPECT_TRUE(engine_->requests.at(1).cancelled && engine_->requests.at(2).cancelled);
+  engine_->send(1, 0, "late", FinishReason::cancelled);
+  EXPECT_EQ(exchange->streamed.find("late"), std::string::npos);
+}
+
+TEST_F(EndpointsTest, NamesOfRequests) {
+  const std::string body = R"({"prompt": "a", "rid": "r"})";
+  ask("POST", "/v1/completions", body);
+  EXPECT_EQ(ask("POST", "/v1/completions", body)->response.status, 400);
+  EXPECT_EQ(engine_->requests.size(), 1u);
+  EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": "r"})")->response.status, 200);
+  EXPECT_TRUE(engine_->requests.at(1).cancelled);
+  engine_->send(1, 0, "", FinishReason::cancelled);
+  EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": "r"})")->response.status, 404);
+}
+
+TEST_F(EndpointsTest, HealthIsThatTheEngineMoves) {
+  EXPECT_EQ(ask("GET", "/health")->response.status, 200);
+  engine_->stalled = 1000;
+  EXPECT_EQ(ask("GET", "/health")->response.status, 503);
+  EXPECT_EQ(ask("GET", "/health_generate")->response.status, 503);
+  EXPECT_TRUE(engine_->requests.empty());
+  engine_->stalled = 0;
+  const auto one = ask("GET", "/health_generate");
+  EXPECT_EQ(one->answered, 0);
+  engine_->send(1, 0, "x", FinishReason::length);
+  EXPECT_EQ(one->response.status, 200);
+  engine_->room = 0;
+  EXPECT_EQ(ask("GET", "/health_generate")->response.status, 200);  // a full queue is not sickness
+  service_.set_draining();
+  EXPECT_EQ(ask("GET", "/health")->response.status, 503);
+  EXPECT_EQ(ask("POST", "/v1/completions", R"({"prompt": "a"})")->response.status, 503);
+}
+
+TEST_F(EndpointsTest, BeforeTheModelIsThere) {
+  Service loading{ServiceConfig()};
+  for (const Route& route : routes()) {
+    if (route.path == "/" || route.path == "/version") continue;
+    const auto exchange = std::make_shared<FakeExchange>(std::string(route.method), "/v1/models/x", "{}");
+    try {
+      route.answer(loading, exchange);
+      ADD_FAILURE() << route.path;
+    } catch (const ApiError& error) {
+      EXPECT_EQ(error.status, 503) << route.path;
+    }
+  }
+}
+
+TEST_F(EndpointsTest, AFailedReloadSaysSoAndCountsNothing) {
+  engine_->reload_error = "model.safetensors is cut";
+  const auto failed = ask("POST", "/update_weights_from_disk", "{}");
+  EXPECT_EQ(failed->response.status, 400);
+  EXPECT_EQ(string_at(json(failed->response.body), {"message"}), "model.safetensors is cut");
+  EXPECT_EQ(service_.weight_version, 0);
+  engine_->reload_error.clear();
+  EXPECT_EQ(ask("POST", "/update_weights_from_disk", "{}")->response.status, 200);
+  EXPECT_EQ(service_.weight_version, 1);
+  EXPECT_EQ(ask("POST", "/update_weights_from_disk", R"({"flush_cache": false})")->response.status, 400);
+}
+
+TEST_F(EndpointsTest, ParametersArriveAsTheyWereAsked) {
+  ask("POST", "/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "temperature": 0.25,
+      "top_p": 0.5, "top_k": -1, "min_p": 0.125, "presence_penalty": 1, "frequency_penalty": -1,
+      "repetition_penalty": 1.5, "logit_bias": {"7": -100, "9": 2.5}, "seed": -1, "n": 3, "max_tokens": 9,
+      "max_completion_tokens": 8, "min_tokens": 2, "stop": ["x", "y"], "stop_token_ids": [3], "ignore_eos": true,
+      "skip_special_tokens": false, "include_stop_str_in_output": true, "logprobs": true, "top_logprobs": 4})");
+  const engine::Params& p = engine_->requests.at(1).request.params;
+  EXPECT_EQ(p.n, 3);
+  EXPECT_EQ(p.max_tokens, 8);
+  EXPECT_EQ(p.min_tokens, 2);
+  EXPECT_EQ(p.sampling.temperature, 0.25);
+  EXPECT_EQ(p.sampling.top_p, 0.5);
+  EXPECT_EQ(p.sampling.top_k, 0);
+  EXPECT_EQ(p.sampling.min_p, 0.125);
+  EXPECT_EQ(p.sampling.presence_penalty, 1);
+  EXPECT_EQ(p.sampling.frequency_penalty, -1);
+  EXPECT_EQ(p.sampling.repetition_penalty, 1.5);
+  EXPECT_EQ(p.sampling.seed, ~uint64_t{0});
+  EXPECT_EQ(p.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{7, -100.F}, {9, 2.5F}}));
+  EXPECT_EQ(p.stop, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(p.stop_tokens, std::vector<int32_t>{3});
+  EXPECT_TRUE(p.ignore_eos && p.include_stop && !p.skip_special_tokens && p.logprobs);
+  EXPECT_EQ(p.top_logprobs, 4);
+}
+
+TEST_F(EndpointsTest, DefaultsOfEachForm) {
+  ask("POST", "/v1/completions", R"({"prompt": "a"})");
+  ask("POST", "/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}]})");
+  ask("POST", "/generate", R"({"text": "a", "sampling_params": {"top_k": 5}})");
+  EXPECT_EQ(engine_->requests.at(1).request.params.max_tokens, 16);
+  EXPECT_EQ(engine_->requests.at(2).request.params.max_tokens, std::nullopt);  // to the context's end
+  EXPECT_EQ(engine_->requests.at(3).request.params.max_tokens, 99);            // 128, cut to it
+  EXPECT_EQ(engine_->requests.at(1).request.params.sampling.temperature, 1);
+  EXPECT_NE(engine_->requests.at(1).request.params.sampling.seed, engine_->requests.at(2).request.params.sampling.seed);
+}
+
+TEST_F(EndpointsTest, MetricsCountByThemselves) {
+  engine_->numbers.running = 2;
+  engine_->numbers.finished_stop = 7;
+  engine_->numbers.first_token_seconds.observe(0.03);
+  engine_->numbers.first_token_seconds.observe(1000);
+  const std::string text = ask("GET", "/metrics")->response.body;
+  for (const char* line : {"sluice:num_running_reqs{model_name=\"tiny\"} 2\n",
+                           "sluice:finished_requests_total{model_name=\"tiny\",finished_reason=\"stop\"} 7\n",
+                           "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"0.02\"} 0\n",
+                           "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"0.05\"} 1\n",
+                           "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"+Inf\"} 2\n",
+                           "sluice:time_to_first_token_seconds_count{model_name=\"tiny\"} 2\n",
+                           "# TYPE sluice:time_to_first_token_seconds histogram\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << line;
+}
+
+}  // namespace
+}  // namespace sluice::server

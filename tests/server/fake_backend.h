@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine whose every event the test sends, and an exchange that keeps what it is told.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "io/tokenizer_json.h"
+#include "server/backend.h"
+#include "server/endpoints.h"
+
+namespace sluice::server {
+
+class FakeBackend final : public Backend {
+ public:
+  struct Submitted {
+    engine::Request request;
+    engine::Sink sink;
+    bool cancelled = false;
+  };
+  std::map<engine::RequestId, Submitted> requests;
+  size_t room = 1000;  // requests that are taken before it is busy
+  double stalled = 0;
+  engine::Metrics numbers;
+  std::string reload_error;
+
+  engine::RequestId submit(engine::Request request, engine::Sink sink) override {
+    if (requests.size() >= room) fail(ErrorCode::busy, "the queue is full: {} answers wait; try again later", room);
+    const engine::RequestId id = requests.size() + 1;
+    requests[id] = {std::move(request), std::move(sink)};
+    return id;
+  }
+  void cancel(engine::RequestId id) override { requests.at(id).cancelled = true; }
+  void cancel_all() override {
+    for (auto& [id, r] : requests) r.cancelled = true;
+  }
+  void flush_cache() override {}
+  engine::Metrics metrics() const override { return numbers; }
+  engine::Limits limits() const override { return {.vocab = 2048, .context_length = 100, .has_tokenizer = true}; }
+  const engine::EngineConfig& config() const override { return config_; }
+  double stalled_seconds() const override { return stalled; }
+  void reload(const std::string&) override {
+    if (!reload_error.empty()) fail(ErrorCode::bad_file, "{}", reload_error);
+  }
+  bool drain(std::chrono::milliseconds) override { return true; }
+  void stop() override {}
+
+  // One token's event, the last one when a reason is given.
+  void send(engine::RequestId id, int choice, std::string text, engine::FinishReason reason = {},
+            std::vector<sampling::TokenLogprob> prompt_logprobs = {}) {
+    engine::Event event;
+    event.request = id;
+    event.choice = choice;
+    event.tokens = {65};
+    event.text = std::move(text);
+    event.logprobs = {{{65, -0.5F}, {}}};
+    event.prompt_logprobs = std::move(prompt_logprobs);
+    event.reason = reason;
+    if (reason == engine::FinishReason::error) event.error = "broken weights";
+    event.usage.prompt_tokens = 3;
+    event.usage.completion_tokens = 2;
+    requests.at(id).sink(event);
+  }
+
+ private:
+  engine::EngineConfig config_;
+};
+
+class FakeExchange final : public http::Exchange {
+ public:
+  FakeExchange(std::string method, std::string path, std::string body = "") {
+    request_.method = std::move(method);
+    request_.path = std::move(path);
+    request_.body = std::move(body);
+  }
+  const http::Request& request() const override { return request_; }
+  void reply(http::Response r) override {
+    if (!answered++) response = std::move(r);
+  }
+  void begin_stream(http::Response) override { streaming = true; }
+  void write(std::string bytes) override { streamed += bytes; }
+  void end() override { ++answered; }
+  void on_gone(std::function<void()> callback) override { gone = std::move(callback); }
+  void post(std::function<void()> job) override { job(); }
+
+  int answered = 0;
+  bool streaming = false;
+  http::Response response;
+  std::string streamed;
+  std::function<void()> gone;
+
+ private:
+  http::Request request_;
+};
+
+inline std::shared_ptr<const ServedModel> tiny_model() {
+  static const auto model = [] {
+    const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/models/tiny-nemotron-h";
+    return std::make_shared<const ServedModel>(std::vector<std::string>{"tiny"}, folder,
+                                               text::Tokenizer(io::read_tokenizer(folder)), model::ModelInfo(),
+                                               read_sampling_defaults(folder));
+  }();
+  return model;
+}
+
+}  // namespace sluice::server

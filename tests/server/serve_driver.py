@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts `sluice serve` and talks to it, for the tests beside this file."""
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+TIMEOUT = 60
+
+
+class Server:
+    """A running `sluice serve` on a port of its own; the standard error goes to `log`."""
+
+    def __init__(self, program, model, *words, wait=True):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+        self.errors = tempfile.TemporaryFile(mode="w+")
+        self.process = subprocess.Popen(
+            [program, "serve", "--model-path", str(model), "--port", "0", *map(str, words)], env=clean, text=True,
+            stdout=subprocess.PIPE, stderr=self.errors)
+        first = self.process.stdout.readline()
+        found = re.match(r"listening on http://(\S+):(\d+)", first)
+        if not found:
+            raise AssertionError(f"no port in {first!r}; {self.log()}")
+        self.host, self.port = found[1], int(found[2])
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self):
+        while True:
+            line = self.process.stdout.readline()
+            if not line:
+                raise AssertionError("ended before it was ready: " + self.log())
+            if line.startswith("ready:"):
+                return
+
+    def log(self):
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def stop(self):
+        """SIGTERM; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+    # ---- requests
+
+    def request(self, method, path, body=None, headers=None):
+        """(status, headers, body as text)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
+        with contextlib.closing(connection):
+            head = dict(headers or {})
+            if body is not None and not isinstance(body, (str, bytes)):
+                body = json.dumps(body)
+            if body is not None:
+                head.setdefault("Content-Type", "application/json")
+            connection.request(method, path, body, head)
+            response = connection.getresponse()
+            return response.status, response.headers, response.read().decode()
+
+    def get(self, path, **options):
+        return self.request("GET", path, **options)
+
+    def post(self, path, body, **options):
+        """(status, parsed body)."""
+        status, _, text = self.request("POST", path, body, **options)
+        return status, json.loads(text)
+
+    def stream(self, path, body):
+        """The objects of a stream; checks that it is complete."""
+        status, headers, text = self.request("POST", path, {**body, "stream": True})
+        if status != 200:
+            return status, json.loads(text)
+        assert headers["Content-Type"].startswith("text/event-stream"), headers["Content-Type"]
+        events = [e for e in text.split("\n\n") if e and not e.startswith(":")]
+        assert all(e.startswith("data: ") for e in events), events
+        assert events[-1] == "data: [DONE]", events[-1]
+        return status, [json.loads(e[6:]) for e in events[:-1]]
+
+    def metric(self, name):
+        text = self.get("/metrics")[2]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+                   if re.match(rf"sluice:{name}\{{", line))
+
+    def wait_for_metric(self, name, value, seconds=10):
+        """Seconds until the metric has that value."""
+        begin = time.monotonic()
+        while self.metric(name) != value:
+            if time.monotonic() - begin > seconds:
+                raise AssertionError(f"{name} is {self.metric(name)} after {seconds} s, not {value}")
+            time.sleep(0.01)
+        return time.monotonic() - begin
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
+
+    def raw(self, data, timeout=TIMEOUT):
+        """Everything that comes back for these bytes; "" when the connection just ends."""
+        with self.connect() as s:
+            s.settimeout(timeout)
+            received = b""
+            try:
+                s.sendall(data)
+                while piece := s.recv(65536):
+                    received += piece
+            except (ConnectionResetError, BrokenPipeError, socket.timeout):
+                pass
+            return received.decode(errors="replace")
+
+
+def raw_post(path, body, extra=""):
+    """An HTTP request as bytes, closed after the answer."""
+    body = json.dumps(body).encode() if not isinstance(body, bytes) else body
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            f"Content-Length: {len(body)}\r\n{extra}\r\n").encode() + body
+
+
+def copy_of_model(model, folder):
+    """A folder of links: for changed configurations of the same weights."""
+    copy = pathlib.Path(folder)
+    copy.mkdir(parents=True, exist_ok=True)
+    for file in pathlib.Path(model).iterdir():
+        (copy / file.name).symlink_to(file)
+    return copy
