@@ -190,6 +190,12 @@ void add_server_options(CLI::App& command, Options& o) {
   command.add_option("--chat-template", o.chat_template, "file with a Jinja template instead of the checkpoint's")
       ->group(group);
   command
+      .add_option("--reasoning-parser", o.service.reasoning_parser,
+                  "chats give what stands between <think> and </think> as reasoning_content; deepseek-r1: also without "
+                  "the first tag")
+      ->check(CLI::IsMember({"qwen3", "deepseek-r1"}))
+      ->group(group);
+  command
       .add_option("--sampling-defaults", o.sampling_defaults,
                   "for requests that do not say: model (generation_config.json) or openai (temperature 1)")
       ->check(CLI::IsMember({"model", "openai"}))

@@ -6,15 +6,20 @@
 #include "server/endpoints.h"
 #include "server/generation.h"
 #include "server/openai_fields.h"
+#include "server/reasoning.h"
 
 namespace sluice::server {
 
 namespace {
 class ChatWriter final : public AnswerWriter {
  public:
-  ChatWriter(std::shared_ptr<const ServedModel> model, std::string id, const engine::Params& params, bool usage)
+  // begin: nothing when thoughts stay in the text.
+  ChatWriter(std::shared_ptr<const ServedModel> model, std::string id, const engine::Params& params, bool usage,
+             std::optional<ReasoningSplitter::Begin> begin)
       : model_(std::move(model)), id_(std::move(id)), logprobs_(params.logprobs), usage_wanted_(usage) {
     choices_.resize(static_cast<size_t>(params.n));
+    for (Choice& c : choices_)
+      if (begin) c.splitter.emplace(*begin);
   }
 
   std::string begin_stream() override {
@@ -27,9 +32,14 @@ class ChatWriter final : public AnswerWriter {
   std::string stream_event(size_t, const engine::Event& event) override {
     usage_.add(event);
     const auto index = static_cast<size_t>(event.choice);
+    const ReasoningSplitter::Pieces pieces = pieces_of(choices_[index], event);
     std::string out;
-    if (!event.text.empty() || !event.logprobs.empty())
-      out = chunk(index, JsonObject().add("content", event.text).str(), logprobs_json(event.logprobs), {});
+    if (!pieces.reasoning.empty() || !pieces.content.empty() || !event.logprobs.empty()) {
+      JsonObject delta;
+      if (!pieces.reasoning.empty()) delta.add("reasoning_content", pieces.reasoning);
+      if (!pieces.content.empty() || pieces.reasoning.empty()) delta.add("content", pieces.content);
+      out = chunk(index, delta.str(), logprobs_json(event.logprobs), {});
+    }
     if (event.reason != engine::FinishReason::none) out += chunk(index, "{}", "null", event);
     return out;
   }
@@ -48,7 +58,9 @@ class ChatWriter final : public AnswerWriter {
   void add(size_t, const engine::Event& event) override {
     usage_.add(event);
     Choice& c = choices_[static_cast<size_t>(event.choice)];
-    c.text += event.text;
+    const ReasoningSplitter::Pieces pieces = pieces_of(c, event);
+    c.reasoning += pieces.reasoning;
+    c.text += pieces.content;
     for (const auto& token : event.logprobs) c.logprobs.raw(token_logprob_json(*model_, token));
     if (event.reason == engine::FinishReason::none) return;
     c.finish_reason = finish_reason_json(event.reason);
@@ -59,15 +71,18 @@ class ChatWriter final : public AnswerWriter {
     JsonArray choices;
     for (size_t i = 0; i < choices_.size(); ++i) {
       const Choice& c = choices_[i];
-      choices.raw(
-          JsonObject()
-              .add("index", i)
-              .raw("message", JsonObject().add("role", "assistant").add("content", c.text).raw("refusal", "null").str())
-              .raw("logprobs",
-                   logprobs_ ? JsonObject().raw("content", c.logprobs.str()).raw("refusal", "null").str() : "null")
-              .raw("finish_reason", c.finish_reason)
-              .raw("matched_stop", c.matched_stop)
-              .str());
+      JsonObject message;
+      message.add("role", "assistant").add("content", c.text).raw("refusal", "null");
+      if (c.splitter) message.raw("reasoning_content", c.reasoning.empty() ? "null" : json_text(c.reasoning));
+      choices.raw(JsonObject()
+                      .add("index", i)
+                      .raw("message", message.str())
+                      .raw("logprobs", logprobs_
+                                           ? JsonObject().raw("content", c.logprobs.str()).raw("refusal", "null").str()
+                                           : "null")
+                      .raw("finish_reason", c.finish_reason)
+                      .raw("matched_stop", c.matched_stop)
+                      .str());
     }
     return head("chat.completion")
         .raw("choices", choices.str())
@@ -78,9 +93,20 @@ class ChatWriter final : public AnswerWriter {
 
  private:
   struct Choice {
-    std::string text, finish_reason = "null", matched_stop = "null";
+    std::string text, reasoning, finish_reason = "null", matched_stop = "null";
     JsonArray logprobs;
+    std::optional<ReasoningSplitter> splitter;
   };
+
+  static ReasoningSplitter::Pieces pieces_of(Choice& c, const engine::Event& event) {
+    if (!c.splitter) return {"", event.text};
+    ReasoningSplitter::Pieces out = c.splitter->push(event.text);
+    if (event.reason == engine::FinishReason::none) return out;
+    const ReasoningSplitter::Pieces rest = c.splitter->finish();
+    out.reasoning += rest.reasoning;
+    out.content += rest.content;
+    return out;
+  }
 
   JsonObject head(const char* object) const {
     JsonObject out;
@@ -122,6 +148,18 @@ void read_logprobs(Fields& fields, engine::Params& params) {
     fields.refuse("top_logprobs", fmt::format("is {}, but logprobs is not true", *top));
   params.top_logprobs = static_cast<int>(top.value_or(0));
 }
+// SGLang's fields: separate_reasoning false leaves the thoughts in the text.
+std::optional<ReasoningSplitter::Begin> read_reasoning(Fields& fields, const std::string& parser,
+                                                       std::string_view prompt) {
+  const bool separate = fields.boolean("separate_reasoning").value_or(true);
+  if (!fields.boolean("stream_reasoning").value_or(true))
+    fields.refuse("stream_reasoning", "is false; accepted: true", "unsupported_parameter");
+  if (parser.empty() || !separate) return std::nullopt;
+  const ReasoningSplitter::Begin begin = beginning_of_answer(prompt);
+  // DeepSeek-R1 thinks without saying so.
+  return parser == "deepseek-r1" && begin == ReasoningSplitter::Begin::unknown ? ReasoningSplitter::Begin::thinking
+                                                                               : begin;
+}
 }  // namespace
 
 void chat_completions(Service& service, const ExchangePtr& exchange) {
@@ -141,12 +179,13 @@ void chat_completions(Service& service, const ExchangePtr& exchange) {
   request.params = read_params(fields, kChatNames, model->defaults, limits.vocab, service.next_seed());
   read_logprobs(fields, request.params);
   const std::string text = render_chat(fields, *model);
+  const auto reasoning = read_reasoning(fields, service.config().reasoning_parser, text);
   refuse_what_is_not_there(fields);
   fields.finish();
 
   request.prompt = model->encode_chat(text);
   fit_to_context(request, kChatNames, limits.context_length, "messages");
-  job.writer = std::make_unique<ChatWriter>(model, job.id, request.params, stream.usage);
+  job.writer = std::make_unique<ChatWriter>(model, job.id, request.params, stream.usage, reasoning);
   job.requests.push_back(std::move(request));
   start_generation(service, exchange, std::move(job));
 }

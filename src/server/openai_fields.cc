@@ -64,7 +64,7 @@ void accept_only(Fields& fields, std::string_view key, std::initializer_list<std
 
 void refuse_what_is_not_there(Fields& fields) {
   fields.ignore({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-                 "parallel_tool_calls", "log_metrics", "priority", "separate_reasoning", "stream_reasoning"});
+                 "parallel_tool_calls", "log_metrics", "priority"});
   accept_only(fields, "service_tier", {"auto", "default"});
   accept_only(fields, "tool_choice", {"none", "auto"});  // without tools both say nothing
   accept_only(fields, "function_call", {"none", "auto"});

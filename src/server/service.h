@@ -22,6 +22,7 @@ struct ServiceConfig {
   std::string api_key, admin_api_key;       // "": none
   std::vector<std::string> allowed_hosts;   // names in the Host header besides those of the loopback; see Router
   std::vector<std::string> cors_origins;    // "*": all
+  std::string reasoning_parser;             // "qwen3", "deepseek-r1"; "": thoughts stay in the text
   bool check_host = true;                   // only the loopback's names and allowed_hosts
   std::vector<std::string> weight_folders;  // whence /update_weights_from_disk may load, besides the model's own
   uint64_t random_seed = 0;                 // of requests without a seed

@@ -208,6 +208,30 @@ TEST_F(EndpointsTest, DefaultsOfEachForm) {
   EXPECT_NE(engine_->requests.at(1).request.params.sampling.seed, engine_->requests.at(2).request.params.sampling.seed);
 }
 
+TEST_F(EndpointsTest, ThoughtsAreKeptApart) {
+  ServiceConfig config;
+  config.reasoning_parser = "qwen3";
+  Service service(config);
+  service.set_ready(tiny_model(), engine_);
+  const auto run = [&](const std::string& more) {
+    auto exchange = std::make_shared<FakeExchange>("POST", "/v1/chat/completions",
+                                                   R"({"messages": [{"role": "user", "content": "a"}])" + more + "}");
+    chat_completions(service, exchange);
+    const engine::RequestId id = engine_->requests.size();
+    engine_->send(id, 0, "<think>\nhm");
+    engine_->send(id, 0, "m</think>\n\nyes", FinishReason::stop);
+    return exchange;
+  };
+  const io::JsonValue whole = json(run("")->response.body);
+  EXPECT_EQ(string_at(whole, {"choices", "0", "message", "reasoning_content"}), "hmm");
+  EXPECT_EQ(string_at(whole, {"choices", "0", "message", "content"}), "yes");
+  const io::JsonValue plain = json(run(R"(, "separate_reasoning": false)")->response.body);
+  EXPECT_EQ(string_at(plain, {"choices", "0", "message", "content"}), "<think>\nhmm</think>\n\nyes");
+  const std::string stream = run(R"(, "stream": true)")->streamed;
+  EXPECT_NE(stream.find(R"("delta":{"reasoning_content":"hm"})"), stream.npos) << stream;
+  EXPECT_NE(stream.find(R"("delta":{"reasoning_content":"m","content":"yes"})"), stream.npos) << stream;
+}
+
 TEST_F(EndpointsTest, MetricsCountByThemselves) {
   engine_->numbers.running = 2;
   engine_->numbers.finished_stop = 7;
