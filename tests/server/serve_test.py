@@ -392,7 +392,7 @@ class BadRequests(WithServer):
                      "a" * 500_000 + " " + "b" * 500_000, "\u0301" * 100_000):
             begin = time.monotonic()
             self.assertGreater(self.ok("/v1/tokenize", {"prompt": text})["count"], 100)
-            self.assertLess(time.monotonic() - begin, 20)
+            self.assertLess(time.monotonic() - begin, 100 if self.server.sanitized() else 20)
 
     def test_s19_no_request_reaches_the_file_system(self):
         for path in ("/../../etc/passwd", "/..%2f..%2fetc%2fpasswd", "/v1/models/..%2F..%2Fetc%2Fpasswd", "//etc/passwd",
@@ -723,10 +723,11 @@ class Life(unittest.TestCase):
             before, open_before = resident(), descriptors()
             list(pool.map(load, range(100, 300)))
             server.wait_for_metric("num_running_reqs", 0)
-        self.assertEqual(server.metric("num_used_tokens"), 0)
+        server.wait_for_metric("num_used_tokens", 0)
         time.sleep(0.5)
         self.assertLessEqual(descriptors(), open_before + 4)
-        self.assertLess(resident() - before, 20_000)
+        if not server.sanitized():
+            self.assertLess(resident() - before, 20_000)
         self.assertEqual(server.stop(), 0)
 
 
