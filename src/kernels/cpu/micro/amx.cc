@@ -41,8 +41,12 @@ SLUICE_INLINE void configure(int rows) {
   const int first = rows < 16 ? rows : 16, second = rows > 16 ? rows - 16 : 16;
   c.rows[0] = c.rows[1] = c.rows[4] = static_cast<uint8_t>(first);
   c.rows[2] = c.rows[3] = c.rows[5] = static_cast<uint8_t>(second);
-  _tile_loadconfig(&c);
+  // Not _tile_loadconfig: GCC 12's names only the first 8 bytes as read, and stores to the others were dropped.
+  __asm__ volatile("ldtilecfg %0" : : "m"(c));
 }
+
+// GCC 12's tile loads do not say that they read memory: nothing written before this is written after it.
+SLUICE_INLINE void before_tile_loads() { __asm__ volatile("" : : : "memory"); }
 
 // Tiles 0-3: sums [row tile][panel]; 4, 5: input rows; 6, 7: weights of the two panels.
 template <int kRowTiles, int kPanels>
@@ -190,6 +194,7 @@ template <class C, int kRowTiles, int kPanels>
 static void multiply_rows(const GemmArgs& a, const WeightTiles& w, int row, int64_t k0, int64_t k) {
   const uint8_t* x = a.x + row * a.x_stride + 2 * k0;
   float* out = a.out + static_cast<int64_t>(row) * kTileCols;
+  before_tile_loads();
   if constexpr (C::kGroup == 128) {
     alignas(64) float sums[16 * kRowTiles * kTileCols];
     for (int64_t at = 0; at < k; at += 128) {
