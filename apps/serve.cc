@@ -107,7 +107,7 @@ void run(Options o, Shared& shared) {
 
   server::ApiServer server(o.http, o.service);
   const bool ipv6 = host.find(':') != host.npos;
-  const std::string url = fmt::format("http://{}:{}", ipv6 ? "[" + host + "]" : host, server.port());
+  const std::string url = fmt::format("http://{}{}{}:{}", ipv6 ? "[" : "", host, ipv6 ? "]" : "", server.port());
   std::printf("listening on %s; answers 503 until the model is loaded\n", url.c_str());
   std::fflush(stdout);
 

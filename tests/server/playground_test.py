@@ -3,6 +3,7 @@
 
 usage: playground_test.py PROGRAM SOURCE_FOLDER [unittest arguments]   exit code 77: there is no Chromium
 """
+import fcntl
 import json
 import os
 import pathlib
@@ -29,14 +30,16 @@ class Browser:
     def __init__(self, folder):
         to_read, self.to = os.pipe()
         self.back, back_write = os.pipe()
-        # The protocol's ends must be 3 and 4 in the browser.
+        # The protocol's ends must be 3 and 4 in the browser; from high numbers, neither is overwritten by the other.
+        low_ends = (to_read, back_write)
+        to_read, back_write = (fcntl.fcntl(fd, fcntl.F_DUPFD, 50) for fd in low_ends)
         script = f'exec "$0" "$@" 3<&{to_read} 4>&{back_write}'
         self.process = subprocess.Popen(
-            ["sh", "-c", script, CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            ["bash", "-c", script, CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
              "--no-first-run", f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"],
             pass_fds=(to_read, back_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        os.close(to_read)
-        os.close(back_write)
+        for end in (*low_ends, to_read, back_write):
+            os.close(end)
         self.number, self.buffer, self.events, self.session = 0, b"", [], None
 
     def close(self):
