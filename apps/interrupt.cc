@@ -12,19 +12,26 @@ namespace sluice::apps {
 namespace {
 volatile std::sig_atomic_t interrupted = 0, patience = 1;
 
-void on_interrupt(int) {
-  if (interrupted != 0) _exit(kExitInterrupted);
+// Without unwinding: only async-signal-safe calls.
+void end_now(int) {
+  constexpr char kSentence[] = "\nsluice: interrupted\n";
+  const ssize_t written = write(STDERR_FILENO, kSentence, sizeof kSentence - 1);
+  static_cast<void>(written);
+  _exit(kExitInterrupted);
+}
+
+void on_interrupt(int signal_number) {
+  if (interrupted != 0) end_now(signal_number);
   interrupted = 1;
   alarm(static_cast<unsigned>(patience));
 }
 
-void on_alarm(int) { _exit(kExitInterrupted); }
 }  // namespace
 
 void handle_interrupts() {
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
-  std::signal(SIGALRM, on_alarm);
+  std::signal(SIGALRM, end_now);
 }
 
 void throw_if_interrupted() {

@@ -291,7 +291,7 @@ class Models(Program):
         code, shown = self.on_terminal("eval", "perplexity", "--model-path", MODEL, "--text", MODEL / "valid.txt",
                                        interrupt_after=rb"evaluating.*tokens/s")
         self.assertEqual(code, INTERRUPTED, shown)
-        self.assertRegex(shown, r"\r\x1b\[Ksluice: interrupted\r\n$")
+        self.assertRegex(shown, r"(\r\x1b\[K|\r\n)sluice: interrupted\r\n$")
         code, shown = self.on_terminal("generate", "--model-path", MODEL, "--prompt", PROMPT, "--ignore-eos",
                                        "--max-new-tokens", 4000, interrupt_after=rb" \w+ \w+ \w+ \w+$")
         self.assertEqual(code, INTERRUPTED, shown)
@@ -384,6 +384,7 @@ class Files(Program):
                     process.send_signal(stop)
                     stderr = process.communicate(timeout=20)[1]
                     self.assertEqual(process.returncode, INTERRUPTED, stderr)
+                    self.assertTrue(stderr.endswith(b"sluice: interrupted\n"), stderr)
                     self.assertEqual(set(self.folder.iterdir()), given)
                     self.assertEqual(out.read_bytes(), b"older", "an existing output stays until the new one is whole")
 
