@@ -41,7 +41,9 @@ typedef enum sluice_status {
   SLUICE_BUFFER_TOO_SMALL = 9
 } sluice_status;
 
-typedef enum sluice_dtype { SLUICE_F32 = 0, SLUICE_BF16 = 1 } sluice_dtype;
+/* An integer and not an enum: a caller's value out of range is then an error with a sentence, not undefined. */
+typedef int32_t sluice_dtype;
+enum { SLUICE_F32 = 0, SLUICE_BF16 = 1 };
 
 SLUICE_API const char* sluice_version(void); /* "0.1.0" */
 /* The sentence of this thread's last call that did not return SLUICE_OK; valid until its next such call. */
@@ -159,12 +161,13 @@ SLUICE_API sluice_status sluice_cuda_moe_run(const sluice_cuda_moe* moe, const s
                                              const sluice_cuda_queue* queue);
 
 /* Where the block scale of a row and a group of columns lies. */
-typedef enum sluice_scale_layout {
+typedef int32_t sluice_scale_layout;
+enum {
   SLUICE_SCALES_128X4 = 0,
   SLUICE_SCALES_8X4 = 1,
   SLUICE_SCALES_LINEAR = 2,
   SLUICE_SCALES_TRANSPOSED = 3 /* [groups, rows], fp8_group */
-} sluice_scale_layout;
+};
 
 /* Elements of rows x groups scales, padding included. */
 SLUICE_API sluice_status sluice_scale_elements(sluice_scale_layout layout, int64_t rows, int64_t groups, int64_t* out);

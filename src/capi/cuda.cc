@@ -26,7 +26,7 @@ moe::DeviceQueue read_queue(const sluice_cuda_queue* given) {
 
 format::ScaleLayout layout_of(sluice_scale_layout layout) {
   check(layout >= SLUICE_SCALES_128X4 && layout <= SLUICE_SCALES_TRANSPOSED,
-        "layout is {}; accepted: SLUICE_SCALES_128X4, _8X4, _LINEAR, _TRANSPOSED", static_cast<int>(layout));
+        "layout is {}; accepted: SLUICE_SCALES_128X4, _8X4, _LINEAR, _TRANSPOSED", layout);
   return static_cast<format::ScaleLayout>(layout);
 }
 

@@ -65,8 +65,7 @@ weights::ExpertWeights view_weights(const MoeSpec& spec, const sluice_moe_weight
 }
 
 DType dtype_of(sluice_dtype dtype, const char* name) {
-  check(dtype == SLUICE_F32 || dtype == SLUICE_BF16, "{} is {}; accepted: SLUICE_F32, SLUICE_BF16", name,
-        static_cast<int>(dtype));
+  check(dtype == SLUICE_F32 || dtype == SLUICE_BF16, "{} is {}; accepted: SLUICE_F32, SLUICE_BF16", name, dtype);
   return dtype == SLUICE_F32 ? DType::f32 : DType::bf16;
 }
 

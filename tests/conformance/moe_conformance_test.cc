@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -20,6 +21,12 @@ std::vector<float> widened(const Tensor& t) {
   std::vector<float> out(static_cast<size_t>(t.elements()));
   for (size_t i = 0; i < out.size(); ++i)
     out[i] = t.dtype() == DType::bf16 ? bf16_to_float(t.as<bf16_t>()[i]) : t.as<float>()[i];
+  return out;
+}
+
+std::vector<uint32_t> bits_of(const std::vector<float>& values) {
+  std::vector<uint32_t> out(values.size());
+  for (size_t i = 0; i < out.size(); ++i) out[i] = std::bit_cast<uint32_t>(values[i]);
   return out;
 }
 
@@ -175,7 +182,7 @@ void Conformance::run_all(const std::vector<Case>& cases, std::mt19937& rng) {
     ++run;
     // A second call gives the same bits.
     const Call again = call(*layer, p, ctx_);
-    ASSERT_EQ(0, std::memcmp(again.output.data(), got.output.data(), got.output.size() * sizeof(float)));
+    ASSERT_EQ(bits_of(again.output), bits_of(got.output));
   }
   const std::string name(backend().name());
   if (run == 0) GTEST_SKIP() << name << " refuses every case: " << refused.begin()->first;

@@ -15,6 +15,8 @@ using engine::FinishReason;
 class EndpointsTest : public testing::Test {
  protected:
   EndpointsTest() { service_.set_ready(tiny_model(), engine_); }
+  // A sink holds its answer, and an answer its engine: a real engine lets go of the sink after the last event.
+  ~EndpointsTest() override { engine_->requests.clear(); }
 
   std::shared_ptr<FakeExchange> ask(const char* method, const char* path, std::string body = "") {
     auto exchange = std::make_shared<FakeExchange>(method, path, std::move(body));
