@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/engine_backend.h"
 
+#include <malloc.h>
+
 namespace sluice::server {
 
 EngineBackend::EngineBackend(const Context& ctx, std::unique_ptr<model::Model> model, const text::Tokenizer& tokenizer,
@@ -35,6 +37,9 @@ void EngineBackend::reload(const std::string& path) {
     std::unique_ptr<model::Model> next = load_(path);
     e.replace_model(*next);
     model_ = std::move(next);
+    // The old weights' pages would stay with the process, up to a model's worth in holes: glibc keeps freed blocks of
+    // up to 32 MB.
+    ::malloc_trim(0);
   });
 }
 
