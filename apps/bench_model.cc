@@ -83,7 +83,7 @@ void add_bench_model(CLI::App& parent, Shared& shared) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_flag("--json", o->json, "print one JSON object");
-  add_speculative_options(*command, o->speculative);
+  add_speculative_options(*command, o->speculative, o->model);
 }
 
 }  // namespace sluice::apps

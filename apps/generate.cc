@@ -154,7 +154,7 @@ void add_generate(CLI::App& parent, Shared& shared) {
   command->add_option("--seed", s.seed, "of the choices; the same seed gives the same text")
       ->capture_default_str()
       ->group(group);
-  add_speculative_options(*command, o->speculative);
+  add_speculative_options(*command, o->speculative, o->model);
 }
 
 }  // namespace sluice::apps

@@ -15,6 +15,13 @@ namespace sluice::apps {
 void add_model_options(CLI::App& command, ModelOptions& o) {
   const char* group = "Model";
   command.add_option("--model-path,--model", o.path, "folder of a Hugging Face checkpoint")->required()->group(group);
+  command
+      .add_option("--load-format", o.load_format,
+                  "auto reads the checkpoint's safetensors; dummy needs only its configurations and fills the weights "
+                  "with random numbers, always the same")
+      ->check(CLI::IsMember({"auto", "dummy"}))
+      ->capture_default_str()
+      ->group(group);
   command.add_option("--dtype", o.dtype, "type of activations and caches: bfloat16 or float32")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->capture_default_str()
@@ -42,6 +49,14 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       .add_flag("--deterministic", o.deterministic,
                 "a token's result does not depend on what else is in its batch (the CPU always works so)")
       ->group(group);
+  command.add_option("--tp-size,--tp", o.tp_size, "processes that share the model's tensors; only 1 so far")
+      ->check(CLI::Validator(
+          [](const std::string& size) {
+            return size == "1" ? "" : size + " is not available; accepted: 1 (the whole model in this process)";
+          },
+          "1"))
+      ->capture_default_str()
+      ->group(group);
   command.add_option("--moe-runner-backend", o.moe_backend, "what runs the experts: " + moe::backend_names())
       ->capture_default_str()
       ->group(group);
@@ -54,8 +69,10 @@ text::Tokenizer read_tokenizer(const ModelOptions& o) { return text::Tokenizer(i
 std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
   model::LoadOptions load;
   load.path = o.path;
+  load.dummy = o.load_format == "dummy";
   load.dtype = o.dtype == "float32" ? DType::f32 : DType::bf16;
   load.moe_backend = o.moe_backend;
+  load.draft_moe_backend = o.draft_moe_backend;
   load.deterministic = o.deterministic;
   load.nvfp4_per_token = o.nvfp4_per_token || env_flag(kEnvNvfp4PerToken);
   load.fp8_block_trtllm = o.fp8_block_numerics == "trtllm";
@@ -87,15 +104,21 @@ std::string read_text_file(const std::string& path) {
   return text;
 }
 
-void add_speculative_options(CLI::App& command, SpeculativeOptions& o) {
-  command
-      .add_option("--speculative-algorithm", o.algorithm,
-                  "NEXTN: draft with the checkpoint's multi-token-prediction layer; the text stays the same")
-      ->check(CLI::IsMember({"NEXTN"}))
-      ->group("Speculation");
+void add_speculative_options(CLI::App& command, SpeculativeOptions& o, ModelOptions& model) {
+  CLI::Option* algorithm =
+      command
+          .add_option("--speculative-algorithm", o.algorithm,
+                      "NEXTN: draft with the checkpoint's multi-token-prediction layer; the text stays the same")
+          ->check(CLI::IsMember({"NEXTN"}))
+          ->group("Speculation");
   command.add_option("--speculative-num-steps", o.num_steps, "drafts a step")
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
+      ->group("Speculation");
+  command
+      .add_option("--speculative-moe-runner-backend", model.draft_moe_backend,
+                  "what runs the drafts' experts; default: --moe-runner-backend")
+      ->needs(algorithm)
       ->group("Speculation");
 }
 

@@ -14,8 +14,10 @@
 namespace sluice::apps {
 
 struct ModelOptions {
-  std::string path, dtype = "bfloat16", quantization, calibration_text, moe_backend = "auto";
+  std::string path, load_format = "auto", dtype = "bfloat16", quantization, calibration_text, moe_backend = "auto";
+  std::string draft_moe_backend;  // add_speculative_options() declares it
   std::string fp8_block_numerics = "exact";
+  int tp_size = 1;
   bool deterministic = false;
   bool nvfp4_per_token = false;
 };
@@ -34,6 +36,6 @@ struct SpeculativeOptions {
   int num_steps = 3;
   int steps() const { return algorithm.empty() ? 0 : num_steps; }
 };
-void add_speculative_options(CLI::App& command, SpeculativeOptions& options);
+void add_speculative_options(CLI::App& command, SpeculativeOptions& options, ModelOptions& model);
 
 }  // namespace sluice::apps

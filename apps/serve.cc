@@ -238,7 +238,7 @@ void add_serve(CLI::App& parent, Shared& shared) {
   add_model_options(*command, o->model);
   add_server_options(*command, *o);
   add_engine_options(*command, *o);
-  add_speculative_options(*command, o->speculative);
+  add_speculative_options(*command, o->speculative, o->model);
 }
 
 }  // namespace sluice::apps

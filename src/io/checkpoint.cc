@@ -30,17 +30,28 @@ std::optional<Config> load_if_present(const std::filesystem::path& path) {
   }
   fail(ErrorCode::not_found, "{} holds no model.safetensors and no model.safetensors.index.json", name);
 }
+
+void check_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (std::filesystem::is_directory(folder, error)) return;
+  const std::string name = printable(folder.native(), 4096);
+  if (is_present(folder))
+    fail(ErrorCode::bad_file, "{} is a file; a model is a folder with config.json and safetensors", name);
+  fail(ErrorCode::not_found, "{} does not exist; a model is a folder with config.json and safetensors", name);
+}
 }  // namespace
 
 struct Checkpoint::Impl {
   struct Place {
     const SafetensorsEntry* entry;
-    const SafetensorsFile* file;
+    const SafetensorsFile* file;  // nullptr: in memory
+    const Tensor* tensor = nullptr;
   };
   std::filesystem::path folder;
   Config config;
   std::optional<Config> generation, tokenizer, quant;
   std::vector<SafetensorsFile> files;
+  std::vector<std::pair<SafetensorsEntry, Tensor>> in_memory;
   std::unordered_map<std::string_view, Place> by_name;
   int64_t bytes = 0;
 
@@ -50,6 +61,22 @@ struct Checkpoint::Impl {
         generation(load_if_present(dir / "generation_config.json")),
         tokenizer(load_if_present(dir / "tokenizer_config.json")),
         quant(load_if_present(dir / "hf_quant_config.json")) {}
+
+  Impl(const Impl& configs, const std::vector<std::pair<std::string, Tensor>>& tensors)
+      : folder(configs.folder),
+        config(configs.config),
+        generation(configs.generation),
+        tokenizer(configs.tokenizer),
+        quant(configs.quant) {
+    in_memory.reserve(tensors.size());  // by_name points into it
+    for (const auto& [name, tensor] : tensors) {
+      const auto& [entry, kept] = in_memory.emplace_back(
+          SafetensorsEntry{name, &file_dtype_of(tensor.dtype()), tensor.shape(), bytes, bytes + tensor.bytes()},
+          tensor);
+      by_name[entry.name] = {&entry, nullptr, &kept};
+      bytes = entry.end;
+    }
+  }
 
   // Two shards that hold the same tensor are refused: which one would be meant?
   void collect() {
@@ -92,13 +119,7 @@ struct Checkpoint::Impl {
 };
 
 Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
-  const std::string name = printable(folder.native(), 4096);
-  std::error_code error;
-  if (!std::filesystem::is_directory(folder, error)) {
-    if (is_present(folder))
-      fail(ErrorCode::bad_file, "{} is a file; a model is a folder with config.json and safetensors", name);
-    fail(ErrorCode::not_found, "{} does not exist; a model is a folder with config.json and safetensors", name);
-  }
+  check_folder(folder);
   auto impl = std::make_shared<Impl>(folder);
   if (is_present(folder / "model.safetensors")) {
     impl->files.push_back(SafetensorsFile::open(folder / "model.safetensors"));
@@ -110,6 +131,19 @@ Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
   }
   Checkpoint out;
   out.impl_ = std::move(impl);
+  return out;
+}
+
+Checkpoint Checkpoint::open_configs(const std::filesystem::path& folder) {
+  check_folder(folder);
+  Checkpoint out;
+  out.impl_ = std::make_shared<Impl>(folder);
+  return out;
+}
+
+Checkpoint Checkpoint::with_tensors(const std::vector<std::pair<std::string, Tensor>>& tensors) const {
+  Checkpoint out;
+  out.impl_ = std::make_shared<Impl>(*impl_, tensors);
   return out;
 }
 
@@ -139,13 +173,14 @@ Tensor Checkpoint::tensor(std::string_view name) const {
   const auto it = impl_->by_name.find(name);
   if (it == impl_->by_name.end())
     fail(ErrorCode::not_found, "{} has no tensor {}", printable(impl_->folder.native(), 4096), quote(name));
-  return it->second.file->tensor(name);
+  return it->second.file == nullptr ? *it->second.tensor : it->second.file->tensor(name);
 }
 
 std::string Checkpoint::source_of(std::string_view name) const {
   const auto it = impl_->by_name.find(name);
   if (it == impl_->by_name.end()) return printable(impl_->folder.native(), 4096);
-  return it->second.file->name() + ": tensor " + quote(name);
+  const SafetensorsFile* file = it->second.file;
+  return (file == nullptr ? printable(impl_->folder.native(), 4096) : file->name()) + ": tensor " + quote(name);
 }
 
 void Checkpoint::populate(Context& context) const {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/context.h"
@@ -23,6 +24,9 @@ class Checkpoint {
   // as by transformers. Throws not_found (no folder, no config.json, no weights, a shard is missing) or bad_file: the
   // index names a path instead of a file in the folder, or it and the shards disagree on which tensors there are.
   static Checkpoint open(const std::filesystem::path& folder);
+  // The folder's configurations with tensors that are in memory instead of its files, which need not be there.
+  static Checkpoint open_configs(const std::filesystem::path& folder);
+  Checkpoint with_tensors(const std::vector<std::pair<std::string, Tensor>>& tensors) const;
 
   const std::filesystem::path& folder() const;
   const Config& config() const;                            // config.json

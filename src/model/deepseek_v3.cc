@@ -117,7 +117,9 @@ DraftHead draft_head(const Source& s, const Config& c, const Decoder::Parts& mai
   d.embedding_norm = s.norm(p + "enorm.weight", hidden, c.eps);
   d.hidden_norm = s.norm(p + "hnorm.weight", hidden, c.eps);
   d.projection = s.dense(p + "eh_proj", hidden, {2 * c.hidden, "2 * hidden_size"});
-  add_layer(s, c, c.layers, d.sublayers);
+  Config layer = c;
+  layer.moe.draft = true;
+  add_layer(s, layer, c.layers, d.sublayers);
   d.final_norm = s.norm(p + "shared_head.norm.weight", hidden, c.eps);
   d.head = s.contains(p + "shared_head.head.weight") ? s.dense(p + "shared_head.head", vocab, hidden) : main.head;
   return d;
@@ -136,7 +138,7 @@ Decoder::Parts load_deepseek_v3(const Source& s) {
   parts.final_norm = s.norm("model.norm.weight", hidden, c.eps);
   parts.head = c.tied ? s.tied("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
   // Files without the prediction layer's tensors are whole models too: num_nextn_predict_layers is often left at 1.
-  if (c.draft_layers > 0 && s.contains(fmt::format("model.layers.{}.eh_proj.weight", c.layers)))
+  if (c.draft_layers > 0 && s.keeps(fmt::format("model.layers.{}.eh_proj.weight", c.layers)))
     parts.draft = draft_head(s, c, parts);
   return parts;
 }

@@ -12,6 +12,7 @@ namespace sluice::model {
 
 struct LoadOptions {
   std::filesystem::path path;         // the checkpoint's folder
+  bool dummy = false;                 // random weights (weights/dummy.h) in place of the folder's; configs are read
   DType dtype = DType::bf16;          // D: bf16 or f32
   std::string quantization;           // BF16 weights are quantised to this while loading; "": as stored
   std::map<std::string, float> amax;  // of calibrated inputs (calibrate.h), for formats with static input scales
@@ -19,6 +20,7 @@ struct LoadOptions {
   bool fp8_block_trtllm = false;      // FP8 block: GEMM1's result is rounded before the activation
   bool deterministic = false;         // a token's result does not depend on the rest of its batch
   std::string moe_backend = "auto";   // "auto" or a backend's name
+  std::string draft_moe_backend;      // of the multi-token-prediction layer; "": the same
 };
 
 }  // namespace sluice::model

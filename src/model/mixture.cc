@@ -62,7 +62,9 @@ MoeLayer load_mixture(const Source& s, const MixtureConfig& c, activation::Activ
   spec.groups = static_cast<int>(c.groups);
   spec.top_groups = static_cast<int>(c.top_groups);
   spec.routed_scale = c.routed_scale;
-  m.experts = s.experts(m.experts_name, {c.experts, {c.inter, "moe_intermediate_size"}, width}, spec);
+  const LoadOptions& o = s.options();
+  const std::string& backend = c.draft && !o.draft_moe_backend.empty() ? o.draft_moe_backend : o.moe_backend;
+  m.experts = s.experts(m.experts_name, {c.experts, {c.inter, "moe_intermediate_size"}, width}, spec, backend);
   return m;
 }
 

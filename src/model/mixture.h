@@ -13,6 +13,7 @@ struct MixtureConfig {
   routing::Method routing = routing::Method::softmax;
   int64_t groups = 1, top_groups = 1;  // sigmoid routing only
   float routed_scale = 1.0f;           // sigmoid routing only
+  bool draft = false;                  // of the prediction layer: its backend may be named apart
 };
 
 // Qwen3-MoE: softmax, renormalised when norm_topk_prob says so.

@@ -2,9 +2,11 @@
 #include "model/source.h"
 
 #include <cstring>
+#include <optional>
 
 #include "moe/select.h"
 #include "ops/row.h"
+#include "weights/dummy.h"
 #include "weights/load.h"
 
 namespace sluice::model {
@@ -17,6 +19,7 @@ weights::LoadOptions loader_options(const LoadOptions& o) {
   if (!o.quantization.empty()) out.online = weights::parse_online_format(o.quantization);
   out.nvfp4_per_token = o.nvfp4_per_token;
   out.amax = o.amax;
+  out.dummy = o.dummy;
   return out;
 }
 
@@ -28,25 +31,38 @@ Shape sizes(Dims dims) {
 }  // namespace
 
 struct Source::Impl {
-  weights::Loader loader;
+  Context silent;  // of dummies, whose loaders each see one module
+  std::optional<weights::Loader> loader;
 };
 
 Source::Source(Context& ctx, const LoadOptions& options)
-    : ctx_(ctx),
-      options_(options),
-      impl_(std::make_unique<Impl>(
-          Impl{weights::Loader(ctx, io::Checkpoint::open(options.path), loader_options(options))})) {}
+    : ctx_(ctx), options_(options), impl_(std::make_unique<Impl>(Impl{{ctx.pool, ctx.log}, {}})) {
+  impl_->loader.emplace(ctx,
+                        options.dummy ? io::Checkpoint::open_configs(options.path) : io::Checkpoint::open(options.path),
+                        loader_options(options));
+}
 Source::~Source() = default;
 
-void Source::finish() const { impl_->loader.finish(); }
-const io::Checkpoint& Source::checkpoint() const { return impl_->loader.checkpoint(); }
+void Source::finish() const { impl_->loader->finish(); }
+const io::Checkpoint& Source::checkpoint() const { return impl_->loader->checkpoint(); }
+
+// Dummies are made when they are asked for, so what is in memory twice is one module: the checkpoint becomes one that
+// holds just these tensors, which then go the way of every other.
+void Source::offer(std::initializer_list<std::pair<std::string, Shape>> tensors, DType dtype) const {
+  if (!options_.dummy) return;
+  std::vector<std::pair<std::string, Tensor>> made;
+  for (const auto& [name, shape] : tensors)
+    made.emplace_back(name, weights::dummy_tensor(ctx_.pool, name, dtype, shape));
+  impl_->loader.emplace(impl_->silent, checkpoint().with_tensors(made), loader_options(options_));
+}
+
 const io::Config& Source::config() const { return checkpoint().config(); }
 bool Source::contains(std::string_view name) const { return checkpoint().contains(name); }
 
 std::string Source::first_of(std::initializer_list<std::string> names) const {
   std::string all;
   for (const std::string& name : names) {
-    if (contains(name)) return name;
+    if (keeps(name)) return name;
     all += (all.empty() ? "\"" : ", \"") + name + "\"";
   }
   fail(ErrorCode::bad_file, "{} has none of the tensors {}", options_.path.string(), all);
@@ -86,11 +102,13 @@ void Source::verify_experts(const std::string& module, const ExpertDims& dims, b
 }
 
 Tensor Source::floats(const std::string& name, Dims shape) const {
+  offer({{name, sizes(shape)}}, DType::f32);
   verify_shape(name, shape);
-  return impl_->loader.floats(name, sizes(shape));
+  return impl_->loader->floats(name, sizes(shape));
 }
 
 Tensor Source::table(const std::string& name, Dims shape) const {
+  offer({{name, sizes(shape)}}, DType::bf16);
   verify_shape(name, shape);
   const Tensor t = checkpoint().tensor(name);
   check_file(t.dtype() == DType::bf16 || t.dtype() == DType::f32, "{} is {}; accepted here: bfloat16, float32",
@@ -106,11 +124,12 @@ Dense Source::dense(const std::string& module, Dim rows, Dim cols, Bias bias) co
   check_file(bias == Bias::present || !contains(module + ".bias"),
              "{} exists, but {} says that this projection has no bias", checkpoint().source_of(module + ".bias"),
              config().source());
-  verify_module(module, rows, cols);
   const std::string weight = module + ".weight";
+  offer({{weight, {rows.n, cols.n}}}, DType::bf16);
+  verify_module(module, rows, cols);
   if (const io::SafetensorsEntry* entry = checkpoint().find(weight); entry && entry->dtype->dtype == DType::f32)
     return {module, floats(weight, {rows, cols}), b};
-  const weights::LoadedLinear loaded = impl_->loader.linear(module, rows.n, cols.n);
+  const weights::LoadedLinear loaded = impl_->loader->linear(module, rows.n, cols.n);
   ops::LinearOptions o;
   o.inputs = loaded.inputs;
   o.dtype = options_.dtype;
@@ -129,8 +148,9 @@ Dense Source::tied(const std::string& module, const Tensor& weight) const {
 }
 
 Tensor Source::dequantized(const std::string& module, Dim rows, Dim cols) const {
+  offer({{module + ".weight", {rows.n, cols.n}}}, DType::bf16);
   verify_module(module, rows, cols);
-  const weights::QuantTensor w = impl_->loader.linear(module, rows.n, cols.n).w;
+  const weights::QuantTensor w = impl_->loader->linear(module, rows.n, cols.n).w;
   if (w.format == format::Format::bf16) return w.codes.reshape({rows.n, cols.n});
   const Tensor values = weights::dequantize(w).reshape({rows.n, cols.n});
   if (options_.dtype == DType::f32) return values;
@@ -139,24 +159,28 @@ Tensor Source::dequantized(const std::string& module, Dim rows, Dim cols) const 
   return rounded;
 }
 
-std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, const ExpertDims& dims,
-                                                     MoeSpec spec) const {
+std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, const ExpertDims& dims, MoeSpec spec,
+                                                     std::string_view backend) const {
   spec.experts = static_cast<int>(dims.experts.n);
   spec.inter = dims.inter.n;
   spec.hidden = dims.hidden.n;
   spec.dtype = options_.dtype;
+  const int64_t rows = spec.gated() ? 2 * dims.inter.n : dims.inter.n;
+  offer({{module + (spec.gated() ? ".gate_up_proj" : ".up_proj"), {dims.experts.n, rows, dims.hidden.n}},
+         {module + ".down_proj", {dims.experts.n, dims.hidden.n, dims.inter.n}}},
+        DType::bf16);
   verify_experts(module, dims, spec.gated());
   weights::ExpertNames names;
   names.module = module;
   if (!spec.gated()) names.gate.clear();
-  const weights::LoadedExperts loaded = impl_->loader.experts(names, {spec.experts, spec.inter, spec.hidden});
+  const weights::LoadedExperts loaded = impl_->loader->experts(names, {spec.experts, spec.inter, spec.hidden});
   spec.inter = loaded.weights.up.rows;  // padded to whole scale groups
   spec.weights = loaded.format.weights;
   spec.inputs = loaded.format.inputs;
   spec.fp8_block_trtllm = options_.fp8_block_trtllm && spec.weights == format::Format::fp8_block;
   spec.deterministic = options_.deterministic;
   spec.bias = !loaded.weights.bias_up.empty();
-  return moe::select(spec, options_.moe_backend).prepare(ctx_, spec, loaded.weights);
+  return moe::select(spec, backend).prepare(ctx_, spec, loaded.weights);
 }
 
 }  // namespace sluice::model

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "io/checkpoint.h"
 #include "model/dense.h"
@@ -37,6 +38,8 @@ class Source {
   const io::Checkpoint& checkpoint() const;
   const LoadOptions& options() const { return options_; }
   bool contains(std::string_view name) const;
+  // The same for a tensor that the configuration promises: dummy weights have it, but none that is merely optional.
+  bool keeps(std::string_view promised) const { return options_.dummy || contains(promised); }
   // The first of the names that the checkpoint has; throws bad_file naming all of them.
   std::string first_of(std::initializer_list<std::string> names) const;
 
@@ -50,12 +53,14 @@ class Source {
 
   void finish() const;  // everything is read: the progress ends full
 
-  // The experts under `module` ("model.layers.0.mlp.experts"), one by one or fused, prepared by the chosen backend.
-  // `spec` says everything but sizes and number formats.
-  std::shared_ptr<const moe::MoeLayer> experts(const std::string& module, const ExpertDims& dims, MoeSpec spec) const;
+  // The experts under `module` ("model.layers.0.mlp.experts"), one by one or fused, prepared by `backend`
+  // (moe::select). `spec` says everything but sizes and number formats.
+  std::shared_ptr<const moe::MoeLayer> experts(const std::string& module, const ExpertDims& dims, MoeSpec spec,
+                                               std::string_view backend) const;
 
  private:
   struct Impl;
+  void offer(std::initializer_list<std::pair<std::string, Shape>> tensors, DType dtype) const;
   void verify_shape(const std::string& name, Dims shape) const;
   void verify_module(const std::string& module, Dim rows, Dim cols) const;
   void verify_experts(const std::string& module, const ExpertDims& dims, bool gated) const;

@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "format/quantize_rows.h"
 #include "weights/calibration.h"
+#include "weights/dummy.h"
 #include "weights/requantize.h"
 #include "weights/stored.h"
 
@@ -48,6 +49,8 @@ ModuleFormat Loader::target(std::string_view module, const ModuleFormat& stored,
     if (format.inputs == InputFormat::nvfp4 && options_.nvfp4_per_token) format.inputs = InputFormat::nvfp4_token;
     return format;
   };
+  if (options_.dummy && scheme_.quantized() && online_quantizes(Coverage::linears, module))
+    return per_token(scheme_.of(module));
   if (!options_.online || stored != ModuleFormat{} || !online_quantizes(options_.online->coverage, module))
     return per_token(stored);
   const ModuleFormat online = per_token(options_.online->format);
@@ -58,6 +61,7 @@ ModuleFormat Loader::target(std::string_view module, const ModuleFormat& stored,
 
 float Loader::online_input_scale(InputFormat inputs, const std::string& observed) const {
   const auto found = options_.amax.find(observed);
+  if (found == options_.amax.end() && options_.dummy) return static_scale(inputs, kDummyAmax, observed);
   check(found != options_.amax.end(),
         "{} inputs of {} need a calibrated scale, and quantising while loading has none; use "
         "--nvfp4-per-token-activation, or write a calibrated checkpoint with: sluice quantize IN OUT --format nvfp4 "
@@ -67,7 +71,7 @@ float Loader::online_input_scale(InputFormat inputs, const std::string& observed
 }
 
 void Loader::warn_if_not_excluded(std::string_view module, const ModuleFormat& stored) {
-  if (warned_ || stored == scheme_.of(module)) return;
+  if (warned_ || options_.dummy || stored == scheme_.of(module)) return;
   warned_ = true;
   context_.log(
       LogLevel::warning,

@@ -24,6 +24,9 @@ struct LoadOptions {
   // Largest |x| of inputs from a calibration run (ActivationObserver), for online formats with static inputs. Modules
   // that did not run then stay in BF16 (an MTP layer).
   std::map<std::string, float> amax;
+  // The BF16 tensors are dummies (dummy.h): they are rounded to what the scheme says of the module, if anything, and
+  // static inputs that nobody calibrated are scaled for |x| <= kDummyAmax.
+  bool dummy = false;
   Shard shard;  // of experts; linears are always whole
 };
 

@@ -72,6 +72,27 @@ TEST(Checkpoint, SingleFileAndLinksLikeTheHubCache) {
   EXPECT_EQ(c.tensor("a").as<float>()[2], 2);
 }
 
+TEST(Checkpoint, TensorsInMemory) {
+  TempDir dir;
+  dir.put("config.json", R"({"model_type":"m"})");
+  const Checkpoint configs = Checkpoint::open_configs(dir.path());
+  EXPECT_EQ(configs.config().string("model_type"), "m");
+  EXPECT_EQ(configs.bytes(), 0);
+  const Checkpoint c = configs.with_tensors({{"a", ramp(3, 0)}, {"b", ramp(2, 10)}});
+  EXPECT_EQ(c.config().string("model_type"), "m");
+  EXPECT_EQ(c.names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(c.tensor("b").as<float>()[1], 11);
+  EXPECT_EQ(c.find("b")->shape, Shape{2});
+  EXPECT_EQ(c.find("b")->dtype->name, "F32");
+  EXPECT_EQ(c.bytes(), 20);
+  EXPECT_EQ(c.source_of("a"), dir.path().string() + ": tensor \"a\"");
+  EXPECT_EQ(c.with_tensors({{"c", ramp(1, 0)}}).names(), (std::vector<std::string>{"c"}));
+  EXPECT_FALSE(configs.contains("a"));
+  expect_error(ErrorCode::not_found, {dir.path().string(), "\"x\""}, [&] { c.tensor("x"); });
+  expect_error(ErrorCode::not_found, {"does not exist"}, [&] { Checkpoint::open_configs(dir / "nowhere"); });
+  expect_error(ErrorCode::bad_file, {"is a file"}, [&] { Checkpoint::open_configs(dir / "config.json"); });
+}
+
 enum class FolderDefect {
   no_folder,
   folder_is_file,
