@@ -2,44 +2,15 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <unordered_map>
 
-#include "base/math.h"
-#include "engine/choice.h"
+#include "engine/answers.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
 
 namespace sluice::engine {
 
 namespace {
-constexpr int64_t kDefaultCacheTokens = 65536;
-
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-EngineConfig complete(EngineConfig c, const model::ModelInfo& info) {
-  check(c.context_length >= 0 && c.context_length <= info.max_positions,
-        "context_length is {}; accepted: 1 to {} (max_position_embeddings), or 0 for all", c.context_length,
-        info.max_positions);
-  check(c.max_running >= 1 && c.max_running <= 4096, "max_running is {}; accepted: 1 to 4096", c.max_running);
-  check(c.max_queued >= 1, "max_queued is {}; accepted: 1 or more", c.max_queued);
-  check(c.prefill_chunk >= 1 && c.prefill_chunk <= 1 << 20, "prefill_chunk is {}; accepted: 1 to 1048576",
-        c.prefill_chunk);
-  check(c.block_size >= 1 && c.block_size <= 4096, "block_size is {}; accepted: 1 to 4096", c.block_size);
-  check(c.cache_tokens >= 0 && c.cache_tokens / c.block_size < INT32_MAX / 2,
-        "cache_tokens is {}; accepted: 0 or more, fewer than 2^30 blocks", c.cache_tokens);
-  check(c.state_snapshots >= 0 && c.state_snapshots <= 65536, "state_snapshots is {}; accepted: 0 to 65536",
-        c.state_snapshots);
-  check(c.speculative_steps >= 0 && c.speculative_steps <= 64, "speculative_steps is {}; accepted: 0 to 64",
-        c.speculative_steps);
-  if (c.speculative_steps > 0 && !info.has_draft)
-    fail(ErrorCode::unsupported, "{} has no multi-token-prediction layer to draft with", info.architecture);
-  if (c.context_length == 0) c.context_length = info.max_positions;
-  if (c.cache_tokens == 0)
-    c.cache_tokens = std::min(c.max_running * c.context_length, std::max(kDefaultCacheTokens, c.context_length));
-  c.cache_tokens = round_up(c.cache_tokens, c.block_size);
-  c.context_length = std::min(c.context_length, c.cache_tokens);
-  return c;
-}
 
 bool same_shape(const model::CacheShape& a, const model::CacheShape& b) {
   const auto attention = [](const auto& x, const auto& y) {
@@ -52,35 +23,9 @@ bool same_shape(const model::CacheShape& a, const model::CacheShape& b) {
   return a.dtype == b.dtype && std::ranges::equal(a.attention, b.attention, attention) &&
          std::ranges::equal(a.mamba, b.mamba, mamba);
 }
-
-model::CacheConfig cache_config(const EngineConfig& c, bool recurrent) {
-  model::CacheConfig out;
-  out.blocks = c.cache_tokens / c.block_size;
-  out.block_size = c.block_size;
-  out.slots = c.max_running + (recurrent && c.prefix_cache ? c.state_snapshots : 0);
-  out.tentative_rows = c.speculative_steps > 0 ? c.speculative_steps + 1 : 0;
-  return out;
-}
-
-SchedulerConfig scheduler_config(const EngineConfig& c, bool recurrent) {
-  SchedulerConfig out;
-  out.max_running = c.max_running;
-  out.prefill_budget = c.prefill_chunk;
-  out.blocks = static_cast<int32_t>(c.cache_tokens / c.block_size);
-  out.block_size = c.block_size;
-  out.prefix_cache = c.prefix_cache;
-  out.recurrent = recurrent;
-  out.snapshots = c.prefix_cache ? c.state_snapshots : 0;
-  out.drafts = c.speculative_steps;
-  return out;
-}
 }  // namespace
 
 struct Engine::Impl {
-  struct Job {
-    Sink sink;
-    int open = 0;  // choices
-  };
   // A sequence in a step, beside its Pass.
   struct Turn {
     Choice* choice = nullptr;
@@ -91,7 +36,7 @@ struct Engine::Impl {
       : ctx(std::move(context)),
         model(&m),
         tokenizer(t),
-        config(complete(c, m.info())),
+        config(completed(c, m.info())),
         recurrent(!m.cache_shape().mamba.empty()),
         scheduler(scheduler_config(config, recurrent)),
         runner(ctx, m, cache_config(config, recurrent), config.speculative_steps) {}
@@ -104,8 +49,6 @@ struct Engine::Impl {
   void settle();
   void fail_all(const char* sentence);
   void publish();
-  void publish(Handle handle, Clock::time_point now);
-  void end(Handle handle);
 
   Context ctx;
   const model::Model* model;
@@ -115,10 +58,8 @@ struct Engine::Impl {
   HashKey key = random_key();
   Scheduler scheduler;
   Runner runner;
-  std::unordered_map<RequestId, Job> jobs;
-  std::vector<std::unique_ptr<Choice>> choices;  // by handle
-  RequestId last_id = 0;
   Metrics metrics;
+  Answers answers{scheduler, metrics};
   // Of the current step; reused.
   std::vector<Pass> passes;
   std::vector<Turn> turns;
@@ -138,9 +79,7 @@ RequestId Engine::add(Request request, Sink sink, RequestId id) {
     ++e.metrics.requests_refused;
     fail(ErrorCode::busy, "the queue is full: {} answers wait; try again later", queued());
   }
-  if (id == 0) id = e.last_id + 1;
-  check(e.jobs.count(id) == 0, "request id {} is in use", id);
-  e.last_id = std::max(e.last_id, id);
+  id = e.answers.new_id(id);
   ++e.metrics.requests;
   Choice::Setup setup;
   setup.tokenizer = e.tokenizer;
@@ -159,12 +98,9 @@ RequestId Engine::add(Request request, Sink sink, RequestId id) {
     choice->take_hashes(s.hashes);
     s.scored = scores && i == 0;
     if (s.scored) s.reuse_limit = std::max<int64_t>(*request.params.prompt_logprobs_from - 1, 0);
-    const auto handle = static_cast<size_t>(e.scheduler.add(std::move(s)));
-    if (e.choices.size() <= handle) e.choices.resize(handle + 1);
-    e.choices[handle] = std::move(choice);
-    ++e.metrics.queued;
+    e.answers.insert(e.scheduler.add(std::move(s)), std::move(choice));
   }
-  e.jobs[id] = {std::move(sink), static_cast<int>(request.params.n)};
+  e.answers.open(id, std::move(sink), static_cast<int>(request.params.n));
   return id;
 }
 
@@ -193,7 +129,7 @@ void Engine::Impl::prepare(std::span<const PlanEntry> plan) {
   model_seconds = sampling_seconds = 0;
   ++metrics.steps;
   for (const PlanEntry& entry : plan) {
-    Choice& c = *choices[static_cast<size_t>(entry.sequence)];
+    Choice& c = answers.at(entry.sequence);
     if (entry.admitted && !c.started) {
       c.started = true;
       c.reserve();
@@ -263,11 +199,13 @@ void Engine::Impl::settle() {
     const int64_t n = turns[i].new_tokens;
     metrics.generation_tokens += n;
     if (e.drafts > 0 && n > 0) {
+      Usage& u = c.event().usage;
       ++metrics.verify_rounds;
       metrics.drafted += e.drafts;
       metrics.accepted += n - 1;
-      c.event().usage.drafted += e.drafts;
-      c.event().usage.accepted += n - 1;
+      ++u.verify_rounds;
+      u.drafted += e.drafts;
+      u.accepted += n - 1;
     }
     // The draft head does not follow what has ended, so its last blocks are not for others.
     if (c.finished() && (speculative || c.event().reason == FinishReason::error)) continue;
@@ -299,82 +237,12 @@ void Engine::Impl::fail_all(const char* sentence) {
 
 void Engine::Impl::publish() {
   const auto now = Clock::now();
-  for (const Pass& pass : passes) publish(pass.entry->sequence, now);
+  for (const Pass& pass : passes) answers.publish(pass.entry->sequence, now);
   metrics.preemptions = scheduler.preemptions();
 }
 
-void Engine::Impl::publish(Handle handle, Clock::time_point now) {
-  Choice& c = *choices[static_cast<size_t>(handle)];
-  Event& event = c.event();
-  const auto count = static_cast<int64_t>(event.tokens.size());
-  if (count == 0 && event.prompt_logprobs.empty() && !c.finished()) return;
-  if (count > 0) {
-    const bool first = c.last_token == Clock::time_point{};
-    const double gap = seconds(now - (first ? c.added : c.last_token));
-    if (first) event.usage.first_token_seconds = gap;
-    (first ? metrics.first_token_seconds : metrics.inter_token_seconds)
-        .observe(first ? gap : gap / static_cast<double>(count));
-    for (int64_t i = 1; i < count; ++i)
-      metrics.inter_token_seconds.observe(first ? 0 : gap / static_cast<double>(count));
-    c.last_token = now;
-  }
-  if (c.finished()) {
-    event.usage.preemptions = scheduler.preemptions(handle);
-    event.usage.total_seconds = seconds(now - c.added);
-    metrics.request_seconds.observe(event.usage.total_seconds);
-    scheduler.remove(handle);  // before the sink: what it held is free when the user hears of the end
-  }
-  try {
-    jobs.at(event.request).sink(event);
-  } catch (...) {  // a reader that failed: its request ends, the engine goes on
-    if (!c.finished()) {
-      c.finish(FinishReason::cancelled);
-      scheduler.remove(handle);
-    }
-  }
-  c.clear_event();
-  if (c.finished()) end(handle);
-}
-
-void Engine::Impl::end(Handle handle) {
-  std::unique_ptr<Choice> choice = std::move(choices[static_cast<size_t>(handle)]);
-  if (!choice->started) --metrics.queued;
-  switch (choice->event().reason) {
-    case FinishReason::stop:
-      ++metrics.finished_stop;
-      break;
-    case FinishReason::length:
-      ++metrics.finished_length;
-      break;
-    case FinishReason::cancelled:
-      ++metrics.finished_cancelled;
-      break;
-    case FinishReason::error:
-    case FinishReason::none:
-      ++metrics.finished_error;
-      break;
-  }
-  const auto job = jobs.find(choice->event().request);
-  if (--job->second.open == 0) jobs.erase(job);
-}
-
-bool Engine::cancel(RequestId id) {
-  Impl& e = *impl_;
-  if (e.jobs.count(id) == 0) return false;
-  const auto now = Clock::now();
-  for (size_t h = 0; h < e.choices.size(); ++h) {
-    Choice* c = e.choices[h].get();
-    if (c == nullptr || c->event().request != id) continue;
-    c->finish(FinishReason::cancelled);
-    e.publish(static_cast<Handle>(h), now);
-  }
-  return true;
-}
-
-void Engine::cancel_all() {
-  while (!impl_->jobs.empty()) cancel(impl_->jobs.begin()->first);
-}
-
+bool Engine::cancel(RequestId id) { return impl_->answers.cancel(id); }
+void Engine::cancel_all() { impl_->answers.cancel_all(); }
 bool Engine::idle() const { return impl_->scheduler.idle(); }
 int64_t Engine::queued() const { return impl_->metrics.queued; }
 void Engine::flush_cache() { impl_->scheduler.flush(); }

@@ -75,6 +75,7 @@ struct Usage {
   int64_t prompt_tokens = 0, cached_tokens = 0;  // cached: of the prompt, found in the prefix cache
   int64_t completion_tokens = 0;                 // the stop token included
   int64_t drafted = 0, accepted = 0;             // tokens guessed ahead, and right
+  int64_t verify_rounds = 0;                     // steps that had drafts to check; each gave a token of its own as well
   int64_t preemptions = 0;
   double queue_seconds = 0;        // until its first step
   double first_token_seconds = 0;  // until its first token; both since the request was added
