@@ -62,28 +62,32 @@ void ProgressView::show(const Progress& p) {
   const double seconds = std::chrono::duration<double>(now - start_).count();
   if (terminal_) {
     if (!last && now - drawn_at_ < kRedraw) return;
-    fmt::print(out_, "\r{}\x1b[K{}", progress_text(p, seconds, kBarWidth), last ? "\n" : "");
-    std::fflush(out_);
+    write(fmt::format("\r{}\x1b[K{}", progress_text(p, seconds, kBarWidth), last ? "\n" : ""));
     drawn_at_ = now;
     drawn_ = !last;
   } else {
     const int64_t step = last ? kSteps : p.done * kSteps / p.total;
     if (step < next_step_) return;
-    fmt::print(out_, "{}\n", progress_text(p, seconds, 0));
+    write(progress_text(p, seconds, 0) + "\n");
     next_step_ = step + 1;
   }
   if (last) what_.clear();
 }
 
+// A log that cannot be written (a full disk) ends no server: fmt::print would throw.
+void ProgressView::write(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), out_);
+  std::fflush(out_);
+}
+
 void ProgressView::line(std::string_view text) {
   clear();
-  fmt::print(out_, "{}\n", text);
+  write(fmt::format("{}\n", text));
 }
 
 void ProgressView::clear() {
   if (!drawn_) return;
-  fmt::print(out_, "\r\x1b[K");
-  std::fflush(out_);
+  write("\r\x1b[K");
   drawn_ = false;
 }
 

@@ -25,6 +25,7 @@ class ProgressView {
 
  private:
   using Clock = std::chrono::steady_clock;
+  void write(const std::string& text);
 
   std::FILE* out_;
   bool terminal_;

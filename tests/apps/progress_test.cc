@@ -48,6 +48,15 @@ TEST(Progress, EachWorkStartsAnew) {
   EXPECT_EQ(lines_of({{"loading", 1, 1, "B"}, {"loading", 1, 1, "B"}}).size(), 2u);
 }
 
+TEST(Progress, AFullDiskIsNoError) {
+  std::FILE* full = std::fopen("/dev/full", "w");
+  ASSERT_NE(full, nullptr);
+  ProgressView view(full);
+  EXPECT_NO_THROW(view.line("a line"));
+  EXPECT_NO_THROW(view.show({"loading", 1, 1, "B"}));
+  std::fclose(full);
+}
+
 TEST(Progress, JumpsAndEmptyWork) {
   EXPECT_EQ(lines_of({{"loading", 0, 100, "B"}, {"loading", 95, 100, "B"}, {"loading", 100, 100, "B"}}).size(), 2u);
   EXPECT_EQ(lines_of({{"loading", 0, 0, "B"}}).size(), 1u);
