@@ -126,7 +126,14 @@ class GenerateWriter final : public AnswerWriter {
         .add("cached_tokens", a.usage.cached_tokens)
         .add("weight_version", std::to_string(weight_version_))
         .add("e2e_latency", std::chrono::duration<double>(engine::Clock::now() - a.began).count());
-    if (a.usage.drafted > 0) meta.add("spec_drafted", a.usage.drafted).add("spec_accepted", a.usage.accepted);
+    if (a.usage.verify_rounds > 0) {
+      const engine::Usage& u = a.usage;
+      meta.add("spec_verify_ct", u.verify_rounds)
+          .add("spec_draft_token_num", u.drafted)
+          .add("spec_accept_token_num", u.accepted)
+          .add("spec_accept_rate", static_cast<double>(u.accepted) / static_cast<double>(u.drafted))
+          .add("spec_accept_length", 1 + static_cast<double>(u.accepted) / static_cast<double>(u.verify_rounds));
+    }
     if (form_.logprobs) {
       if (a.prompt_starts)
         add_logprobs(meta, "input_token_logprobs", "input_top_logprobs", a.prompt_logprobs,

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -18,12 +19,14 @@ TIMEOUT = 60
 class Server:
     """A running `sluice serve` on a port of its own; the standard error goes to `log`."""
 
-    def __init__(self, program, model, *words, wait=True):
+    def __init__(self, program, model, *words, wait=True, limits=()):
+        """`limits`: (resource.RLIMIT_..., value) of the server."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
         self.errors = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(
             [program, "serve", "--model-path", str(model), "--port", "0", *map(str, words)], env=clean, text=True,
-            stdout=subprocess.PIPE, stderr=self.errors)
+            stdout=subprocess.PIPE, stderr=self.errors,
+            preexec_fn=lambda: [resource.setrlimit(which, (value, value)) for which, value in limits])
         first = self.process.stdout.readline()
         found = re.match(r"listening on http://(\S+):(\d+)", first)
         if not found:
