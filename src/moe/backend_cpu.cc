@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "format/quantize_rows.h"
 #include "kernels/cpu/grouped_gemm.h"
+#include "moe/check.h"
 #include "routing/route.h"
 
 namespace sluice::moe {
@@ -58,7 +59,7 @@ class CpuMoeLayer final : public MoeLayer {
       : spec_(spec),
         choice_(kernels::cpu::choose_gemm(isa, spec.weights, spec.inputs, spec.dtype)),
         workers_(ctx.pool.size()) {
-    check_weights(w);
+    check_weights(spec, w);
     up_ = spec_.gated() ? PanelStack(ctx, w.gate, &w.up, choice_.order) : PanelStack(ctx, w.up, nullptr, choice_.order);
     down_ = PanelStack(ctx, w.down, nullptr, choice_.order);
     take_extras(w);
@@ -73,18 +74,16 @@ class CpuMoeLayer final : public MoeLayer {
   }
 
   void refit(Context& ctx, const weights::ExpertWeights& w) override {
-    check_weights(w);
+    check_weights(spec_, w);
     up_.refit(ctx, spec_.gated() ? w.gate : w.up, spec_.gated() ? &w.up : nullptr);
     down_.refit(ctx, w.down, nullptr);
     take_extras(w);
   }
 
   void run(Context& ctx, const MoeArgs& args) const override {
-    check(args.tokens >= 0, "tokens is {}; it must not be negative", args.tokens);
+    check_args(spec_, args);
     if (args.tokens == 0) return;
-    check(args.hidden != nullptr && args.output != nullptr && args.workspace != nullptr,
-          "hidden, output and workspace must be given");
-    check(args.logits != nullptr || args.topk_ids != nullptr, "either logits or topk_ids must be given");
+    check(args.workspace != nullptr, "workspace is null; {} bytes are needed", workspace_bytes(args.tokens));
     check(ctx.pool.size() <= workers_, "the layer was prepared for {} threads but runs on {}", workers_,
           ctx.pool.size());
     if (args.trace != nullptr) start_trace(*args.trace, args.tokens);
@@ -96,28 +95,6 @@ class CpuMoeLayer final : public MoeLayer {
   int64_t elem() const { return bytes_of(spec_.dtype); }
   int64_t padded_inter() const { return round_up<int64_t>(spec_.inter, kTileCols); }
   bool bf16() const { return spec_.dtype == DType::bf16; }
-
-  void check_weights(const weights::ExpertWeights& w) const {
-    const auto expect = [&](const weights::QuantTensor& t, const char* what, int64_t rows, int64_t cols) {
-      check(t.format == spec_.weights && t.experts == spec_.locals() && t.rows == rows && t.cols == cols,
-            "{} is {} [{}, {}, {}]; the spec asks for {} [{}, {}, {}]", what, info(t.format).name, t.experts, t.rows,
-            t.cols, info(spec_.weights).name, spec_.locals(), rows, cols);
-    };
-    expect(w.up, "up", spec_.inter, spec_.hidden);
-    if (spec_.gated()) expect(w.gate, "gate", spec_.inter, spec_.hidden);
-    expect(w.down, "down", spec_.hidden, spec_.inter);
-    const auto vector = [&](const Tensor& t, const char* what, int64_t n) {
-      check(t.empty() || (t.dtype() == DType::f32 && t.elements() == spec_.locals() * n),
-            "{} has {} elements of {}; {} of float32 are expected", what, t.elements(), to_string(t.dtype()),
-            spec_.locals() * n);
-    };
-    vector(w.bias_up, "bias_up", spec_.inter);
-    vector(w.bias_gate, "bias_gate", spec_.inter);
-    vector(w.bias_down, "bias_down", spec_.hidden);
-    vector(w.alpha, "alpha", 1);
-    vector(w.beta, "beta", 1);
-    vector(w.limit, "limit", 1);
-  }
 
   void take_extras(const weights::ExpertWeights& w) {
     input_scale1_ = w.input_scale1;
