@@ -2,6 +2,7 @@
 # Language standard, warnings, sanitizers and the optional CUDA language.
 option(SLUICE_TESTS "build the tests" ON)
 option(SLUICE_BENCH "build the benchmarks" ON)
+option(SLUICE_PCH "precompile common headers; off where each file must name its own includes" OFF)
 option(SLUICE_FUZZ "build the libFuzzer targets (clang only)" OFF)
 set(SLUICE_CUDA "AUTO" CACHE STRING "build the sm_90a backend: AUTO (when nvcc is found), ON, OFF")
 set(SLUICE_SANITIZE "" CACHE STRING "sanitizers, e.g. address,undefined")
@@ -20,6 +21,10 @@ endif()
 find_program(SLUICE_CCACHE ccache)
 if(SLUICE_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${SLUICE_CCACHE})
+  if(SLUICE_PCH)  # ccache's manual, "Precompiled headers": what it takes to look through one
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${SLUICE_CCACHE})
+    add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
+  endif()
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${SLUICE_CCACHE})
 endif()
 
