@@ -65,6 +65,10 @@ void check_content_type(const http::Request& request) {
   if (!http::equal_ignoring_case(type, "application/json"))
     throw ApiError(415, "invalid_request_error",
                    fmt::format("the Content-Type is {}; accepted: application/json", io::quote(type)));
+  const std::string_view coding = request.header("Content-Encoding");
+  if (!coding.empty() && !http::equal_ignoring_case(coding, "identity"))
+    throw ApiError(415, "invalid_request_error",
+                   fmt::format("the Content-Encoding is {}; accepted: a body as it is", io::quote(coding)));
 }
 
 void answer(Service& service, const Route& route, const ExchangePtr& exchange) {

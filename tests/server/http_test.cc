@@ -141,8 +141,9 @@ TEST_F(HttpTest, AnswersAndStaysOpen) {
 
 TEST_F(HttpTest, ARequestThatNeverEndsIsToldSo) {
   serve();
-  for (const auto& [bytes, least] : {std::pair{std::string("POST / HTTP/1.1\r\nHost:"), 250ms},
-                                     {std::string("POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc"), 350ms}}) {
+  for (const auto& [bytes, least] :
+       {std::pair{std::string("POST / HTTP/1.1\r\nHost:"), 250ms},
+        {std::string("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"), 350ms}}) {
     const auto begin = Clock::now();
     EXPECT_TRUE(ask(bytes).starts_with("HTTP/1.1 408 Request Timeout\r\n"));
     EXPECT_GE(Clock::now() - begin, least);
@@ -177,7 +178,7 @@ TEST_F(HttpTest, SizesAreBounded) {
   EXPECT_TRUE(ask(post("/", std::string(10'001, 'a'))).starts_with("HTTP/1.1 413 Content Too Large"));
   EXPECT_TRUE(ask(post("/", std::string(3'000'000, 'a'))).starts_with("HTTP/1.1 413"));  // and it can still send it
   EXPECT_TRUE(ask(post("/" + std::string(3'000, 'a'), "")).starts_with("HTTP/1.1 431"));
-  std::string chunks = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+  std::string chunks = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   for (int i = 0; i < 11; ++i) chunks += "3e8\r\n" + std::string(1000, 'a') + "\r\n";
   EXPECT_TRUE(ask(chunks).starts_with("HTTP/1.1 413"));
 }
@@ -186,7 +187,7 @@ TEST_F(HttpTest, BodiesOfAllConnectionsTogetherAreBounded) {
   options_.buffered_bytes = 15'000;
   serve();
   Client one(server_->port());
-  one.send("POST / HTTP/1.1\r\nContent-Length: 9000\r\n\r\n");
+  one.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n");
   std::this_thread::sleep_for(50ms);
   EXPECT_TRUE(ask(post("/", std::string(9'000, 'a'))).starts_with("HTTP/1.1 503"));
   one.close();

@@ -10,6 +10,8 @@
 #include <boost/beast/http/read.hpp>
 #include <utility>
 
+#include "server/http/framing.h"
+
 namespace sluice::server::http {
 
 namespace asio = boost::asio;
@@ -121,6 +123,7 @@ void Connection::read_header() {
 void Connection::on_header(Error error) {
   if (phase_ != Phase::reading) return;
   if (error) return on_read_error(error);
+  if (const std::string wrong = framing_fault(parser_->get()); !wrong.empty()) return refuse(400, wrong);
   parser_->eager(true);
   arm(hub_->options.body_timeout);
   if (const auto length = parser_->content_length(); length && !count_body(static_cast<size_t>(*length)))
