@@ -55,12 +55,13 @@ if [[ ${1:-} == test ]] && ! compgen -G "$(clang++ -print-resource-dir)/lib/linu
   install_packages "libclang-rt-$(clang++ -dumpversion | cut -d. -f1)-dev"
 fi
 
-# The official client, in an environment of its own; without PyPI its tests say so and skip.
+# The official clients, in an environment of their own; without PyPI their tests say so and skip.
 readonly clients="$(dirname "$0")/../build/clients"
-if [[ ${1:-} == test ]] && ! "$clients/bin/python" -c 'import openai' 2>/dev/null; then
+if [[ ${1:-} == test ]] && ! "$clients/bin/python" -c 'import openai, prometheus_client' 2>/dev/null; then
   python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
-  echo "setup: installing the openai client from PyPI into $clients"
-  if ! { python3 -m venv "$clients" && "$clients/bin/pip" install -q --disable-pip-version-check 'openai>=1.50,<3'; }; then
-    echo "setup: PyPI cannot be reached; the tests of the openai client will skip"
+  echo "setup: installing the openai and prometheus clients from PyPI into $clients"
+  if ! { python3 -m venv "$clients" && "$clients/bin/pip" install -q --disable-pip-version-check 'openai>=1.50,<3' \
+    prometheus-client; }; then
+    echo "setup: PyPI cannot be reached; the tests of these clients will skip"
   fi
 fi

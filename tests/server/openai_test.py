@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The official `openai` package against `sluice serve`.
+"""The official `openai` package, and Prometheus' parser, against `sluice serve`.
 
 usage: openai_test.py PROGRAM SOURCE_FOLDER [unittest arguments]   exit code 77: the package is not installed
 """
@@ -96,6 +96,26 @@ class OpenAi(unittest.TestCase):
         stream.close()
         answer = self.client.completions.create(model="tiny", prompt="a", max_tokens=1)  # the only slot
         self.assertEqual(answer.usage.completion_tokens, 1)
+
+
+@unittest.skipUnless(importlib.util.find_spec("prometheus_client"), "prometheus-client is not installed")
+class Prometheus(unittest.TestCase):
+    def test_metrics(self):
+        from prometheus_client.parser import text_string_to_metric_families
+        server = Server(PROGRAM, SOURCE / "models" / "tiny-nemotron-h", "--served-model-name", 'a "b" \\c')
+        self.addCleanup(server.close)
+        server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 8, "ignore_eos": True})
+        server.wait_for_metric("generation_tokens_total", 8)
+        families = {f.name: f for f in text_string_to_metric_families(server.get("/metrics")[2])}
+        self.assertEqual(families["sluice:generation_tokens"].type, "counter")
+        for family in families.values():
+            self.assertIn(family.type, ("counter", "gauge", "histogram"))
+            self.assertTrue(family.documentation and family.samples, family.name)
+            self.assertEqual({s.labels["model_name"] for s in family.samples}, {'a "b" \\c'})
+        latency = families["sluice:e2e_request_latency_seconds"]
+        values = {(s.name, s.labels.get("le")): s.value for s in latency.samples}
+        self.assertEqual(values[latency.name + "_count", None], values[latency.name + "_bucket", "+Inf"])
+        self.assertGreater(values[latency.name + "_sum", None], 0)
 
 
 if __name__ == "__main__":

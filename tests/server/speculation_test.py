@@ -78,6 +78,12 @@ class Pair:
             self.same("/v1/completions", {"prompt": PROMPTS[seed], "max_tokens": 32, "temperature": 0.8, "top_p": 0.95,
                                           "seed": seed, "n": 2, "ignore_eos": True})
 
+    def test_prompts_are_scored(self):
+        for tokens in (0, 12):
+            body = {"prompt": PROMPTS[1], "max_tokens": tokens, "temperature": 0, "echo": True, "logprobs": 3}
+            plain, drafted = (self.ok(s, "/v1/completions", body) for s in (self.plain, self.drafting))
+            self.assertEqual(self.said(drafted), self.said(plain))
+
     def test_lengths_end_inside_a_run(self):
         for tokens in range(1, 10):
             plain = self.same("/v1/completions", {"prompt": PROMPTS[0], "max_tokens": tokens, "temperature": 0,
