@@ -43,6 +43,15 @@ def memory_limit(megabytes):
     return lambda: resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
 
 
+def wait_until_it_listens(process):
+    """Until the program has its handler of SIGINT: a loaded machine may take seconds to get that far."""
+    while process.poll() is None:
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        if int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGINT - 1) & 1:
+            return
+        time.sleep(0.01)
+
+
 def commands(words=()):
     """Every command and group, as tuples of words."""
     yield words
@@ -380,6 +389,7 @@ class Files(Program):
             for stop in (signal.SIGINT, signal.SIGTERM):
                 with self.subTest(words=words[:2], signal=stop):
                     process = subprocess.Popen([PROGRAM, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                    wait_until_it_listens(process)
                     time.sleep(0.3)
                     process.send_signal(stop)
                     stderr = process.communicate(timeout=20)[1]
@@ -512,6 +522,8 @@ class Documents(Program):
             if case != "data_offsets":
                 self.assertTrue(any(re.search(rf"\b(D::|def ){case}\b", text) for text in sources), case)
         self.assertEqual(re.findall(r"^\| M(\d+) ", document, re.MULTILINE), [str(i) for i in range(1, 17)])
+        rows = "".join(re.findall(r"^\| S\d+[^|]*", document, re.MULTILINE))
+        self.assertEqual(re.findall(r"S(\d+)", rows), [str(i) for i in range(1, 21)])
 
     def test_worked_example_of_moe_run(self):
         example = self.section("## Files of `sluice moe run`")
