@@ -460,12 +460,12 @@ class Files(Program):
             out = self.folder / f"q{attempt}"
             process = subprocess.Popen([PROGRAM, "quantize", MODEL, out, "--format", "mxfp8"],
                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            wait_until_it_listens(process)
             time.sleep(rng.uniform(0.0, 0.25))
             process.send_signal(rng.choice([signal.SIGINT, signal.SIGTERM]))
             code = process.wait(30)
             codes.add(code)
-            # A signal before main() installs its handler ends the process the ordinary way.
-            self.assertIn(code, (OK, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM), f"seed {seed}")
+            self.assertIn(code, (OK, INTERRUPTED), f"seed {seed}")
             if out.exists():
                 for file in out.glob("*.safetensors"):  # whole, or not there
                     data = file.read_bytes()
