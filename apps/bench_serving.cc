@@ -27,7 +27,7 @@ struct Options {
   int input_len = 128, output_len = 64;
   double request_rate = 0;
   uint64_t seed = 1;
-  bool json = false;
+  bool json = false, whole = false;
 };
 
 struct Sample {
@@ -46,10 +46,26 @@ std::string request_json(const Options& o, int64_t vocab, std::mt19937_64& rando
   std::uniform_int_distribution<int64_t> id(0, vocab - 1);
   std::vector<int64_t> prompt(static_cast<size_t>(o.input_len));
   for (int64_t& token : prompt) token = id(random);
-  return nlohmann::json{{"prompt", prompt}, {"max_tokens", o.output_len},
-                        {"temperature", 0}, {"ignore_eos", true},
-                        {"stream", true},   {"stream_options", {{"include_usage", true}}}}
-      .dump();
+  nlohmann::json body{
+      {"prompt", prompt}, {"max_tokens", o.output_len}, {"temperature", 0}, {"ignore_eos", true}, {"stream", !o.whole}};
+  if (!o.whole) body["stream_options"] = {{"include_usage", true}};
+  return body.dump();
+}
+
+// An answer in one piece: its end is its first token's time too, and it has no gaps.
+Sample ask_whole(const HttpTarget& target, const std::string& request) {
+  Sample s;
+  const Clock::time_point begin = Clock::now();
+  try {
+    const nlohmann::json answer = nlohmann::json::parse(http_post(target, "/v1/completions", request));
+    s.input_tokens = answer.at("usage").at("prompt_tokens");
+    s.output_tokens = answer.at("usage").at("completion_tokens");
+    s.ok = true;
+  } catch (const std::exception& error) {
+    s.error = error.what();
+  }
+  s.first_ms = s.total_ms = ms_between(begin, Clock::now());
+  return s;
 }
 
 Sample ask(const HttpTarget& target, const std::string& request) {
@@ -96,7 +112,7 @@ std::vector<Sample> run_load(const Options& o, const HttpTarget& target, const s
   const auto lane = [&] {
     for (size_t i = 0; (i = next++) < requests.size();) {
       std::this_thread::sleep_until(begin + std::chrono::microseconds(std::llround(start_ms[i] * 1e3)));
-      samples[i] = ask(target, requests[i]);
+      samples[i] = o.whole ? ask_whole(target, requests[i]) : ask(target, requests[i]);
     }
   };
   std::vector<std::thread> lanes;
@@ -185,9 +201,11 @@ void print_table(const Options& o, const Result& r) {
     number(fmt::format("Max {} (ms):", name), d.percentile(100));
   };
   section("End-to-End Latency", "E2E Latency", r.e2e);
-  section("Time to First Token", "TTFT", r.first);
-  section("Time per Output Token (excl. 1st token)", "TPOT", r.per_token);
-  section("Inter-Token Latency", "ITL", r.gaps);
+  if (!o.whole) {
+    section("Time to First Token", "TTFT", r.first);
+    section("Time per Output Token (excl. 1st token)", "TPOT", r.per_token);
+    section("Inter-Token Latency", "ITL", r.gaps);
+  }
   print_title("", '=');
 }
 
@@ -213,9 +231,11 @@ void print_json(const Options& o, const Result& r) {
     j["max_" + name + "_ms"] = d.percentile(100);
   };
   add("e2e_latency", r.e2e);
-  add("ttft", r.first);
-  add("tpot", r.per_token);
-  add("itl", r.gaps);
+  if (!o.whole) {
+    add("ttft", r.first);
+    add("tpot", r.per_token);
+    add("itl", r.gaps);
+  }
   std::printf("%s\n", j.dump().c_str());
 }
 
@@ -230,7 +250,7 @@ void run(const Options& o) {
   for (int i = 0; i < o.warmup_requests; ++i) warmup.push_back(request_json(o, vocab, random));
   for (int i = 0; i < o.num_prompts; ++i) requests.push_back(request_json(o, vocab, random));
   for (const std::string& request : warmup) {
-    const Sample s = ask(target, request);
+    const Sample s = o.whole ? ask_whole(target, request) : ask(target, request);
     check(s.ok, "the first request failed: {}", s.error);
   }
   const Clock::time_point begin = Clock::now();
@@ -268,6 +288,7 @@ void add_bench_serving(CLI::App& parent, Shared& shared) {
       ->check(CLI::Range(0.0, 1e9))
       ->capture_default_str();
   command->add_option("--seed", o->seed, "of prompts and intervals")->capture_default_str();
+  command->add_flag("--disable-stream", o->whole, "ask for whole answers: throughput and end-to-end latency only");
   command->add_flag("--json", o->json, "print one JSON object");
 }
 

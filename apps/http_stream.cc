@@ -79,10 +79,25 @@ bool receive_head(Connection& connection, std::string& buffer) {
   return ok;
 }
 
-[[noreturn]] void refused(Connection& connection, std::string& buffer) {
+std::string post_text(const HttpTarget& target, const std::string& path, const std::string& json) {
+  return head(target, "POST", path) +
+         fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", json.size(), json);
+}
+
+// All of the body; `ok` says whether it is an answer.
+std::string receive_body(Connection& connection, std::string buffer, bool ok) {
   while (connection.receive(buffer)) {
   }
-  fail(ErrorCode::invalid_argument, "the server refuses: {}", buffer);
+  if (!ok) fail(ErrorCode::invalid_argument, "the server refuses: {}", buffer);
+  return buffer;
+}
+
+std::string ask(const HttpTarget& target, const std::string& request) {
+  Connection connection(target);
+  connection.send(request);
+  std::string buffer;
+  const bool ok = receive_head(connection, buffer);
+  return receive_body(connection, std::move(buffer), ok);
 }
 }  // namespace
 
@@ -102,22 +117,19 @@ HttpTarget parse_base_url(const std::string& url) {
 }
 
 std::string http_get(const HttpTarget& target, const std::string& path) {
-  Connection connection(target);
-  connection.send(head(target, "GET", path) + "\r\n");
-  std::string buffer;
-  if (!receive_head(connection, buffer)) refused(connection, buffer);
-  while (connection.receive(buffer)) {
-  }
-  return buffer;
+  return ask(target, head(target, "GET", path) + "\r\n");
+}
+
+std::string http_post(const HttpTarget& target, const std::string& path, const std::string& json) {
+  return ask(target, post_text(target, path, json));
 }
 
 void http_post_stream(const HttpTarget& target, const std::string& path, const std::string& json,
                       const std::function<void(std::string_view)>& on_event) {
   Connection connection(target);
-  connection.send(head(target, "POST", path) +
-                  fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", json.size(), json));
+  connection.send(post_text(target, path, json));
   std::string buffer;
-  if (!receive_head(connection, buffer)) refused(connection, buffer);
+  if (!receive_head(connection, buffer)) receive_body(connection, std::move(buffer), false);
   constexpr std::string_view kData = "data: ";
   do {
     size_t begin = 0;

@@ -19,6 +19,9 @@ HttpTarget parse_base_url(const std::string& url);
 // The body of GET `path`. Throws io, and invalid_argument with the server's sentence for a status other than 200.
 std::string http_get(const HttpTarget& target, const std::string& path);
 
+// POSTs `json`; the body of the answer. Throws as http_get.
+std::string http_post(const HttpTarget& target, const std::string& path, const std::string& json);
+
 // POSTs `json`; calls `on_event` with the text behind each "data: " as soon as it is complete. Throws as http_get.
 void http_post_stream(const HttpTarget& target, const std::string& path, const std::string& json,
                       const std::function<void(std::string_view)>& on_event);
