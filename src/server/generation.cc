@@ -13,15 +13,16 @@ namespace sluice::server {
 std::string sse(std::string_view json) { return fmt::format("data: {}\n\n", json); }
 
 namespace {
-class Generation : public std::enable_shared_from_this<Generation> {
+class Generation final : public Recipient, public std::enable_shared_from_this<Generation> {
  public:
   Generation(Service& service, std::shared_ptr<http::Exchange> exchange, Job job)
       : service_(service), engine_(service.backend()), exchange_(std::move(exchange)), job_(std::move(job)) {
     for (const engine::Request& r : job_.requests) open_ += r.params.n;
   }
-  ~Generation() { forget_name(); }
+  ~Generation() override { forget_name(); }
 
   void start();
+  void deliver() override;
 
  private:
   struct Arrived {
@@ -30,7 +31,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   };
 
   void arrived(size_t prompt, const engine::Event& event);
-  void drain();
   void take(const Arrived& a);
   void finish();
   void fail(const std::string& sentence);
@@ -86,11 +86,11 @@ void Generation::start() {
   exchange_->post([self = shared_from_this()] {
     self->started_ = true;
     if (self->job_.stream) self->out_ = self->job_.writer->begin_stream();
-    self->drain();
+    self->deliver();
   });
 }
 
-// On the engine's thread: keeps the event and wakes the server's.
+// On the engine's thread: keeps the event and wakes the server's, unless it is coming anyway.
 void Generation::arrived(size_t prompt, const engine::Event& event) {
   {
     const std::lock_guard lock(mutex_);
@@ -99,10 +99,11 @@ void Generation::arrived(size_t prompt, const engine::Event& event) {
     if (waking_) return;
     waking_ = true;
   }
-  exchange_->post([self = shared_from_this()] { self->drain(); });
+  if (service_.mailbox().put(shared_from_this()))
+    exchange_->post([&mailbox = service_.mailbox()] { mailbox.deliver_all(); });
 }
 
-void Generation::drain() {
+void Generation::deliver() {
   if (!started_) return;
   std::vector<Arrived> events;
   {

@@ -14,6 +14,7 @@
 
 #include "server/backend.h"
 #include "server/http/exchange.h"
+#include "server/mailbox.h"
 #include "server/served_model.h"
 
 namespace sluice::server {
@@ -36,6 +37,9 @@ enum class State { loading, ready, draining };
 class Service {
  public:
   explicit Service(ServiceConfig config) : config_(std::move(config)) {}
+  ~Service() { backend_ = nullptr; }  // an engine that still runs tells its answers, which use what is below
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
 
   const ServiceConfig& config() const { return config_; }
   State state() const { return state_; }
@@ -67,6 +71,7 @@ class Service {
   std::chrono::steady_clock::time_point started() const { return started_; }
   double load_seconds() const { return load_seconds_; }
   std::atomic<int64_t> weight_version{0};  // reloads
+  Mailbox& mailbox() { return mailbox_; }
 
  private:
   ServiceConfig config_;
@@ -80,6 +85,7 @@ class Service {
   std::atomic<double> throughput_{0}, load_seconds_{0};
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), last_tick_ = started_;
   int64_t last_tokens_ = 0;
+  Mailbox mailbox_;  // the last: answers that were never delivered give up their names
 };
 
 }  // namespace sluice::server

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// How answers get from the engine's thread to the server's: all that a step brings is handed over together. A wake-up
+// for each answer made the two threads fight for the event loop's lock: 1.0 ms of every step with 64 answers.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace sluice::server {
+
+class Recipient {
+ public:
+  virtual ~Recipient() = default;
+  virtual void deliver() = 0;  // on the server's thread
+};
+
+class Mailbox {
+ public:
+  // Any thread. True: nothing was here, so the caller must have the server's thread call deliver_all().
+  bool put(std::shared_ptr<Recipient> recipient);
+  // On the server's thread: everyone's deliver(), in the order of put().
+  void deliver_all();
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Recipient>> waiting_;
+};
+
+}  // namespace sluice::server
