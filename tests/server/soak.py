@@ -6,9 +6,9 @@ no block is in use (cached ones are free to be taken), descriptors and threads a
 greedy text of a known prompt is what it was. Resident memory may not grow, by this rule:
 
   the first fifth of the rounds is not looked at (buffers, caches and the allocator's arenas fill up);
-  the highest sample of the later half <= the highest of the earlier half + SLACK MiB + 64 bytes a request of the later half
+  the median of the later half's samples <= the median of the earlier half's + SLACK MiB + 64 bytes a request of the later half
 
-64 bytes is less than the smallest thing that a request owns (a string, a map's node), so one leaked object a request
+Medians, because single samples swing by up to half a small model with the reloads between them. 64 bytes is less than the smallest thing that a request owns (a string, a map's node), so one leaked object a request
 shows as soon as the requests outnumber the slack, which is what the allocator's arenas move by themselves.
 
 A second server speculates, if there is a model with a multi-token-prediction layer (--mtp-model, or
@@ -21,6 +21,7 @@ import argparse
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -136,11 +137,12 @@ class Watched:
         half = len(kept) // 2
         if half == 0:
             return "too few rounds to judge memory"
-        early, late = (max(s["rss"] for s in part) for part in (kept[:half], kept[half:]))
+        early, late = (statistics.median(s["rss"] for s in part) for part in (kept[:half], kept[half:]))
+        lowest = [min(s["rss"] for s in part) for part in (kept[:half], kept[half:])]
         requests = kept[-1]["requests"] - kept[half - 1]["requests"]
         bound = slack + BYTES_A_REQUEST * requests / 2**20
-        sentence = (f"RSS at most {early:.1f} MiB in the earlier half, {late:.1f} MiB in the later: {late - early:+.1f} MiB "
-                    f"over {requests} requests; allowed {bound:.1f}")
+        sentence = (f"RSS: median {early:.1f} MiB in the earlier half and {late:.1f} in the later, {late - early:+.1f} over "
+                    f"{requests} requests, allowed {bound:+.1f}; the lowest samples {lowest[0]:.1f} and {lowest[1]:.1f}")
         if late - early > bound and not self.server.sanitized():
             self.failures.append("memory grows: " + sentence)
         return sentence
@@ -167,7 +169,7 @@ def report(o, where, watched, minutes, verdicts):
     words = [f"# A soak of `sluice serve`\n\n    python3 tests/server/soak.py PROGRAM . --minutes {o.minutes:g} --seed {o.seed}\n",
              where,
              f"{minutes:.1f} minutes of load in {len(watched[0].samples)} rounds of {o.round_seconds:g} s, each followed by a "
-             f"sample in silence; what the clients do: tests/server/soak_clients.py, what may not grow: the head of soak.py."]
+             f"sample in silence;\nwhat the clients do: tests/server/soak_clients.py, what may not grow: the head of soak.py."]
     for w, verdict in zip(watched, verdicts):
         kinds = ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in sorted(w.counts.items(), key=lambda x: -x[1]))
         words += [f"\n## {w.name}\n", w.table(), f"\n{verdict}. Failures: {len(w.failures)}.\n", f"Requests by kind: {kinds}."]
