@@ -10,7 +10,7 @@
 namespace sluice::server::http {
 
 // All functions may be called from any thread and return at once; what they do happens on the server's thread, in the
-// order of the calls. After the client has gone they have no effect. An exchange that is destroyed unanswered answers
+// order of the calls. After the client has gone they have no effect, but for post(). An exchange that is destroyed unanswered answers
 // 500, so that no client waits for ever.
 class Exchange {
  public:
@@ -27,7 +27,7 @@ class Exchange {
 
   // Called at most once, on the server's thread, when the client has gone before the answer was complete.
   virtual void on_gone(std::function<void()> callback) = 0;
-  // Runs `job` on the server's thread; it must be short.
+  // Runs `job` on the server's thread, also when the client has gone; it must be short.
   virtual void post(std::function<void()> job) = 0;
 };
 
