@@ -10,8 +10,8 @@
 namespace sluice::server::http {
 
 // All functions may be called from any thread and return at once; what they do happens on the server's thread, in the
-// order of the calls. After the client has gone they have no effect, but for post(). An exchange that is destroyed unanswered answers
-// 500, so that no client waits for ever.
+// order of the calls. After the client has gone they have no effect, but for post(). An exchange that is destroyed
+// unanswered answers 500, so that no client waits for ever.
 class Exchange {
  public:
   virtual ~Exchange() = default;
