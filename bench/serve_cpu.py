@@ -152,49 +152,46 @@ def measure(o):
     o.state.write_text(json.dumps(state, indent=1))
 
 
+def print_table(title, columns, rows):
+    """Nothing when there are no rows. Rows are lists of texts."""
+    if not rows:
+        return
+    if title:
+        print(f"## {title}\n")
+    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
 def table(o):
     state = json.loads(o.state.read_text())
+    parts = lambda kind: [(k.split(":")[1], v) for k, v in state.items() if k.startswith(kind + ":")]
     for name, part in state.items():
         if "rows" not in part:
             continue
-        n, one = part["length"], part["decode_tok_s"]
-        print(f"## {name}\n\nPrompts and answers of {n} tokens; one sequence alone decodes {one:.0f} tok/s.\n")
-        print("| concurrency | requests | new tok/s | of ideal | TTFT ms mean | p99 | TPOT ms mean | p99 | ITL ms median | p99 | E2E ms mean |")
-        print("|---|---|---|---|---|---|---|---|---|---|---|")
-        for c, r in sorted(part["rows"].items(), key=lambda x: int(x[0])):
-            rate = r["output_throughput"]
-            print(f"| {c} | {r['completed']} | {rate:.0f} | {rate / one / int(c):.2f} | {r['mean_ttft_ms']:.1f} | {r['p99_ttft_ms']:.1f} | "
-                  f"{r['mean_tpot_ms']:.2f} | {r['p99_tpot_ms']:.2f} | {r['median_itl_ms']:.2f} | {r['p99_itl_ms']:.2f} | "
-                  f"{r['mean_e2e_latency_ms']:.0f} |")
-        print()
-    rows = [(k.split(":")[1], v) for k, v in state.items() if k.startswith("overhead:")]
-    if rows:
-        print("## A step's overhead at 64 running requests\n")
-        print("| model | steps | us a step | scheduler us | all but model and sampling us | share |\n|---|---|---|---|---|---|")
-        for name, r in rows:
-            print(f"| {name} | {r['steps']:.0f} | {r['step_seconds']:.0f} | {r['schedule_seconds']:.1f} | {r['overhead_seconds']:.1f} | "
-                  f"{r['overhead_seconds'] / r['step_seconds']:.2%} |")
-        print()
-    if "scheduler" in state:
-        print("| scheduler alone | running | drafts | us median | us p99 |\n|---|---|---|---|---|")
-        for r in state["scheduler"]:
-            print(f"| {r['bench']} | {r['running']} | {r['drafts']} | {r['us_median']:.1f} | {r['us_p99']:.1f} |")
-        print()
-    rows = [(k.split(":")[1], v) for k, v in state.items() if k.startswith("streaming:")]
-    if rows:
-        print("## What streaming adds at concurrency 32\n")
-        print("| model | E2E ms streamed | whole | ms a token | tok/s streamed | whole |\n|---|---|---|---|---|---|")
-        for name, r in rows:
-            (a, rate_a), (b, rate_b) = r["stream"], r["whole"]
-            print(f"| {name} | {a:.1f} | {b:.1f} | {(a - b) / 64:.3f} | {rate_a:.0f} | {rate_b:.0f} |")
-        print()
-    for name, part in state.items():
-        if name.startswith("http:"):
-            print(f"## HTTP: wrk, 32 connections, {name.split(':')[1]}\n")
-            print("| request | a second | median | p99 |\n|---|---|---|---|")
-            for what, (rate, median, p99) in part.items():
-                print(f"| {what} | {rate:.0f} | {median} | {p99} |")
-            print()
+        one = part["decode_tok_s"]
+        print(f"## {name}\n\nPrompts and answers of {part['length']} tokens; one sequence alone decodes {one:.0f} tok/s.\n")
+        print_table("", ["concurrency", "requests", "new tok/s", "of ideal", "TTFT ms mean", "p99", "TPOT ms mean", "p99",
+                         "ITL ms median", "p99", "E2E ms mean"],
+                    [[c, str(r["completed"]), f"{r['output_throughput']:.0f}", f"{r['output_throughput'] / one / int(c):.2f}",
+                      f"{r['mean_ttft_ms']:.1f}", f"{r['p99_ttft_ms']:.1f}", f"{r['mean_tpot_ms']:.2f}", f"{r['p99_tpot_ms']:.2f}",
+                      f"{r['median_itl_ms']:.2f}", f"{r['p99_itl_ms']:.2f}", f"{r['mean_e2e_latency_ms']:.0f}"]
+                     for c, r in sorted(part["rows"].items(), key=lambda x: int(x[0]))])
+    print_table("A step's overhead at 64 running requests",
+                ["model", "steps", "us a step", "scheduler us", "all but model and sampling us", "share"],
+                [[name, f"{r['steps']:.0f}", f"{r['step_seconds']:.0f}", f"{r['schedule_seconds']:.1f}", f"{r['overhead_seconds']:.1f}",
+                  f"{r['overhead_seconds'] / r['step_seconds']:.2%}"] for name, r in parts("overhead")])
+    print_table("", ["scheduler alone", "running", "drafts", "us median", "us p99"],
+                [[r["bench"], str(r["running"]), str(r["drafts"]), f"{r['us_median']:.1f}", f"{r['us_p99']:.1f}"]
+                 for r in state.get("scheduler", [])])
+    print_table("What streaming adds at concurrency 32",
+                ["model", "E2E ms streamed", "whole", "ms a token", "tok/s streamed", "whole"],
+                [[name, f"{a:.1f}", f"{b:.1f}", f"{(a - b) / 64:.3f}", f"{rate_a:.0f}", f"{rate_b:.0f}"]
+                 for name, r in parts("streaming") for (a, rate_a), (b, rate_b) in [(r["stream"], r["whole"])]])
+    for name, part in parts("http"):
+        print_table(f"HTTP: wrk, 32 connections, {name}", ["request", "a second", "median", "p99"],
+                    [[what, f"{rate:.0f}", median, p99] for what, (rate, median, p99) in part.items()])
 
 
 def main():

@@ -58,7 +58,7 @@ function(sluice_link target folder)
 endfunction()
 
 # sluice_test(<folder of tests/> USES <src folders> [LIBS ...] [LABEL cpu|gpu|slow] [TIMEOUT s])
-# tests/<folder>/*_test.cc -> executable <folder>_test; one ctest entry a gtest case.
+# tests/<folder>/*_test.cc -> executable <folder>_test, which is one ctest entry.
 function(sluice_test folder)
   cmake_parse_arguments(A "" "LABEL;TIMEOUT" "USES;LIBS" ${ARGN})
   if(NOT A_LABEL)

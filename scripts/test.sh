@@ -32,7 +32,7 @@ stage "sanitizers: build"
 cmake --preset asan >/dev/null
 cmake --build --preset asan
 stage "sanitizers: tests"
-# Without the full checkpoints: the small golden fixtures take the same paths, and 1 minute instead of 7.
+# Without the full checkpoints: the small golden fixtures take the same paths, and model_test takes 15 s instead of 333.
 env -u SLUICE_TEST_MODELS ctest --preset asan 2>&1 | tee build/logs/ctest-asan.txt
 
 stage "fuzzing, $fuzz_seconds s a target"
