@@ -99,8 +99,8 @@ void Generation::arrived(size_t prompt, const engine::Event& event) {
     if (waking_) return;
     waking_ = true;
   }
-  if (service_.mailbox().put(shared_from_this()))
-    exchange_->post([&mailbox = service_.mailbox()] { mailbox.deliver_all(); });
+  Mailbox& mailbox = service_.mailbox();
+  mailbox.put(shared_from_this(), [&] { exchange_->post([&mailbox] { mailbox.deliver_all(); }); });
 }
 
 void Generation::deliver() {

@@ -6,10 +6,19 @@
 
 namespace sluice::server {
 
-bool Mailbox::put(std::shared_ptr<Recipient> recipient) {
-  const std::lock_guard lock(mutex_);
-  waiting_.push_back(std::move(recipient));
-  return waiting_.size() == 1;
+void Mailbox::put(std::shared_ptr<Recipient> recipient, const std::function<void()>& wake) {
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(std::move(recipient));
+    if (std::exchange(coming_, true)) return;
+  }
+  try {
+    wake();
+  } catch (...) {  // no memory to wake anyone must not leave all later answers asleep
+    const std::lock_guard lock(mutex_);
+    coming_ = false;
+    throw;
+  }
 }
 
 void Mailbox::deliver_all() {
@@ -17,6 +26,7 @@ void Mailbox::deliver_all() {
   {
     const std::lock_guard lock(mutex_);
     now.swap(waiting_);
+    coming_ = false;
   }
   for (const auto& recipient : now) {
     try {

@@ -3,6 +3,7 @@
 // for each answer made the two threads fight for the event loop's lock: 1.0 ms of every step with 64 answers.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -17,14 +18,16 @@ class Recipient {
 
 class Mailbox {
  public:
-  // Any thread. True: nothing was here, so the caller must have the server's thread call deliver_all().
-  bool put(std::shared_ptr<Recipient> recipient);
+  // Any thread. Calls `wake`, which must have the server's thread call deliver_all(), unless that is coming anyway.
+  // Passes on what `wake` throws; the next put() wakes again, and this recipient is delivered then.
+  void put(std::shared_ptr<Recipient> recipient, const std::function<void()>& wake);
   // On the server's thread: everyone's deliver(), in the order of put().
   void deliver_all();
 
  private:
   std::mutex mutex_;
   std::vector<std::shared_ptr<Recipient>> waiting_;
+  bool coming_ = false;  // deliver_all()
 };
 
 }  // namespace sluice::server
