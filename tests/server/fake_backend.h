@@ -27,6 +27,7 @@ class FakeBackend final : public Backend {
   std::string reload_error;
 
   engine::RequestId submit(engine::Request request, engine::Sink sink) override {
+    engine::validate(request, limits());  // as the real engine does
     if (requests.size() >= room) fail(ErrorCode::busy, "the queue is full: {} answers wait; try again later", room);
     const engine::RequestId id = requests.size() + 1;
     requests[id] = {std::move(request), std::move(sink)};
