@@ -147,3 +147,14 @@ def copy_of_model(model, folder):
     for file in pathlib.Path(model).iterdir():
         (copy / file.name).symlink_to(file)
     return copy
+
+
+def endless_model(model, folder):
+    """The model with a context that no test lives to see the end of: a long answer is then still running when a test
+    looks at it, however fast or loaded the machine is. For models whose positions are not in the weights."""
+    copy = copy_of_model(model, folder)
+    config = copy / "config.json"
+    text = config.read_text()
+    config.unlink()
+    config.write_text(json.dumps({**json.loads(text), "max_position_embeddings": 1 << 20}))
+    return copy
