@@ -39,10 +39,15 @@ inline sm90::DeviceBuffer upload(const void* data, int64_t bytes) {
   return b;
 }
 inline sm90::DeviceBuffer upload(const Tensor& t) { return upload(t.data(), t.bytes()); }
-// NaN in every float type, -1 in every integer.
+// NaN in every float type, -1 in every integer. Waits: a stream that does not block on the default one could otherwise run
+// before the poison is there, and lose its results to it.
+inline void poison(const sm90::DeviceBuffer& b) {
+  if (b.bytes() > 0) cuda(cudaMemset(b.data(), 0xff, static_cast<size_t>(b.bytes())));
+  cuda(cudaDeviceSynchronize());
+}
 inline sm90::DeviceBuffer poisoned(int64_t bytes) {
   sm90::DeviceBuffer b(bytes);
-  if (bytes > 0) cuda(cudaMemset(b.data(), 0xff, static_cast<size_t>(bytes)));
+  poison(b);
   return b;
 }
 template <class T>
@@ -91,7 +96,7 @@ struct DeviceProblem {
   // One eager call over a poisoned workspace of exactly the size asked for; the output as floats.
   std::vector<float> run(const sm90::FusedMoe& moe, const sm90::GemmForce& force = {}, bool pdl = true) {
     const sm90::DeviceBuffer workspace = poisoned(moe.workspace_bytes(tokens, force));
-    if (output.bytes() > 0) cuda(cudaMemset(output.data(), 0xff, static_cast<size_t>(output.bytes())));
+    poison(output);
     sm90::MoeCall c = call;
     c.workspace = workspace.data();
     c.force = force;

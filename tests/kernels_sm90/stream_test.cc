@@ -68,10 +68,10 @@ TEST(Streams, GraphReplayEqualsEagerCalls) {
         const Graph graph(stream.get, [&] { moe->run(call, stream.get); });
         for (const int32_t n : {static_cast<int32_t>(most), 1, 0, 7, static_cast<int32_t>(most) - 1}) {
           cuda(cudaMemcpy(count.data(), &n, 4, cudaMemcpyHostToDevice));
-          cuda(cudaMemset(d.output.data(), 0xff, static_cast<size_t>(d.output.bytes())));
+          poison(d.output);
           graph.replay(stream.get);
           const auto replayed = download<uint16_t>(d.output);
-          cuda(cudaMemset(d.output.data(), 0xff, static_cast<size_t>(d.output.bytes())));
+          poison(d.output);
           moe->run(call, stream.get);
           ASSERT_EQ(replayed, download<uint16_t>(d.output)) << n << " tokens";
           const auto used = static_cast<size_t>(n * s.hidden);
@@ -125,7 +125,7 @@ TEST(Streams, RefitReachesACapturedGraph) {
       graph.replay(stream.get);
       const auto got = download<uint16_t>(d.output);
       const auto fresh = moe::make_device_moe(s, after.weights, 0, nullptr);
-      cuda(cudaMemset(d.output.data(), 0xff, static_cast<size_t>(d.output.bytes())));
+      poison(d.output);
       fresh->run(args, {nullptr, nullptr, true});
       ASSERT_EQ(got, download<uint16_t>(d.output));
     }
