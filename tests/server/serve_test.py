@@ -529,6 +529,7 @@ class Stress(WithServer):
         self.refused("/abort_request", {"rid": "nobody"}, "rid", status=404)
         with concurrent.futures.ThreadPoolExecutor() as pool:
             for how in ({"rid": "long"}, {"abort_all": True}):
+                self.server.wait_for_metric("num_running_reqs", 0)  # the last round's end has been counted
                 body = {**NEVER_ENDS, "stream": False, "rid": "long"}
                 running = pool.submit(self.ok, "/v1/completions", body)
                 self.server.wait_for_metric("num_running_reqs", 1)
