@@ -39,8 +39,8 @@ inline sm90::DeviceBuffer upload(const void* data, int64_t bytes) {
   return b;
 }
 inline sm90::DeviceBuffer upload(const Tensor& t) { return upload(t.data(), t.bytes()); }
-// NaN in every float type, -1 in every integer. Waits: a stream that does not block on the default one could otherwise run
-// before the poison is there, and lose its results to it.
+// NaN in every float type, -1 in every integer. Waits: a stream that does not block on the default one could otherwise
+// run before the poison is there, and lose its results to it.
 inline void poison(const sm90::DeviceBuffer& b) {
   if (b.bytes() > 0) cuda(cudaMemset(b.data(), 0xff, static_cast<size_t>(b.bytes())));
   cuda(cudaDeviceSynchronize());
