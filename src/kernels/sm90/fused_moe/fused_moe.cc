@@ -23,7 +23,9 @@ Store store_of(const MoeSpec& spec, Operand op) {
   const Round r = round_of(spec.inputs);
   if (spec.fp8_block_trtllm) return Store::raw;
   if (scales_rows(r)) return Store::activated;
-  if (r == Round::fp8_group) return Store::rows_group;
+  if (r == Round::fp8_group)
+    return rounds_in_registers(spec.act, spec.bias || spec.act_params || spec.weight_on_input) ? Store::rows_group
+                                                                                               : Store::activated;
   return is_fp8(op) ? Store::rows_e4m3 : Store::rows;
 }
 

@@ -11,11 +11,16 @@ namespace sluice::sm90 {
 enum class Store : int {
   rows,        // GEMM2's rows in bf16: rounded as `round` says
   rows_e4m3,   // GEMM2's rows as e4m3 codes, static scale
-  rows_group,  // e4m3 codes with a scale for 128 columns (block-scaled tiles)
+  rows_group,  // e4m3 codes with a scale for 128 columns (block-scaled tiles), only in registers
   activated,   // float32 [row, columns]: a second kernel rounds it, because it needs more columns than a tile has
   raw,         // float32 [row, 2, columns]: up and gate before bias and activation
   result,      // GEMM2: [pair, columns] in bf16 or float32
 };
+// GEMM1's rows are rounded in registers (rounded.cuh) after the two activations of large models, without parameters.
+HD constexpr bool rounds_in_registers(activation::Activation act, bool parameters) {
+  return !parameters && (act == activation::Activation::swiglu || act == activation::Activation::relu2);
+}
+
 enum class Round : int { plain, fp8_static, mxfp8, nvfp4, fp8_token, fp8_group, nvfp4_token };
 
 // A calibrated scale in device memory, so that a refit reaches captured graphs. All ones where a format has none.

@@ -30,11 +30,11 @@ struct GemmTile {
   static_assert(group_staging >= float_tokens * float_pitch * 4);
   static constexpr int staging_bytes = 2 * group_staging;
   static constexpr int row_info_bytes = 2 * kMaxN * 8;  // of each warpgroup
-  static constexpr int fixed_bytes = staging_bytes + row_info_bytes + 512 + (block_scaled ? 2 * float_tokens * 4 : 0);
-  static constexpr int budget = (kBlocks == 1 ? 232448 : 233472 / kBlocks - 1024) - fixed_bytes - 1024;
+  static constexpr int fixed_bytes = staging_bytes + row_info_bytes + 512;
+  static constexpr int budget = (kBlocks == 1 ? 232448 : 233472 / kBlocks - 1024) - fixed_bytes;
   static constexpr int stages_fit = budget / stage_bytes;
   static constexpr int stages = stages_fit > 16 ? 16 : stages_fit;
-  static constexpr int smem_bytes = stages * stage_bytes + fixed_bytes + 1024;  // 1024 to align the start
+  static constexpr int smem_bytes = stages * stage_bytes + fixed_bytes;
   static_assert(stages >= 2);
   static_assert(!block_scaled || kSlabs == 1);
   static_assert(kCluster == 1 || (kSlabs == 1 && kCluster == 2));

@@ -220,16 +220,4 @@ __device__ inline void finish_piece(const Piece& p, const float* sums) {
   }
 }
 
-// Store::rows_group: e4m3 codes with a scale for 128 columns, whose amax is known.
-__device__ inline void store_group(const Piece& p, const float (&v)[2][8], float scale) {
-  const Gemm& g = p.g;
-  const int first = p.column();
-  const Spot s{g, p.tile, p.n, p.valid()};
-  if (s.valid && (first & 127) == 0 && (first >> 7) < g.out_slabs)
-    g.out_block_scale[static_cast<int64_t>(p.tile.row_base) * g.out_slabs +
-                      static_cast<int64_t>(first >> 7) * p.tile.padded + p.n] = scale;
-  store_rows_e4m3(s, first, rounded_e4m3(g.round, v[0], scale));
-  if (!g.gated) store_rows_e4m3(s, first + 8, rounded_e4m3(g.round, v[1], scale));
-}
-
 }  // namespace sluice::sm90

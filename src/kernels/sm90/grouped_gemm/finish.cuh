@@ -91,7 +91,7 @@ __device__ __forceinline__ void stage_floats(const float (&acc)[T::max_n / 2], f
   }
 }
 
-// The epilogue in float32 staging: everything but bf16 results.
+// The epilogue in float32 staging: what store_results and store_rounded (rounded.cuh) do not do.
 template <class T>
 __device__ __forceinline__ void store_pieces(const Gemm& g, const Task& t, const Tile& tile, Accumulators<T>& acc,
                                              const Shared<T>& smem, const Group& group) {
@@ -104,43 +104,6 @@ __device__ __forceinline__ void store_pieces(const Gemm& g, const Task& t, const
     return Piece{g, tile, n, q, t.unit * T::m_tiles + m, smem.row_pair[known], smem.row_factor[known]};
   };
   for (int chunk = 0; chunk * T::float_tokens < tile.padded; ++chunk) {
-    if constexpr (T::block_scaled) {
-      if (g.store == Store::rows_group) {
-        // 128 columns: both warpgroups' rows, of two row tiles when gated.
-        float v[T::m_tiles][2][8];
-        uint32_t amax[T::m_tiles];
-#pragma unroll
-        for (int m = 0; m < T::m_tiles; ++m) {
-          group.sync();
-          stage_floats<T>(acc[m], staging, chunk, group);
-          group.sync();
-          const Piece p = piece(m, chunk);
-          load_sums(p, sums, v[m]);
-          activate_piece(p, v[m]);
-          amax[m] = amax_lanes(amax_piece(p, v[m]), 4);
-        }
-        uint32_t* shared = reinterpret_cast<uint32_t*>(smem.amax);
-        if (g.gated) {
-#pragma unroll
-          for (int m = 1; m < T::m_tiles; ++m) amax[0] = amax[m] > amax[0] ? amax[m] : amax[0];
-        }
-#pragma unroll
-        for (int m = 0; m < T::m_tiles; ++m) {
-          if (m == 0 || !g.gated) {
-            Group::sync_both();
-            if ((group.thread & 3) == 0) shared[group.index * T::float_tokens + token] = amax[m];
-            Group::sync_both();
-            const uint32_t other = shared[(group.index ^ 1) * T::float_tokens + token];
-            amax[m] = other > amax[m] ? other : amax[m];
-          } else {
-            amax[m] = amax[0];
-          }
-          const Piece p = piece(m, chunk);
-          if (p.row_tile < g.row_tiles) store_group(p, v[m], group_scale(amax[m]));
-        }
-        continue;
-      }
-    }
 #pragma unroll
     for (int m = 0; m < T::m_tiles; ++m) {
       if (t.unit * T::m_tiles + m < g.row_tiles) {
@@ -203,90 +166,6 @@ __device__ __forceinline__ void store_results(const Gemm& g, const Task& t, cons
           const int64_t at = static_cast<int64_t>(smem.row_pair[group.index * T::max_n + n]) * g.columns + column;
           *reinterpret_cast<uint4*>(static_cast<uint16_t*>(g.out) + at) =
               *reinterpret_cast<const uint4*>(staging + token * T::half_pitch + (group.thread & 7) * 16);
-        }
-      }
-    }
-  }
-}
-
-// What store_activated can do: rows whose rounding needs no neighbour, after the two activations of large models.
-__device__ inline bool activates_in_registers(const Gemm& g) {
-  using activation::Activation;
-  const bool alone = (g.store == Store::rows && g.round == Round::plain) ||
-                     (g.store == Store::rows_e4m3 && g.round == Round::fp8_static);
-  return alone && (g.act == Activation::swiglu || g.act == Activation::relu2) && g.bias == nullptr &&
-         g.alpha == nullptr && g.beta == nullptr && g.limit == nullptr && g.pair_weight == nullptr;
-}
-
-// GEMM1's rows like store_results: activated and rounded in registers, where up and gate of a column meet. The float32
-// staging of store_pieces took 3500 cycles for 32 tokens. e4m3 codes travel as halves, which hold them exactly.
-template <class T, bool kGated, bool kCodes>
-__device__ __forceinline__ void store_activated(const Gemm& g, const Task& t, const Tile& tile, Accumulators<T>& acc,
-                                                const Shared<T>& smem, const Group& group) {
-  constexpr int kTokens = T::max_n < T::half_tokens ? T::max_n : T::half_tokens;
-  constexpr int kColumns = kGated ? 32 : 64, kPitch = 2 * kColumns + 16, kLanes = kColumns / 8;
-  uint8_t* staging = smem.staging + group.index * T::group_staging;
-  const float* factors = smem.row_factor + group.index * T::max_n + 2 * (group.lane & 3);
-  const float inverse = kCodes ? g.out_scale->inverse : 1.0f;
-  const auto word = [&](float low, float high) {
-    return kCodes ? ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(high * inverse, low * inverse))
-                  : ptx::cvt_bf16x2_f32(high, low);
-  };
-  const activation::Params params;
-#pragma unroll
-  for (int m = 0; m < T::m_tiles; ++m) {
-    const int row_tile = t.unit * T::m_tiles + m;
-    if (row_tile >= g.row_tiles) break;
-    const int row = group.index * 64 + group.warp * 16 + (group.lane >> 2);
-    float scale[2] = {1.0f, 1.0f};
-    if (g.row_scale != nullptr) {
-      const float* rs = g.row_scale + (static_cast<int64_t>(tile.expert) * g.row_tiles + row_tile) * kTileRows + row;
-      scale[0] = rs[0], scale[1] = rs[8];
-    }
-#pragma unroll
-    for (int c = 0; c * kTokens < T::max_n; ++c) {
-      if (c * kTokens < tile.padded) {
-        group.sync();
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < kTokens / 8; ++j) {
-          const float2 f = *reinterpret_cast<const float2*>(factors + c * kTokens + j * 8);
-          const float* v = acc[m] + (c * (kTokens / 8) + j) * 4;
-          const float a0 = v[0] * (scale[0] * f.x), a1 = v[1] * (scale[0] * f.y);
-          const float b0 = v[2] * (scale[1] * f.x), b1 = v[3] * (scale[1] * f.y);
-          if constexpr (kGated) {
-            // Matrices are 8 columns of 8 tokens each.
-            words[j % 4] = word(swiglu(a0, b0, params), swiglu(a1, b1, params));
-            if (j % 4 == 3 || j + 1 == kTokens / 8)
-              ptx::stmatrix_x4_trans(
-                  staging + ((j / 4 * 4 + (group.lane >> 3)) * 8 + (group.lane & 7)) * kPitch + group.warp * 16,
-                  words[0], words[1], words[2], words[3]);
-          } else {
-            using activation::Relu2;
-            words[j % 2 * 2] = word(Relu2::apply(a0, 0.0f, params), Relu2::apply(a1, 0.0f, params));
-            words[j % 2 * 2 + 1] = word(Relu2::apply(b0, 0.0f, params), Relu2::apply(b1, 0.0f, params));
-            if (j % 2 == 1)
-              ptx::stmatrix_x4_trans(staging + ((j / 2 * 2 + (group.lane >> 4)) * 8 + (group.lane & 7)) * kPitch +
-                                         group.warp * 32 + (group.lane >> 3 & 1) * 16,
-                                     words[0], words[1], words[2], words[3]);
-          }
-        }
-        group.sync();
-        const int piece = group.thread % kLanes;
-        const int column = row_tile * (kGated ? 64 : 128) + group.index * kColumns + piece * 8;
-#pragma unroll
-        for (int token = group.thread / kLanes; token < kTokens; token += 128 / kLanes) {
-          const int n = c * kTokens + token;
-          const uint4 v = *reinterpret_cast<const uint4*>(staging + token * kPitch + piece * 16);
-          const Spot s{g, tile, n, n < tile.padded};
-          if constexpr (kCodes)
-            store_rows_e4m3(s, column,
-                            {static_cast<uint32_t>(ptx::cvt_e4m3x2_f16x2(v.x)) |
-                                 static_cast<uint32_t>(ptx::cvt_e4m3x2_f16x2(v.y)) << 16,
-                             static_cast<uint32_t>(ptx::cvt_e4m3x2_f16x2(v.z)) |
-                                 static_cast<uint32_t>(ptx::cvt_e4m3x2_f16x2(v.w)) << 16});
-          else
-            store_rows_bf16(s, column, v);
         }
       }
     }

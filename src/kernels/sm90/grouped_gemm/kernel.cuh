@@ -4,44 +4,53 @@
 // streams rows.
 #pragma once
 
-#include "kernels/sm90/grouped_gemm/finish.cuh"
+#include "kernels/sm90/grouped_gemm/rounded.cuh"
 #include "kernels/sm90/grouped_gemm/stream.cuh"
 
 namespace sluice::sm90 {
 
 template <class T>
 __device__ __forceinline__ void consume(const GroupedGemmArgs& args, const Shared<T>& smem) {
-  const int num_tiles = args.header->num_tiles;
   const Group group;
   float* row_factor = smem.row_factor + group.index * T::max_n;
   int* row_pair = smem.row_pair + group.index * T::max_n;
   Ring<T> ring;
   float acc[T::m_tiles][T::max_n / 2];
-  for (int i = 0;; ++i) {
-    const int ticket = smem.next_task(i);
+  for (;;) {
+    const int ticket = smem.next_task(ring.task());
     __syncwarp();
-    if (group.lane == 0) smem.release_task(i);
+    if (group.lane == 0) smem.release_task(ring.task());
+    ring.next_task();
     if (ticket < 0) return;
-    const Task t = task_of<T>(args, ticket, num_tiles);
-    const Gemm& g = args.gemm[t.which];
-    const Tile tile = args.tiles[t.tile];
-    group.sync();  // the last task's rows are no longer read
-    for (int n = group.thread; n < T::max_n; n += 128) {
-      const int64_t at = static_cast<int64_t>(tile.row_base) + n;
-      if (n < tile.count) {
-        row_pair[n] = args.row_pair[at];
-        row_factor[n] = g.x_scale->factor * (g.x_row_scale != nullptr ? g.x_row_scale[at] : 1.0f);
+    int slabs, padded;
+    bool gated;
+    {
+      const Task t = task_of<T>(args, ticket, args.header->num_tiles);
+      const Gemm& g = args.gemm[t.which];
+      const Tile tile = args.tiles[t.tile];
+      slabs = t.end - t.begin, padded = tile.padded, gated = g.gated;
+      group.sync();  // the last task's rows are no longer read
+      if (group.thread == 0) smem.task[group.index] = t, smem.tile[group.index] = tile;
+      for (int n = group.thread; n < T::max_n; n += 128) {
+        const int64_t at = static_cast<int64_t>(tile.row_base) + n;
+        if (n < tile.count) {
+          row_pair[n] = args.row_pair[at];
+          row_factor[n] = g.x_scale->factor * (g.x_row_scale != nullptr ? g.x_row_scale[at] : 1.0f);
+        }
       }
     }
-    multiply_padded<T, 1>(acc, smem, ring, t.end - t.begin, g.gated, tile.padded);
-    if (t.unit >= units_of<T>(g)) continue;
+    multiply_padded<T, 1>(acc, smem, ring, slabs, gated, padded);
     group.sync();
+    const Task t = smem.task[group.index];
+    const Tile tile = smem.tile[group.index];
+    const Gemm& g = args.gemm[t.which];
+    if (t.unit >= units_of<T>(g)) continue;
     if (g.splits > 1 && !join_splits<T>(args, t, tile, acc, smem, group)) continue;
     if (g.store == Store::result && !g.out_f32 && g.columns % 8 == 0)
       store_results<T>(g, t, tile, acc, smem, group);
-    else if ((T::op == Operand::bf16 || T::op == Operand::fp8 || T::op == Operand::mxfp4) && activates_in_registers(g))
-      g.gated ? store_activated<T, true, is_fp8(T::op)>(g, t, tile, acc, smem, group)
-              : store_activated<T, false, is_fp8(T::op)>(g, t, tile, acc, smem, group);
+    else if (rounds_in_registers(g))
+      g.gated ? store_rounded<T, true>(g, t, tile, acc, smem, group)
+              : store_rounded<T, false>(g, t, tile, acc, smem, group);
     else
       store_pieces<T>(g, t, tile, acc, smem, group);
     if (t.which == 0 && args.gemms == 2) {
@@ -57,7 +66,7 @@ __device__ __forceinline__ void consume(const GroupedGemmArgs& args, const Share
 template <class T>
 __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     grouped_gemm(const __grid_constant__ GroupedGemmArgs args) {
-  extern __shared__ uint8_t raw_smem[];
+  extern __shared__ __align__(1024) uint8_t raw_smem[];  // swizzled stages
   const Shared<T> smem(raw_smem);
   const int warp = threadIdx.x >> 5;
   if (threadIdx.x == 0) smem.init_barriers();

@@ -32,8 +32,8 @@ __device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared
   int previous = -1;
 #pragma unroll 1
   for (; slabs > 0; slabs -= T::slabs) {
-    ptx::mbarrier_wait(smem.full + ring.stage, ring.phase);
-    const int at = ring.stage * (T::stage_bytes >> 4);
+    ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
+    const int at = ring.stage() * (T::stage_bytes >> 4);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < T::slabs; ++s) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     if (previous >= 0) release_stage(smem, previous, lane);
-    previous = ring.stage;
+    previous = ring.stage();
     ring.next();
   }
   ptx::wgmma_wait<0>();
@@ -67,8 +67,8 @@ __device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<
   float part[kPartN / 2];
 #pragma unroll 1
   for (; slabs > 0; --slabs) {
-    const int stage = ring.stage, at = stage * (T::stage_bytes >> 4);
-    ptx::mbarrier_wait(smem.full + stage, ring.phase);
+    const int stage = ring.stage(), at = stage * (T::stage_bytes >> 4);
+    ptx::mbarrier_wait(smem.full + stage, ring.phase());
 #pragma unroll
     for (int m = 0; m < T::m_tiles; ++m) {
 #pragma unroll
@@ -119,16 +119,16 @@ __device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Sha
   const auto fetch = [&](int slab) {
 #pragma unroll
     for (int m = 0; m < T::m_tiles; ++m)
-      packed[m] = D::fetch(smem.w(ring.stage) + (slab + m * T::slabs) * slab_bytes(T::op), wg, thread);
+      packed[m] = D::fetch(smem.w(ring.stage()) + (slab + m * T::slabs) * slab_bytes(T::op), wg, thread);
   };
   const auto fetch_stage = [&]() {
-    ptx::mbarrier_wait(smem.full + ring.stage, ring.phase);
+    ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
     fetch(0);
   };
   if (slabs > 0) fetch_stage();
 #pragma unroll 1
   while (slabs > 0) {
-    const int stage = ring.stage;
+    const int stage = ring.stage();
     const uint64_t x = x0 + stage * (T::stage_bytes >> 4);
 #pragma unroll
     for (int s = 0; s < T::slabs; ++s) {

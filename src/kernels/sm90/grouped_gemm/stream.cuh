@@ -35,12 +35,12 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
   int* counter = &args.header->ticket[args.ticket];
   int ticket = dealer ? atomicAdd(counter, 1) : 0;
   Ring<T> ring;
-  for (int i = 0;; ++i) {
+  for (;; ring.next_task()) {
     if (dealer) {
-      deal_task(smem, i, ticket, total);
+      deal_task(smem, ring.task(), ticket, total);
     } else {
-      ticket = smem.next_task(i);
-      smem.release_task(i);
+      ticket = smem.next_task(ring.task());
+      smem.release_task(ring.task());
       if (ticket < 0) return;
     }
     if (ticket >= total) return;
@@ -51,8 +51,8 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
     const int64_t slab_stride = slab_bytes(T::op);
     for (int slab = t.begin; slab < t.end; slab += T::slabs) {
       const int count = min(T::slabs, t.end - slab);
-      ptx::mbarrier_wait(smem.empty + ring.stage, ring.phase ^ 1u);
-      uint64_t* full = smem.full + ring.stage;
+      ptx::mbarrier_wait(smem.empty + ring.stage(), ring.phase() ^ 1u);
+      uint64_t* full = smem.full + ring.stage();
       ptx::mbarrier_arrive_expect_tx(full,
                                      T::m_tiles * (count * slab_bytes(T::op) + (T::block_scaled ? 16 * count : 0)));
 #pragma unroll
@@ -60,10 +60,10 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
         // A missing last row tile is read again from its neighbour; its results are not stored.
         const int row_tile = min(t.unit * T::m_tiles + m, g.row_tiles - 1);
         const int64_t at = (static_cast<int64_t>(tile.expert) * g.row_tiles + row_tile) * g.slabs + slab;
-        ptx::cp_async_bulk(smem.w(ring.stage) + m * T::slabs * slab_bytes(T::op), g.weights + at * slab_stride,
+        ptx::cp_async_bulk(smem.w(ring.stage()) + m * T::slabs * slab_bytes(T::op), g.weights + at * slab_stride,
                            count * slab_bytes(T::op), full, policy);
         if constexpr (T::block_scaled)
-          ptx::cp_async_bulk(smem.w_scale(ring.stage) + m * 4, g.block_scale + at * 4, 16, full, policy);
+          ptx::cp_async_bulk(smem.w_scale(ring.stage()) + m * 4, g.block_scale + at * 4, 16, full, policy);
       }
       ring.next();
     }
@@ -71,12 +71,17 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
   }
 }
 
-// This block's share of a copy that every block of the cluster receives.
+// This block's share of a copy that every block of the cluster receives: shares are whole pieces of `unit` bytes, and
+// the last is empty where there are fewer pieces than blocks.
 template <class T>
-__device__ inline void copy_rows(uint8_t* smem, const uint8_t* from, uint32_t bytes, uint64_t* full, uint64_t policy) {
+__device__ inline void copy_rows(uint8_t* smem, const uint8_t* from, uint32_t bytes, uint32_t unit, uint64_t* full,
+                                 uint64_t policy) {
   if constexpr (T::cluster > 1) {
-    const uint32_t share = bytes / T::cluster, offset = ptx::cluster_ctarank() * share;
-    ptx::cp_async_bulk_multicast(smem + offset, from + offset, share, full, (1 << T::cluster) - 1, policy);
+    constexpr uint32_t kBlocks = T::cluster;
+    const uint32_t share = round_up(ceil_div(bytes, kBlocks), unit), offset = ptx::cluster_ctarank() * share;
+    if (offset >= bytes) return;
+    ptx::cp_async_bulk_multicast(smem + offset, from + offset, min(share, bytes - offset), full, (1 << T::cluster) - 1,
+                                 policy);
   } else {
     ptx::cp_async_bulk(smem, from, bytes, full, policy);
   }
@@ -87,9 +92,9 @@ __device__ __forceinline__ void stream_rows(const GroupedGemmArgs& args, const S
   const int num_tiles = args.header->num_tiles;
   const uint64_t policy = ptx::createpolicy_evict_last();
   Ring<T> ring;
-  for (int i = 0;; ++i) {
-    const int ticket = smem.next_task(i);
-    smem.release_task(i);
+  for (;; ring.next_task()) {
+    const int ticket = smem.next_task(ring.task());
+    smem.release_task(ring.task());
     if (ticket < 0) return;
     const Task t = task_of<T>(args, ticket, num_tiles);
     const Gemm& g = args.gemm[t.which];
@@ -103,15 +108,16 @@ __device__ __forceinline__ void stream_rows(const GroupedGemmArgs& args, const S
     const float* scales = T::block_scaled ? g.x_block_scale + static_cast<int64_t>(tile.row_base) * g.slabs : nullptr;
     for (int slab = t.begin; slab < t.end; slab += T::slabs) {
       const int count = min(T::slabs, t.end - slab);
-      ptx::mbarrier_wait(smem.empty + ring.stage, ring.phase ^ 1u);
-      uint64_t* full = smem.full + ring.stage;
-      const uint32_t bytes = count * tile.padded * 128;
+      ptx::mbarrier_wait(smem.empty + ring.stage(), ring.phase() ^ 1u);
+      uint64_t* full = smem.full + ring.stage();
+      // Padding rows have no contents, and what they give is not stored. Of one slab they need not be copied.
+      const uint32_t bytes = T::slabs == 1 ? tile.count * 128 : count * tile.padded * 128;
       ptx::mbarrier_arrive_expect_tx(full, bytes + (T::block_scaled ? tile.padded * 4 : 0));
-      copy_rows<T>(smem.x(ring.stage), x + static_cast<int64_t>(slab) * tile.padded * 128, bytes, full, policy);
+      copy_rows<T>(smem.x(ring.stage()), x + static_cast<int64_t>(slab) * tile.padded * 128, bytes, 128, full, policy);
       if constexpr (T::block_scaled)
-        copy_rows<T>(reinterpret_cast<uint8_t*>(smem.x_scale(ring.stage)),
+        copy_rows<T>(reinterpret_cast<uint8_t*>(smem.x_scale(ring.stage())),
                      reinterpret_cast<const uint8_t*>(scales + static_cast<int64_t>(slab) * tile.padded),
-                     tile.padded * 4, full, policy);
+                     tile.padded * 4, 16, full, policy);
       ring.next();
     }
   }

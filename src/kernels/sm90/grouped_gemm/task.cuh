@@ -58,12 +58,12 @@ struct Shared {
   int* row_pair;      // [2 warpgroups][max_n]
   uint64_t *full, *empty, *task_full, *task_empty;
   int* tasks;
-  int* flag;    // [2 warpgroups]
-  float* amax;  // [2 warpgroups][float_tokens], block-scaled tiles only
+  int* flag;   // [2 warpgroups]
+  Task* task;  // [2 warpgroups] what the warpgroup works on, its registers being full of sums
+  Tile* tile;  // [2 warpgroups]
 
   __device__ explicit Shared(uint8_t* raw) {
-    const uint32_t misaligned = ptx::smem_address(raw) & 1023u;
-    stages = raw + (misaligned != 0 ? 1024u - misaligned : 0u);
+    stages = raw;
     staging = stages + T::stages * T::stage_bytes;
     row_factor = reinterpret_cast<float*>(staging + T::staging_bytes);
     row_pair = reinterpret_cast<int*>(row_factor + 2 * T::max_n);
@@ -73,7 +73,9 @@ struct Shared {
     task_empty = task_full + T::queue;
     tasks = reinterpret_cast<int*>(task_empty + T::queue);
     flag = tasks + T::queue;
-    amax = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(full) + 512);
+    task = reinterpret_cast<Task*>(flag + 2);
+    tile = reinterpret_cast<Tile*>(task + 2);
+    static_assert(2 * 8 * (T::stages + T::queue) + 4 * (T::queue + 2) + 2 * (sizeof(Task) + sizeof(Tile)) <= 512);
   }
   __device__ uint8_t* w(int stage) const { return stages + stage * T::stage_bytes; }
   __device__ uint8_t* x(int stage) const { return w(stage) + T::w_aligned; }
@@ -93,7 +95,8 @@ struct Shared {
     ptx::fence_mbarrier_init();
   }
 
-  // The i-th task of this block, -1 after the last. Every reading warp then releases it once.
+  // The i-th task of this block (i modulo twice the queue), -1 after the last. Every reading warp then releases it
+  // once.
   __device__ int next_task(int i) const {
     const int slot = i % T::queue;
     const uint32_t phase = (i / T::queue) & 1;
@@ -111,14 +114,23 @@ struct Shared {
   }
 };
 
-// A position in the ring of stages.
+// A role's position in the ring of stages and in the queue of tasks, in one register: epilogues have none to spare.
+// Bits 0-7 the stage, 8-10 the task modulo twice the queue, 31 the stage's phase.
 template <class T>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
+class Ring {
+ public:
+  __device__ int stage() const { return static_cast<int>(at_ & 0xffu); }
+  __device__ uint32_t phase() const { return at_ >> 31; }
+  __device__ int task() const { return static_cast<int>(at_ >> 8 & 7u); }
   __device__ void next() {
-    if (++stage == T::stages) stage = 0, phase ^= 1u;
+    ++at_;
+    if (stage() == T::stages) at_ = (at_ & ~0xffu) ^ 0x80000000u;
   }
+  __device__ void next_task() { at_ = (at_ & ~0x700u) | ((at_ + 0x100u) & 0x700u); }
+
+ private:
+  uint32_t at_ = 0;
+  static_assert(T::queue == 4);
 };
 
 }  // namespace sluice::sm90
