@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -56,7 +57,7 @@ struct Options {
   std::vector<int> splits;  // pairs to force
   std::vector<int64_t> tokens{1, 8, 32, 128, 512, 2048, 8192};
   double copy_tbs = 0, bf16_tflops = 790, fp8_tflops = 1497;
-  bool pdl = true, logits = false;
+  bool pdl = true, logits = false, prepare = false;
   int64_t cold_mb = 2400;  // weights in rotation, at least
   int replays = 20;
 };
@@ -160,7 +161,7 @@ int calls_of(int64_t tokens) {
   return tokens <= 8 ? 24 : tokens <= 32 ? 16 : tokens <= 128 ? 12 : tokens <= 512 ? 8 : tokens <= 2048 ? 4 : 2;
 }
 
-void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
+MoeSpec spec_of(const BenchShape& shape, const Kind& kind, bool logits) {
   MoeSpec spec;
   spec.experts = shape.experts;
   spec.top_k = shape.top_k;
@@ -171,8 +172,49 @@ void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
   spec.act = shape.act;
   spec.local_experts = shape.locals == shape.experts ? 0 : shape.locals;
   spec.routing = routing::Method::renormalize;
-  spec.routed = !o.logits;
+  spec.routed = !logits;
+  return spec;
+}
 
+// Weights of a checkpoint's layout in device memory to the layout of the GEMM: bytes read plus written over the time.
+void bench_prepare(const Options& o, const BenchShape& shape, const Kind& kind) {
+  const MoeSpec spec = spec_of(shape, kind, false);
+  sm90::FusedMoe layer(spec);
+  std::mt19937_64 rng(7);
+  std::vector<sm90::DeviceBuffer> keep;
+  int64_t bytes = layer.weight_bytes();
+  // Contents do not matter here, and host memory that is never touched costs nothing.
+  const auto tensor = [&](int64_t rows, int64_t cols) {
+    weights::QuantTensor q = weights::make_quant_tensor(kind.weights, shape.locals, rows, cols);
+    for (Tensor* t : {&q.codes, &q.scales, &q.global}) {
+      if (t->empty()) continue;
+      keep.emplace_back(t->bytes());
+      check_cuda(cudaMemset(keep.back().data(), 0x35, static_cast<size_t>(t->bytes())), "memset");
+      bytes += t->bytes();
+      *t = Tensor(t->dtype(), t->shape(), keep.back().data(), nullptr);
+    }
+    return q;
+  };
+  weights::ExpertWeights w;
+  w.up = tensor(shape.inter, shape.hidden);
+  if (spec.gated()) w.gate = tensor(shape.inter, shape.hidden);
+  w.down = tensor(shape.hidden, shape.inter);
+  std::vector<double> ms;
+  for (int i = 0; i < 12; ++i) {
+    sm90::synchronize(nullptr);
+    const auto begin = std::chrono::steady_clock::now();
+    layer.set_weights(w, nullptr);
+    sm90::synchronize(nullptr);
+    ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::sort(ms.begin(), ms.end());
+  const double median = ms[ms.size() / 2], tbs = static_cast<double>(bytes) / median / 1e9;
+  std::printf("%-16s %-8s prepare %8.3f ms  %8.1f MB read and written  %.2f TB/s  %.0f %% of copy\n", shape.name,
+              kind.name, median, static_cast<double>(bytes) / 1e6, tbs, 100.0 * tbs / o.copy_tbs);
+}
+
+void bench(const Options& o, const BenchShape& shape, const Kind& kind) {
+  const MoeSpec spec = spec_of(shape, kind, o.logits);
   std::mt19937_64 rng(7);
   std::vector<sm90::FusedMoe> layers;
   int64_t bytes = 0;
@@ -288,7 +330,8 @@ int main(int argc, char** argv) {
   app.add_option("--bf16-tflops", o.bf16_tflops);
   app.add_option("--fp8-tflops", o.fp8_tflops);
   app.add_flag("!--no-pdl", o.pdl);
-  app.add_flag("--logits", o.logits);
+  app.add_flag("--logits", o.logits, "route from logits instead of given top-k");
+  app.add_flag("--prepare", o.prepare, "time the preparation of weights in device memory instead");
   CLI11_PARSE(app, argc, argv);
   try {
     if (const std::string problem = sm90::device_problem(); !problem.empty()) {
@@ -303,7 +346,7 @@ int main(int argc, char** argv) {
     };
     for (const BenchShape& s : kShapes)
       for (const Kind& k : kKinds)
-        if (wanted(o.shapes, s.name) && wanted(o.kinds, k.name)) bench(o, s, k);
+        if (wanted(o.shapes, s.name) && wanted(o.kinds, k.name)) o.prepare ? bench_prepare(o, s, k) : bench(o, s, k);
   } catch (const std::exception& e) {
     std::printf("failed: %s\n", e.what());
     return 1;

@@ -152,7 +152,9 @@ double relative_error(const Tensor& a, const Tensor& b) {
 // Both sides make the same roundings, of sums that were added in another order. A sum that sits at a rounding boundary
 // flips one code by one step: 2^-3 of the value in e4m3, up to 1/3 in e2m1, 2^-8 in bf16. Of few rows the largest value
 // may be the one that flips, so the bound is a fraction of the format's own rms rounding error (2.6 % in e4m3, 9 % in
-// e2m1). FP8 tensor cores keep about 14 bits of partial sums, which flips a few percent of the codes.
+// e2m1). FP8 tensor cores err by up to 2^-10 of the magnitudes, here 0.8 % of a sum (96 terms: sqrt(96) * 0.8 times
+// it), where steps are 9 % wide: in either factor of swiglu 9 % of the codes may flip, and sqrt(2 * 0.09) * 9 % = 3.8
+// %.
 double bound(const MoeSpec& s) {
   using format::InputFormat;
   switch (s.inputs) {
@@ -164,7 +166,7 @@ double bound(const MoeSpec& s) {
     case InputFormat::mxfp8:
       return 1e-2;
     default:
-      return 2.6e-2;
+      return 3.8e-2;
   }
 }
 

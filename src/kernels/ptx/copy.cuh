@@ -26,6 +26,9 @@ __device__ inline void cp_async_bulk_multicast(void* smem, const void* global, u
       : "memory");
 }
 
+// Starts a read that nobody waits for.
+__device__ inline void prefetch_l1(const void* global) { asm volatile("prefetch.global.L1 [%0];\n" ::"l"(global)); }
+
 __device__ inline uint64_t createpolicy_evict_first() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));

@@ -43,4 +43,15 @@ void launch(void (*kernel)(Params...), dim3 blocks, int threads, int smem, Strea
   launch_clusters(kernel, 1, blocks, threads, smem, stream, pdl, std::forward<Args>(args)...);
 }
 
+// Reads one word of every 64 bytes of a kernel's parameters. They come from memory on a block's first use of them, 600
+// cycles a line: here while the kernel before it runs.
+template <class Args>
+__device__ __forceinline__ void touch_parameters(const Args& args) {
+  const auto* words = reinterpret_cast<const uint32_t*>(&args);
+  uint32_t sum = 0;
+#pragma unroll
+  for (size_t i = 0; i < sizeof(Args) / 4; i += 16) sum += words[i];
+  if (sum == 0x9e3779b9u) __nanosleep(0);  // nothing: the reads must have a use
+}
+
 }  // namespace sluice::sm90

@@ -27,6 +27,8 @@ enum class Operand : uint8_t {
 
 constexpr bool is_fp8(Operand o) { return o == Operand::fp8 || o == Operand::fp8_block; }
 
+constexpr bool decodes(Operand o) { return o == Operand::mxfp8 || o == Operand::nvfp4 || o == Operand::mxfp4; }
+
 inline constexpr int kTileRows = 128;
 HD constexpr int slab_k(Operand o) { return o == Operand::fp8 || o == Operand::fp8_block ? 128 : 64; }
 // Of 128 rows: codes, then block scales (one byte each) where the operand has them.

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
   __shared__ int present[kMaxTopK];
   __shared__ float weights[kMaxTopK];
   ptx::griddepcontrol_launch_dependents();
+  touch_parameters(a);
   ptx::griddepcontrol_wait();
   const int64_t tokens = a.num_tokens != nullptr ? min(static_cast<int64_t>(*a.num_tokens), a.tokens) : a.tokens;
   const int64_t token = blockIdx.x;

@@ -2,6 +2,8 @@
 #include "kernels/sm90/fused_moe/fused_moe.h"
 
 #include <algorithm>
+#include <cstring>
+#include <vector>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -108,6 +110,10 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors) : spec_(spec), devi
   const InputScale ones[2];
   input_scales_ = DeviceBuffer(sizeof(ones));
   copy_to_device(input_scales_.data(), ones, sizeof(ones), nullptr);
+  std::vector<uint8_t> rehearsal(static_cast<size_t>(rehearsal_bytes(spec.experts)));
+  std::memcpy(rehearsal.data(), ones, sizeof(InputScale));
+  rehearsal_ = DeviceBuffer(static_cast<int64_t>(rehearsal.size()));
+  copy_to_device(rehearsal_.data(), rehearsal.data(), rehearsal_.bytes(), nullptr);
   synchronize(nullptr);
 }
 
@@ -267,7 +273,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   // Few tokens: one launch before the GEMMs.
   const bool small = prologue_fits(route);
   if (small) {
-    launch_prologue(route, rows, stream, call.pdl);
+    launch_prologue(route, rows, rehearsal_.data(), stream, call.pdl);
   } else {
     launch_route(route, stream, call.pdl);
     launch_gather(rows, stream, call.pdl);

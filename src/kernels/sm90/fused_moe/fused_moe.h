@@ -74,6 +74,7 @@ class FusedMoe {
   Matrix first_, second_;
   DeviceBuffer bias_up_, bias_gate_, bias_down_, alpha_, beta_, limit_;
   DeviceBuffer input_scales_;  // InputScale of each GEMM
+  DeviceBuffer rehearsal_;     // rehearsal_bytes()
   bool filled_ = false;
 };
 

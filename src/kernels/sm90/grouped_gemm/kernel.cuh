@@ -6,6 +6,7 @@
 
 #include "kernels/sm90/grouped_gemm/rounded.cuh"
 #include "kernels/sm90/grouped_gemm/stream.cuh"
+#include "kernels/sm90/launch.cuh"
 
 namespace sluice::sm90 {
 
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   else
     __syncthreads();
   ptx::griddepcontrol_launch_dependents();
+  touch_parameters(args);
   ptx::griddepcontrol_wait();
   constexpr int kPool = T::blocks_per_sm == 1 ? 168 : T::blocks_per_sm == 2 ? 80 : 56;  // registers a thread at entry
   constexpr int kProducer = T::blocks_per_sm == 1 ? 56 : T::blocks_per_sm == 2 ? 48 : 40;

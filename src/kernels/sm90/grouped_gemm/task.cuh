@@ -32,14 +32,14 @@ __device__ inline Task task_of(const GroupedGemmArgs& args, int index, int num_t
   t.which = index < first ? 0 : 1;
   const Gemm& g = args.gemm[t.which];
   index -= t.which == 0 ? 0 : first;
-  t.split = index % g.splits;
-  index /= g.splits;
+  t.split = 0;
+  if (g.splits > 1) t.split = index % g.splits, index /= g.splits;
   const int groups = unit_groups<T>(g);
   t.unit = index % groups * T::cluster;
   if constexpr (T::cluster > 1) t.unit += ptx::cluster_ctarank();
   t.tile = index / groups;
-  t.begin = g.slabs * t.split / g.splits;
-  t.end = g.slabs * (t.split + 1) / g.splits;
+  t.begin = 0, t.end = g.slabs;
+  if (g.splits > 1) t.begin = g.slabs * t.split / g.splits, t.end = g.slabs * (t.split + 1) / g.splits;
   return t;
 }
 

@@ -12,6 +12,11 @@ namespace sluice::sm90 {
 // Whether the tables fit in a block, and routing from logits is cheap enough to repeat in every block.
 bool prologue_fits(const RouteArgs& route);
 
-void launch_prologue(const RouteArgs& route, const RowsArgs& rows, Stream stream, bool pdl);
+// Memory that nobody writes, for rehearsals: an InputScale of ones, then zeros.
+constexpr int64_t rehearsal_bytes(int experts) {
+  return static_cast<int64_t>(sizeof(InputScale)) + 4 * (experts > kMaxTopK ? experts : kMaxTopK);
+}
+
+void launch_prologue(const RouteArgs& route, const RowsArgs& rows, const void* rehearsal, Stream stream, bool pdl);
 
 }  // namespace sluice::sm90

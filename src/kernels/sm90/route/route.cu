@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_cons
       t.expert_per[e] = p.per;
       for (int i = 0; i < p.tiles; ++i) {
         const int n = i + 1 < p.tiles ? p.per : p.last;
-        t.tiles[tile0 + i] = {e, row0 + i * p.per, n, round_up(n, a.step_n)};
+        t.tiles[tile0 + i] = {e, row0 + i * p.per, n, stepped(n, a.step_n)};
       }
     }
     tiles_before += tiles_total;
