@@ -43,6 +43,7 @@ class DenseGemm {
   // Stream-ordered and in place, as FusedMoe::set_weights. w: one expert. bias: float32 [N] in host memory, or empty.
   void set_weights(const weights::QuantTensor& w, float input_scale, const Tensor& bias, Stream stream);
   const DenseSpec& spec() const { return spec_; }
+  PreparedMatrix& matrix() { return matrix_; }  // for callers that fill it themselves (benchmarks)
   int64_t weight_bytes() const { return matrix_.bytes(); }
   int64_t workspace_bytes(int64_t tokens, const GemmForce& force = {}) const;
   GemmChoice choice(int64_t tokens, const GemmForce& force = {}) const;

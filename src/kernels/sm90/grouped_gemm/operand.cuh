@@ -19,20 +19,24 @@ __device__ inline void expand_e2m1(uint32_t w, uint32_t (&a)[4]) {
   a[2] = ptx::shf_r_wrap(w, 4) & 0x81c081c0u;
   a[3] = (w & 0x81808180u) | ((w >> 8) & 0x00400040u);
 }
-// The inverse, for preparation: where code bits go. code: s e1 e0 m; half 0 = even column.
-HD inline uint32_t place_e2m1(uint32_t code, int reg, int half) {
-  const uint32_t eem = code & 7u, sign = code >> 3 & 1u;
-  const int h = 16 * half;
-  if (reg == 0) return eem << h | sign << (h + 9);
-  if (reg == 1) return eem << (h + 4) | sign << (h + 13);
-  if (reg == 2) return eem << (h + 10) | sign << ((h + 19) & 31);
-  return (eem & 1u) << (h + 14) | (eem >> 1) << (h + 7) | sign << (h + 15);
+// The inverse, for preparation: where the bits of two codes of a register go; low nibble: even column, lower half.
+HD inline uint32_t place_e2m1(uint32_t two, int reg) {
+  const uint32_t x = (two & 0x0fu) | (two & 0xf0u) << 12, eem = x & 0x00070007u, sign = x & 0x00080008u;
+  if (reg == 0) return eem | sign << 6;
+  if (reg == 1) return eem << 4 | sign << 10;
+  if (reg == 2) return eem << 10 | sign << 16 | sign >> 16;
+  return (x & 0x00010001u) << 14 | (x & 0x00060006u) << 6 | sign << 12;
 }
 
-// e4m3: two registers of a word; bytes 1 and 3 are register 0, bytes 0 and 2 register 1.
+// e4m3: two registers of a word; the even one lies where it is read.
 __device__ inline void expand_e4m3(uint32_t w, uint32_t& a0, uint32_t& a1) {
-  a0 = (w & 0x80008000u) | ((w >> 4) & 0x07f007f0u);
-  a1 = ((w << 8) & 0x80008000u) | ((w << 4) & 0x07f007f0u);
+  a0 = w & 0x87f087f0u;
+  a1 = ((w << 4) & 0x80f080f0u) | ((w >> 4) & 0x07000700u);
+}
+HD inline uint32_t place_e4m3(uint32_t code, int reg, int half) {
+  const uint32_t bits = (reg & 1) == 0 ? (code & 0x7fu) << 4 | (code & 0x80u) << 8
+                                       : (code & 0x0fu) | (code & 0x70u) << 8 | (code & 0x80u) << 4;
+  return bits << (16 * half);
 }
 
 // Byte i of a word times `factor`, plus `add`: with a factor of 0x00010001 << n, a pair of equal halves. Written as a

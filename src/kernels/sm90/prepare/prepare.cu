@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ 
 
   // Through shared memory: rows come in wide, fragments leave wide.
   __shared__ uint4 codes[128][5];  // 64 or 32 bytes of a row, padded
-  __shared__ uint8_t scales[128][4];
+  __shared__ __align__(4) uint8_t scales[128][4];
   const bool fp8 = op == Operand::mxfp8;
   const int pieces = fp8 ? 4 : 2;
   const int64_t bytes = fp8 ? shape.k : shape.k / 2;
@@ -139,32 +139,43 @@ __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ 
   }
   const int group = op == Operand::nvfp4 ? 16 : 32, groups = 64 / group;
   const int64_t row_groups = ceil_div<int64_t>(shape.k, group);
-  for (int i = threadIdx.x; i < 128 * groups; i += kThreads) {
-    const int r = i / groups, j = i % groups;
+  if (threadIdx.x < 128) {
+    const int r = static_cast<int>(threadIdx.x);
     const Source s = source_of(a, expert, row_tile, r);
-    uint32_t byte = 0;
-    const int64_t g = static_cast<int64_t>(slab) * groups + j;
-    if (s.row >= 0 && g < row_groups) {
-      byte = static_cast<const uint8_t*>(s.stack->scales)[s.row * row_groups + g];
+    const int64_t first = static_cast<int64_t>(slab) * groups;
+    uint32_t read = 0, word = 0;
+    if (s.row >= 0) {
+      const uint8_t* from = static_cast<const uint8_t*>(s.stack->scales) + s.row * row_groups + first;
+      if (groups == 4 && row_groups % 4 == 0)
+        read = *reinterpret_cast<const uint32_t*>(from);
+      else
+        for (int j = 0; j < groups && first + j < row_groups; ++j) read |= static_cast<uint32_t>(from[j]) << (8 * j);
+    }
+    // MX: the exponent field of the bf16 multiplier; row_scale carries the row's largest scale.
+    const int largest =
+        op == Operand::nvfp4
+            ? 0
+            : static_cast<int>(__float_as_uint(a.row_scale[(expert * row_tiles + row_tile) * kTileRows + r]) >> 23 &
+                               255u);
+    for (int j = 0; j < groups; ++j) {
+      uint32_t byte = read >> (8 * j) & 255u;
       if (op == Operand::nvfp4) {
         byte = wide_scale(byte);
       } else {
-        // The exponent field of the bf16 multiplier; row_scale carries the row's largest scale.
-        const int largest = static_cast<int>(
-            __float_as_uint(a.row_scale[(expert * row_tiles + row_tile) * kTileRows + r]) >> 23 & 255u);
         const int field = (fp8 ? 247 : 253) - (largest - static_cast<int>(byte));
-        byte = byte == 0 || field < 1 ? 0 : field;
+        byte = byte == 0 || field < 1 ? 0 : static_cast<uint32_t>(field);
       }
+      word |= byte << (8 * j);
     }
-    scales[r][j] = static_cast<uint8_t>(byte);
+    *reinterpret_cast<uint32_t*>(scales[r]) = word;
+    const int high = r / 8 % 2, fragment = r / 16 * 8 + r % 8;  // of 16 rows: row and row + 8 share a fragment
+    uint8_t* to = out + slab_code_bytes(op) + (fragment * 2 + high) * groups;
+    if (groups == 4)
+      *reinterpret_cast<uint32_t*>(to) = word;
+    else
+      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(word);
   }
   __syncthreads();
-  uint8_t* out_scales = out + slab_code_bytes(op);
-  for (int i = threadIdx.x; i < 128 * groups; i += kThreads) {
-    const int r = i / groups, j = i % groups;
-    const int wg = r / 64, warp = r % 64 / 16, high = r / 8 % 2, g = r % 8;
-    out_scales[((wg * 4 + warp) * 8 + g) * 2 * groups + high * groups + j] = scales[r][j];
-  }
   const int wg = threadIdx.x / 128, t = threadIdx.x % 128;
   const int row0 = wg * 64 + t / 32 * 16 + t % 32 / 4, pair = t % 4;
   const auto byte_at = [&](int r, int at) {
@@ -178,12 +189,9 @@ __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ 
       const bool zero = scales[r][fp8 || op == Operand::mxfp4 ? k / 32 : k / 16] == 0;
       if (zero) continue;
       if (fp8) {
-        // Bytes 1 and 3 of a word are the even register, 0 and 2 the odd one.
-        const int shift = (reg & 1) == 0 ? 8 : 0;
-        w[reg >> 1] |= byte_at(r, k) << shift | byte_at(r, k + 1) << (shift + 16);
+        w[reg >> 1] |= place_e4m3(byte_at(r, k), reg, 0) | place_e4m3(byte_at(r, k + 1), reg, 1);
       } else {
-        const uint32_t two = byte_at(r, k / 2);
-        w[0] |= place_e2m1(two & 15u, reg, 0) | place_e2m1(two >> 4, reg, 1);
+        w[0] |= place_e2m1(byte_at(r, k / 2), reg);
       }
     }
     if (fp8)

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Preparation of weights on the GPU.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "sm90_bench.h"
+
+namespace sluice::bench {
+
+// Weights of a checkpoint's layout in device memory to the layout of the GEMM: bytes read plus written over the time.
+void bench_prepare(const Options& o, const BenchShape& shape, const Kind& kind) {
+  const MoeSpec spec = spec_of(shape, kind, false);
+  sm90::FusedMoe layer(spec);
+  std::mt19937_64 rng(7);
+  std::vector<sm90::DeviceBuffer> keep;
+  int64_t bytes = layer.weight_bytes();
+  // Contents do not matter here, and host memory that is never touched costs nothing.
+  const auto tensor = [&](int64_t rows, int64_t cols) {
+    weights::QuantTensor q = weights::make_quant_tensor(kind.weights, shape.locals, rows, cols);
+    for (Tensor* t : {&q.codes, &q.scales, &q.global}) {
+      if (t->empty()) continue;
+      keep.emplace_back(t->bytes());
+      check_cuda(cudaMemset(keep.back().data(), 0x35, static_cast<size_t>(t->bytes())), "memset");
+      bytes += t->bytes();
+      *t = Tensor(t->dtype(), t->shape(), keep.back().data(), nullptr);
+    }
+    return q;
+  };
+  weights::ExpertWeights w;
+  w.up = tensor(shape.inter, shape.hidden);
+  if (spec.gated()) w.gate = tensor(shape.inter, shape.hidden);
+  w.down = tensor(shape.hidden, shape.inter);
+  std::vector<double> ms;
+  for (int i = 0; i < 12; ++i) {
+    sm90::synchronize(nullptr);
+    const auto begin = std::chrono::steady_clock::now();
+    layer.set_weights(w, nullptr);
+    sm90::synchronize(nullptr);
+    ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::sort(ms.begin(), ms.end());
+  const double median = ms[ms.size() / 2], tbs = static_cast<double>(bytes) / median / 1e9;
+  std::printf("%-16s %-8s prepare %8.3f ms  %8.1f MB read and written  %.2f TB/s  %.0f %% of copy\n", shape.name,
+              kind.name, median, static_cast<double>(bytes) / 1e6, tbs, 100.0 * tbs / o.copy_tbs);
+}
+
+}  // namespace sluice::bench
