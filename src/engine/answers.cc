@@ -5,10 +5,6 @@
 
 namespace sluice::engine {
 
-namespace {
-double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-}  // namespace
-
 RequestId Answers::new_id(RequestId wanted) const {
   const RequestId id = wanted == 0 ? last_id_ + 1 : wanted;
   check(jobs_.count(id) == 0, "request id {} is in use", id);

@@ -10,7 +10,6 @@
 namespace sluice::engine {
 
 namespace {
-double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 bool same_shape(const model::CacheShape& a, const model::CacheShape& b) {
   const auto attention = [](const auto& x, const auto& y) {

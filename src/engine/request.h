@@ -15,6 +15,7 @@
 namespace sluice::engine {
 
 using Clock = std::chrono::steady_clock;
+inline double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 using RequestId = uint64_t;
 
 inline constexpr int64_t kMaxChoices = 128;    // n

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice serve` under stress, its start and its end: S8 to S10, S18 and S20 of docs/robustness.md.
+
+usage: stress_test.py PROGRAM SOURCE_FOLDER [unittest arguments]
+"""
+import concurrent.futures
+import itertools
+import json
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from serve_case import CHAT, CONTEXT, endless, main, MODEL, NEVER_ENDS, PROGRAM, PROMPT, WithServer  # noqa: E402
+from serve_driver import Server, raw_post  # noqa: E402
+
+
+class Stress(WithServer):
+    words = ("--max-running-requests", 2, "--max-queued-requests", 3, "--max-connections", 100)
+    endless = True
+
+    def begin(self, reading=False):
+        """A stream whose first event has come; the socket. One that nobody goes on reading is cut off after a while."""
+        s = self.server.connect()
+        s.sendall(raw_post("/v1/completions", NEVER_ENDS))
+        received = b""
+        while b"data: " not in received:
+            received += s.recv(65536)
+        if reading:
+            def read():
+                while s.recv(65536):
+                    pass
+            threading.Thread(target=read, daemon=True).start()
+        return s
+
+    def test_abort(self):
+        self.refused("/abort_request", {}, "rid")
+        self.refused("/abort_request", {"rid": "nobody"}, "rid", status=404)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            for how in ({"rid": "long"}, {"abort_all": True}):
+                self.server.wait_for_metric("num_running_reqs", 0)  # the last round's end has been counted
+                body = {**NEVER_ENDS, "stream": False, "rid": "long"}
+                running = pool.submit(self.ok, "/v1/completions", body)
+                self.server.wait_for_metric("num_running_reqs", 1)
+                self.refused("/v1/completions", body, "rid")
+                self.assertTrue(self.ok("/abort_request", how)["success"])
+                self.assertEqual(running.result()["choices"][0]["finish_reason"], "abort")
+        self.server.wait_for_metric("num_running_reqs", 0)
+
+    def test_s8_a_client_that_leaves_frees_its_slot(self):
+        for end in ("close", "reset"):
+            s = self.begin()
+            self.server.wait_for_metric("num_running_reqs", 1)
+            if end == "reset":
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            s.close()
+            self.assertLess(self.server.wait_for_metric("num_running_reqs", 0), 1)
+        s = self.server.connect()  # a whole answer: nothing is ever written before the end
+        s.sendall(raw_post("/v1/completions", {**NEVER_ENDS, "stream": False}))
+        self.server.wait_for_metric("num_running_reqs", 1)
+        s.close()
+        self.assertLess(self.server.wait_for_metric("num_running_reqs", 0), 1)
+        taken, begin = self.server.metric("num_requests_total"), time.monotonic()
+        s = self.server.connect()  # in the prompt
+        s.sendall(raw_post("/v1/completions", {"prompt": "word " * 1900, "max_tokens": 1}))
+        s.close()
+        while self.server.metric("num_requests_total") == taken and time.monotonic() - begin < 5:
+            time.sleep(0.01)  # it need not be taken, but if it is, then before this test ends
+        for gauge in ("num_running_reqs", "num_queue_reqs", "num_used_tokens"):
+            self.server.wait_for_metric(gauge, 0)
+
+    def test_s9_full_queue(self):
+        streams = [self.begin(reading=True) for _ in range(2)]
+        with concurrent.futures.ThreadPoolExecutor(10) as pool:
+            waiting = [pool.submit(self.server.request, "POST", "/v1/completions",
+                                   {"prompt": "a", "max_tokens": 1, "rid": f"r{i}"}) for i in range(10)]
+            self.server.wait_for_metric("num_queue_reqs", 3)
+            self.assertEqual(self.server.get("/health")[0], 200)
+            refused = itertools.islice(concurrent.futures.as_completed(waiting, timeout=60), 7)
+            for status, headers, text in (w.result() for w in refused):
+                self.assertEqual((status, headers["Retry-After"]), (503, "1"))
+                self.assertEqual(json.loads(text)["error"]["type"], "overloaded_error")
+            for s in streams:
+                s.shutdown(socket.SHUT_RDWR)
+            self.assertEqual(sorted(w.result()[0] for w in waiting), [200] * 3 + [503] * 7)
+        self.assertGreaterEqual(self.server.metric("num_refused_requests_total"), 7)
+
+    def test_s10_half_open_requests_keep_nobody_waiting(self):
+        sockets = [self.server.connect() for _ in range(90)]
+        for s in sockets:
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: local")
+        begin = time.monotonic()
+        for _ in range(20):
+            self.assertEqual(self.server.get("/health")[0], 200)
+        self.assertLess(time.monotonic() - begin, 2)
+        self.ok("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        for s in sockets:
+            s.close()
+
+    def test_s20_more_connections_than_there_is_room_for(self):
+        idle = []
+        while len(idle) < 100:  # until the server has seen the ends of the last test's connections
+            s = self.server.connect()
+            s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            if s.recv(4096).startswith(b"HTTP/1.1 200"):
+                idle.append(s)
+            else:
+                s.close()
+        refused = 0
+        for _ in range(2000):
+            with self.server.connect() as s:
+                answer = s.recv(4096).decode()
+                refused += answer.startswith("HTTP/1.1 503 ") and "Retry-After: 1" in answer
+        self.assertEqual(refused, 2000)
+        for s in idle:
+            s.close()
+        for _ in range(100):  # the server sees the ends one by one
+            if self.server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(
+                    "HTTP/1.1 200"):
+                break
+            time.sleep(0.02)
+        self.assertEqual(self.server.get("/health")[0], 200)
+
+    def test_many_at_once_get_what_one_alone_gets(self):
+        server = self.server
+        body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        alone = self.ok("/v1/completions", body)["choices"][0]["text"]
+
+        def ask(_):
+            while True:
+                status, answer = server.post("/v1/completions", body)
+                if status == 200:
+                    return answer["choices"][0]["text"]
+                self.assertEqual(status, 503)
+                time.sleep(0.02)
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            self.assertEqual(set(pool.map(ask, range(32))), {alone})
+
+
+class Life(unittest.TestCase):
+    def start(self, *words, model=MODEL, **options):
+        server = Server(PROGRAM, model, *words, **options)
+        self.addCleanup(server.close)
+        return server
+
+    def long_stream(self, server, tokens):
+        s = server.connect()
+        s.sendall(raw_post("/v1/completions", {"prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}))
+        while b"data: " not in s.recv(65536):
+            pass
+        return s
+
+    @staticmethod
+    def rest(s):
+        received = b""
+        while piece := s.recv(65536):
+            received += piece
+        return received.decode()
+
+    def test_s18_sigterm_finishes_what_runs(self):
+        server = self.start()
+        s = self.long_stream(server, CONTEXT - 16)
+        server.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while server.get("/health")[0] == 200 and time.monotonic() < deadline:
+            pass
+        status, answer = server.post("/v1/completions", {"prompt": "a"})
+        self.assertEqual((status, answer["error"]["code"]), (503, "draining"))
+        text = self.rest(s)
+        self.assertIn('"finish_reason":"length"', text)
+        self.assertIn("data: [DONE]", text)
+        self.assertEqual(server.process.wait(10), 0)
+
+    def test_s18_sigterm_has_an_end(self):
+        server = self.start("--shutdown-timeout", 1, model=endless(self))
+        s = self.long_stream(server, 1_000_000)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        text = self.rest(s)
+        self.assertIn("data: [DONE]", text)
+        self.assertEqual(server.process.wait(10), 0)
+        self.assertLess(time.monotonic() - begin, 5)
+
+    def test_s18_second_signal_ends_at_once(self):
+        server = self.start(model=endless(self))
+        s = self.long_stream(server, 1_000_000)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        self.assertEqual(server.process.wait(20), 0)
+        s.close()
+
+    def test_health_while_loading(self):
+        server = self.start(wait=False)
+        seen = set()
+        deadline = time.monotonic() + 30
+        while 200 not in seen and time.monotonic() < deadline:
+            status, _, text = server.get("/health")
+            if status == 503:
+                self.assertEqual(json.loads(text)["error"]["code"], "loading")
+            seen.add(status)
+        self.assertEqual(seen - {503}, {200})
+        self.assertEqual(server.stop(), 0)
+
+    def refused(self, code, needle, *words):
+        result = subprocess.run([PROGRAM, "serve", *map(str, words)], capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, code, result.stderr)
+        lines = [line for line in result.stderr.splitlines() if line.startswith("sluice: ")]
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertIn(needle, lines[0])
+
+    def test_s20_what_cannot_start_says_why(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            self.refused(3, f"127.0.0.1 port {port}", "--model-path", MODEL, "--port", port)
+        self.refused(2, "host is", "--model-path", MODEL, "--host", "not-an-address")
+        self.refused(3, "nowhere", "--model-path", "/nowhere", "--port", 0)
+        self.refused(2, "context_length", "--model-path", MODEL, "--port", 0, "--context-length", 10**6)
+
+    def test_an_unsupported_template_is_refused_with_its_line(self):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-serve-"))
+        self.addCleanup(shutil.rmtree, folder)
+        template = folder / "chat.jinja"
+        template.write_text("{{ messages }}\n{% include 'x' %}\n")
+        server = self.start("--chat-template", template)
+        status, answer = server.post("/v1/chat/completions", {"messages": CHAT})
+        self.assertEqual(status, 400)
+        self.assertRegex(answer["error"]["message"], r"chat\.jinja.*line 2")
+        self.assertEqual(server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})[0], 200)
+
+    def test_no_growth(self):
+        """A short soak: after a warm-up, neither descriptors nor blocks nor (much) memory grow."""
+        server = self.start("--max-running-requests", 4)
+        status = pathlib.Path(f"/proc/{server.process.pid}/status")
+        resident = lambda: int(re.search(r"VmRSS:\s+(\d+)", status.read_text())[1])
+        descriptors = lambda: len(list(pathlib.Path(f"/proc/{server.process.pid}/fd").iterdir()))
+
+        def load(i):
+            if i % 5 == 0:
+                s = self.long_stream(server, 500)
+                s.close()
+            elif i % 5 == 1:
+                server.raw(b"nonsense\r\n\r\n")
+            else:
+                server.stream("/v1/completions", {"prompt": f"{i} word " * 20, "max_tokens": 8, "n": 2})
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(load, range(100)))
+            server.wait_for_metric("num_running_reqs", 0)
+            before, open_before = resident(), descriptors()
+            list(pool.map(load, range(100, 300)))
+            server.wait_for_metric("num_running_reqs", 0)
+        server.wait_for_metric("num_used_tokens", 0)
+        time.sleep(0.5)
+        self.assertLessEqual(descriptors(), open_before + 4)
+        if not server.sanitized():
+            self.assertLess(resident() - before, 20_000)
+        self.assertEqual(server.stop(), 0)
+
+
+if __name__ == "__main__":
+    main()
