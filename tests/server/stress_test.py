@@ -20,7 +20,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from serve_case import CHAT, CONTEXT, endless, main, MODEL, NEVER_ENDS, PROGRAM, PROMPT, WithServer  # noqa: E402
+from serve_case import CHAT, endless, main, MODEL, NEVER_ENDS, PROGRAM, PROMPT, WithServer  # noqa: E402
 from serve_driver import Server, raw_post  # noqa: E402
 
 
@@ -167,8 +167,8 @@ class Life(unittest.TestCase):
         return received.decode()
 
     def test_s18_sigterm_finishes_what_runs(self):
-        server = self.start()
-        s = self.long_stream(server, CONTEXT - 16)
+        server = self.start("--shutdown-timeout", 300)
+        s = self.long_stream(server, 600)
         server.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 5
         while server.get("/health")[0] == 200 and time.monotonic() < deadline:
