@@ -19,8 +19,6 @@ FORMATS = ["bf16", "fp8", "fp8_channel", "fp8_block", "mxfp8", "nvfp4", "nvfp4_o
 # bfloat16 residuals out: with it two CPUs differ by 3e-4 already, because a sum in another order flips a choice of
 # experts here and there.
 BF16_RUNS = ("bf16", "mxfp4")
-# The prediction layer of DeepSeek-V3 is not run by a calibration, so its stored rows are not quantised either.
-BF16_MODELS = {"nvfp4": "tiny-deepseek-v3"}
 
 
 def run(*words):
@@ -31,7 +29,9 @@ def run(*words):
 
 
 def perplexity(program, model, text, form, backend):
-    bf16 = form in BF16_RUNS or BF16_MODELS.get(form) == model.name
+    # A calibration does not run prediction layers, so the stored rows of theirs are not quantised.
+    predicts = json.loads((model / "config.json").read_text()).get("num_nextn_predict_layers", 0) > 0
+    bf16 = form in BF16_RUNS or (form == "nvfp4" and predicts)
     words = [program, "eval", "perplexity", "--json", "--threads", 4, "--model-path", model, "--text", text,
              "--moe-runner-backend", backend, "--dtype", "bfloat16" if bf16 else "float32"]
     # nvfp4 is calibrated once and stored, so that both sides have the same scales.

@@ -43,8 +43,8 @@ void launch(void (*kernel)(Params...), dim3 blocks, int threads, int smem, Strea
   launch_clusters(kernel, 1, blocks, threads, smem, stream, pdl, std::forward<Args>(args)...);
 }
 
-// Reads one word of every 64 bytes of a kernel's parameters. They come from memory on a block's first use of them, 600
-// cycles a line: here while the kernel before it runs.
+// Reads one word of every 64 bytes of a kernel's parameters. The first use of a line on a multiprocessor waits for the
+// L2 cache: here that happens while the kernel before it runs.
 template <class Args>
 __device__ __forceinline__ void touch_parameters(const Args& args) {
   const auto* words = reinterpret_cast<const uint32_t*>(&args);

@@ -20,12 +20,12 @@ struct PrologueArgs {
   bool rehearses;
 };
 
-// Shared memory, in words: per pair local expert, place, weight; per expert count, first row, first tile; then
+// Shared memory, in words: per pair local expert, place, weight; per expert count and first row; then
 // [groups of 32 pairs][locals] counts, whose memory also holds the scores of routing.
 HD int shared_words(int pairs, int experts, int locals, bool logits) {
   const int groups = ceil_div(pairs, 32);
   const int counts = groups * locals, scores = logits ? kWarps * experts : 0;
-  return 3 * pairs + 3 * locals + (counts > scores ? counts : scores);
+  return 3 * pairs + 2 * locals + (counts > scores ? counts : scores);
 }
 
 __device__ __forceinline__ void prologue(const RouteArgs& r, const RowsArgs& a, bool rehearsal) {
@@ -39,8 +39,7 @@ __device__ __forceinline__ void prologue(const RouteArgs& r, const RowsArgs& a, 
   float* weight_of = reinterpret_cast<float*>(place_of + max_pairs);
   int* count_of = reinterpret_cast<int*>(weight_of + max_pairs);
   int* row_of = count_of + locals;
-  int* tile_of = row_of + locals;
-  int* counts = tile_of + locals;
+  int* counts = row_of + locals;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const bool writer = !rehearsal && blockIdx.x == 0 && blockIdx.y == 0;
   // The row and its scale are read last, and wait for nothing: to the first cache now.
@@ -108,7 +107,6 @@ __device__ __forceinline__ void prologue(const RouteArgs& r, const RowsArgs& a, 
     if (e < locals) {
       count_of[e] = count;
       row_of[e] = row0;
-      tile_of[e] = tile0;
       if (writer)
         for (int i = 0; i < p.tiles; ++i) {
           const int n = i + 1 < p.tiles ? p.per : p.last;
