@@ -54,7 +54,7 @@ struct Gemm {
   void* out;
   float* out_block_scale;       // rows_group
   int out_slabs;                // of GEMM2's rows
-  const InputScale* out_scale;  // of the static rounding; never null
+  const InputScale* out_scale;  // of GEMM2's rows; null for results
 };
 
 struct GroupedGemmArgs {

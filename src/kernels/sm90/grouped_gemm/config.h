@@ -14,7 +14,8 @@ struct GemmTile {
   static constexpr int m_tiles = kMTiles, max_n = kMaxN, slabs = kSlabs, blocks_per_sm = kBlocks, cluster = kCluster;
   static constexpr int step_n = kMaxN <= 64 ? 8 : 16;
   static constexpr int threads = 384;
-  static constexpr int queue = 4;  // tasks that the rows and the products may lag behind the weights
+  static constexpr int queue = 4;                     // tasks that the rows may lag behind the weights
+  static constexpr int briefs = kMaxN <= 64 ? 4 : 2;  // tasks known to the epilogues
 
   static constexpr int w_bytes = kMTiles * kSlabs * slab_bytes(kOp);
   static constexpr int x_bytes = kSlabs * kMaxN * 128;
@@ -22,15 +23,15 @@ struct GemmTile {
   static constexpr int w_aligned = (w_bytes + 1023) / 1024 * 1024;
   static constexpr int scale_bytes = block_scaled ? (kMaxN * 4 + kMTiles * 16) * kSlabs : 0;
   static constexpr int stage_bytes = (w_aligned + x_bytes + scale_bytes + 1023) / 1024 * 1024;
-  // A warpgroup's part of the staging: 32 tokens x 64 rows in float32 (padded by 4 words against bank conflicts), or
-  // 64 tokens x 64 rows in bf16 (padded by 16 bytes).
+  // A warpgroup's part of the staging: 32 tokens x 64 rows in float32 (padded by 4 words against bank conflicts), or of
+  // each warp 1 KB of values on their way to memory, two turns of 64 tokens' maxima and their scales.
   static constexpr int float_tokens = 32, float_pitch = 68;
-  static constexpr int half_tokens = 64, half_pitch = 144;
-  static constexpr int group_staging = kMaxN > 32 ? 9216 : float_tokens* float_pitch * 4;
-  static_assert(group_staging >= float_tokens * float_pitch * 4);
+  static constexpr int turn_tokens = kMaxN < 64 ? kMaxN : 64;  // rounded at once
+  static constexpr int group_staging = float_tokens * float_pitch * 4;
+  static_assert(group_staging >= 4 * (1024 + 2 * 64 * 4 + 64 * 8));
   static constexpr int staging_bytes = 2 * group_staging;
-  static constexpr int row_info_bytes = 2 * kMaxN * 8;  // of each warpgroup
-  static constexpr int fixed_bytes = staging_bytes + row_info_bytes + 512;
+  static constexpr int brief_bytes = 96 + kMTiles * 512 + kMaxN * 8;
+  static constexpr int fixed_bytes = staging_bytes + briefs * brief_bytes + 512;
   static constexpr int budget = (kBlocks == 1 ? 232448 : 233472 / kBlocks - 1024) - fixed_bytes;
   static constexpr int stages_fit = budget / stage_bytes;
   static constexpr int stages = stages_fit > 16 ? 16 : stages_fit;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a task's accumulators to memory. The two warpgroups of a block work apart (each has 64 rows of every row tile),
-// so that one's epilogue meets the other's products; only scales of 128 columns make them meet.
+// so that one's epilogue meets the other's products; warps of a group meet only where they share a scale.
 //
 // Accumulators hold weight rows across lanes; staging in shared memory turns them into columns of a token.
 #pragma once
@@ -22,8 +22,10 @@ struct Group {                    // a warpgroup
 
 // Leaves this split's sums in memory; the one that comes last adds all of them in order. False: not the last.
 template <class T>
-__device__ __forceinline__ bool join_splits(const GroupedGemmArgs& args, const Task& t, const Tile& tile,
-                                            Accumulators<T>& acc, const Shared<T>& smem, const Group& group) {
+__device__ __forceinline__ bool join_splits(const GroupedGemmArgs& args, const Brief<T>& b, Accumulators<T>& acc,
+                                            const Shared<T>& smem, const Group& group) {
+  const Task t = b.task;
+  const Tile tile = b.tile;
   const Gemm& g = args.gemm[t.which];
   const int units = units_of<T>(g);
   const int64_t unit = static_cast<int64_t>(t.tile) * units + t.unit;
@@ -93,15 +95,18 @@ __device__ __forceinline__ void stage_floats(const float (&acc)[T::max_n / 2], f
 
 // The epilogue in float32 staging: what store_results and store_rounded (rounded.cuh) do not do.
 template <class T>
-__device__ __forceinline__ void store_pieces(const Gemm& g, const Task& t, const Tile& tile, Accumulators<T>& acc,
+__device__ __forceinline__ void store_pieces(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
                                              const Shared<T>& smem, const Group& group) {
+  const Task t = b.task;
+  const Tile tile = b.tile;
+  if constexpr (T::block_scaled) Group::sync_both();  // the other group has read its maxima in this staging
   float* staging = reinterpret_cast<float*>(smem.staging + group.index * T::group_staging);
   const int token = group.thread >> 2, q = group.index * 4 + (group.thread & 3);
   const float* sums = staging + token * T::float_pitch + (group.thread & 3) * 16;
   const auto piece = [&](int m, int chunk) {
     const int n = chunk * T::float_tokens + token;
-    const int known = group.index * T::max_n + (n < tile.count ? n : 0);
-    return Piece{g, tile, n, q, t.unit * T::m_tiles + m, smem.row_pair[known], smem.row_factor[known]};
+    const int known = n < tile.count ? n : 0;
+    return Piece{g, tile, n, q, t.unit * T::m_tiles + m, b.row_pair[known], b.row_factor[known]};
   };
   for (int chunk = 0; chunk * T::float_tokens < tile.padded; ++chunk) {
 #pragma unroll
@@ -116,56 +121,71 @@ __device__ __forceinline__ void store_pieces(const Gemm& g, const Task& t, const
   }
 }
 
-// bf16 results: scaled and rounded in registers, turned by stmatrix, 128 bytes of a token at once. columns % 8 == 0.
+// A warp's corner of the staging, where values change from a token across lanes to a token in one lane.
 template <class T>
-__device__ __forceinline__ void store_results(const Gemm& g, const Task& t, const Tile& tile, Accumulators<T>& acc,
+__device__ inline uint8_t* warp_values(const Shared<T>& smem, const Group& group) {
+  return smem.staging + group.index * T::group_staging + group.warp * 1024;
+}
+// 32 tokens x 16 values of 16 bits: the two halves of tokens 4 to 7 of 8 change places against bank conflicts.
+__device__ inline int pair_of_halves(int token, int half) { return token * 32 + ((half ^ (token >> 2 & 1)) << 4); }
+
+// bf16 results: scaled and rounded in registers, turned by stmatrix, 32 bytes of a token at once. Warps do not meet.
+// columns % 8 == 0.
+template <class T>
+__device__ __forceinline__ void store_results(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
                                               const Shared<T>& smem, const Group& group) {
-  constexpr int kTokens = T::max_n < T::half_tokens ? T::max_n : T::half_tokens;
-  uint8_t* staging = smem.staging + group.index * T::group_staging;
-  const float* factors = smem.row_factor + group.index * T::max_n + 2 * (group.lane & 3);
+  constexpr int kTokens = T::max_n < 32 ? T::max_n : 32, kPieces = kTokens / 8;
+  uint8_t* staging = warp_values(smem, group);
+  const float* factors = b.row_factor + 2 * (group.lane & 3);
   // Lane i addresses row i % 8 of matrix i / 8: matrices 0 and 1 are 16 weight rows of 8 tokens, 2 and 3 of the next 8.
-  uint8_t* to = staging + ((group.lane & 7) + (group.lane >> 4) * 8) * T::half_pitch + group.warp * 32 +
-                (group.lane >> 3 & 1) * 16;
+  uint8_t* to = staging + pair_of_halves((group.lane & 7) + (group.lane >> 4) * 8, group.lane >> 3 & 1);
+  const int half = group.lane & 1, warp_row = group.index * 64 + group.warp * 16;
+  const int expert = b.tile.expert, count = b.tile.count, padded = b.tile.padded;
 #pragma unroll
   for (int m = 0; m < T::m_tiles; ++m) {
-    const int row_tile = t.unit * T::m_tiles + m;
+    const int row_tile = b.task.unit * T::m_tiles + m;
     if (row_tile >= g.row_tiles) break;
-    const int row = group.index * 64 + group.warp * 16 + (group.lane >> 2);
-    float scale[2] = {1.0f, 1.0f}, bias[2] = {0.0f, 0.0f};
+    const int row = warp_row + (group.lane >> 2);
+    float scale[2], bias[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int r = row + 8 * h, column = row_tile * kTileRows + r;
-      if (g.row_scale != nullptr)
-        scale[h] = g.row_scale[(static_cast<int64_t>(tile.expert) * g.row_tiles + row_tile) * kTileRows + r];
-      if (g.bias != nullptr && column < g.columns)
-        bias[h] = g.bias[static_cast<int64_t>(tile.expert) * g.columns + column];
+      scale[h] = b.row_scale[m * kTileRows + row + 8 * h];
+      const int column = row_tile * kTileRows + row + 8 * h;
+      if (g.bias != nullptr && column < g.columns) bias[h] = g.bias[static_cast<int64_t>(expert) * g.columns + column];
     }
+    const int column = row_tile * kTileRows + warp_row + half * 8;
+    uint16_t* out = static_cast<uint16_t*>(g.out) + column;
 #pragma unroll
     for (int c = 0; c * kTokens < T::max_n; ++c) {
-      if (c * kTokens < tile.padded) {
-        group.sync();
+      if (c * kTokens < padded) {
+        float2 f[kPieces];
 #pragma unroll
-        for (int j = 0; j < kTokens / 8; j += 2) {
+        for (int j = 0; j < kPieces; ++j) f[j] = *reinterpret_cast<const float2*>(factors + c * kTokens + j * 8);
+        int pair[kTokens / 16];
+#pragma unroll
+        for (int i = 0; i < kTokens / 16; ++i) pair[i] = b.row_pair[c * kTokens + 16 * i + (group.lane >> 1)];
+        __syncwarp();  // the last tokens have left the staging
+#pragma unroll
+        for (int j = 0; j < kPieces; j += 2) {
           uint32_t words[4];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const float2 f = *reinterpret_cast<const float2*>(factors + c * kTokens + (j + i) * 8);
-            const float* v = acc[m] + (c * (kTokens / 8) + j + i) * 4;
-            words[2 * i] = ptx::cvt_bf16x2_f32(v[1] * (scale[0] * f.y) + bias[0], v[0] * (scale[0] * f.x) + bias[0]);
+            const float* v = acc[m] + (c * kPieces + j + i) * 4;
+            const float2 factor = f[j + i];
+            words[2 * i] =
+                ptx::cvt_bf16x2_f32(v[1] * (scale[0] * factor.y) + bias[0], v[0] * (scale[0] * factor.x) + bias[0]);
             words[2 * i + 1] =
-                ptx::cvt_bf16x2_f32(v[3] * (scale[1] * f.y) + bias[1], v[2] * (scale[1] * f.x) + bias[1]);
+                ptx::cvt_bf16x2_f32(v[3] * (scale[1] * factor.y) + bias[1], v[2] * (scale[1] * factor.x) + bias[1]);
           }
-          ptx::stmatrix_x4_trans(to + j * 8 * T::half_pitch, words[0], words[1], words[2], words[3]);
+          ptx::stmatrix_x4_trans(to + j * 8 * 32, words[0], words[1], words[2], words[3]);
         }
-        group.sync();
-        const int column = row_tile * kTileRows + group.index * 64 + (group.thread & 7) * 8;
-#pragma unroll 4
-        for (int token = group.thread >> 3; token < kTokens; token += 16) {
-          const int n = c * kTokens + token;
-          if (n >= tile.count || column >= g.columns) break;
-          const int64_t at = static_cast<int64_t>(smem.row_pair[group.index * T::max_n + n]) * g.columns + column;
-          *reinterpret_cast<uint4*>(static_cast<uint16_t*>(g.out) + at) =
-              *reinterpret_cast<const uint4*>(staging + token * T::half_pitch + (group.thread & 7) * 16);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < kTokens / 16; ++i) {
+          const int token = 16 * i + (group.lane >> 1);
+          const uint4 v = *reinterpret_cast<const uint4*>(staging + pair_of_halves(token, half));
+          if (c * kTokens + token < count && column < g.columns)
+            *reinterpret_cast<uint4*>(out + static_cast<int64_t>(pair[i]) * g.columns) = v;
         }
       }
     }

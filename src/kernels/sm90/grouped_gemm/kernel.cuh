@@ -1,66 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM, weights as the M side: tasks of (tile of one expert's rows, 128 * m_tiles weight rows, part of K).
 // Warps 0-7 multiply (two warpgroups, 64 rows of every 128 each), warp 8 deals tasks and streams weights, warp 9
-// streams rows.
+// streams rows, warp 10 gathers what the epilogues need, warp 11 publishes GEMM2's rows.
 #pragma once
 
+#include "kernels/sm90/grouped_gemm/brief.cuh"
 #include "kernels/sm90/grouped_gemm/rounded.cuh"
 #include "kernels/sm90/grouped_gemm/stream.cuh"
 #include "kernels/sm90/launch.cuh"
 
 namespace sluice::sm90 {
 
+// Whether this warpgroup's part of the tile's rows is complete.
+template <class T>
+__device__ __forceinline__ bool finish_task(const GroupedGemmArgs& args, const Brief<T>& b, Accumulators<T>& acc,
+                                            const Shared<T>& smem, const Group& group, int& turn) {
+  const Gemm& g = args.gemm[b.task.which];
+  if (b.task.unit >= units_of<T>(g)) return false;
+  if (g.splits > 1 && !join_splits<T>(args, b, acc, smem, group)) return false;
+  if (g.store == Store::result && !g.out_f32 && g.columns % 8 == 0)
+    store_results<T>(g, b, acc, smem, group);
+  else if (rounds_in_registers(g))
+    g.gated ? store_rounded<T, true>(g, b, acc, smem, group, turn)
+            : store_rounded<T, false>(g, b, acc, smem, group, turn);
+  else
+    store_pieces<T>(g, b, acc, smem, group);
+  return true;
+}
+
 template <class T>
 __device__ __forceinline__ void consume(const GroupedGemmArgs& args, const Shared<T>& smem) {
   const Group group;
-  float* row_factor = smem.row_factor + group.index * T::max_n;
-  int* row_pair = smem.row_pair + group.index * T::max_n;
-  Ring<T> ring;
   float acc[T::m_tiles][T::max_n / 2];
-  for (;;) {
-    const int ticket = smem.next_task(ring.task());
+  int turn = 0;  // of the buffers that maxima are exchanged in
+  for (Ring<T> ring;; ring.next_task()) {
+    const int slot = smem.brief_slot(ring.task());
+    ptx::mbarrier_wait(smem.brief_full + slot, smem.brief_phase(ring.task()));
+    Brief<T>& b = smem.briefs[slot];
+    if (!b.more) return;
+    multiply_padded<T, 1>(acc, smem, ring, b.task.end - b.task.begin, args.gemm[b.task.which].gated, b.tile.padded);
+    const bool complete = finish_task<T>(args, b, acc, smem, group, turn);
+    // Found again by the ring's position: an epilogue has no register for an address.
+    const int after = smem.brief_slot(ring.task());
+    if (group.thread == 0) smem.briefs[after].parts[group.index] = complete;
     __syncwarp();
-    if (group.lane == 0) smem.release_task(ring.task());
-    ring.next_task();
-    if (ticket < 0) return;
-    int slabs, padded;
-    bool gated;
-    {
-      const Task t = task_of<T>(args, ticket, args.header->num_tiles);
-      const Gemm& g = args.gemm[t.which];
-      const Tile tile = args.tiles[t.tile];
-      slabs = t.end - t.begin, padded = tile.padded, gated = g.gated;
-      group.sync();  // the last task's rows are no longer read
-      if (group.thread == 0) smem.task[group.index] = t, smem.tile[group.index] = tile;
-      for (int n = group.thread; n < T::max_n; n += 128) {
-        const int64_t at = static_cast<int64_t>(tile.row_base) + n;
-        if (n < tile.count) {
-          row_pair[n] = args.row_pair[at];
-          row_factor[n] = g.x_scale->factor * (g.x_row_scale != nullptr ? g.x_row_scale[at] : 1.0f);
-        }
-      }
-    }
-    multiply_padded<T, 1>(acc, smem, ring, slabs, gated, padded);
-    group.sync();
-    const Task t = smem.task[group.index];
-    const Tile tile = smem.tile[group.index];
-    const Gemm& g = args.gemm[t.which];
-    if (t.unit >= units_of<T>(g)) continue;
-    if (g.splits > 1 && !join_splits<T>(args, t, tile, acc, smem, group)) continue;
-    if (g.store == Store::result && !g.out_f32 && g.columns % 8 == 0)
-      store_results<T>(g, t, tile, acc, smem, group);
-    else if (rounds_in_registers(g))
-      g.gated ? store_rounded<T, true>(g, t, tile, acc, smem, group)
-              : store_rounded<T, false>(g, t, tile, acc, smem, group);
-    else
-      store_pieces<T>(g, t, tile, acc, smem, group);
-    if (t.which == 0 && args.gemms == 2) {
-      // These rows are read by the copy engine, perhaps of another block.
-      ptx::fence_proxy_async();
-      __threadfence();
-      group.sync();
-      if (group.thread == 0) ptx::red_add_release(args.ready + t.tile, 1);
-    }
+    if (group.lane == 0) ptx::mbarrier_arrive(smem.stored + after);
   }
 }
 
@@ -83,9 +67,11 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   constexpr int kConsumer = (kPool + (kPool - kProducer) / 2) / 8 * 8;
   if (warp >= 8) {
     ptx::setmaxnreg_dec<kProducer>();
+    if (warp == 10) brief_tasks<T>(args, smem);
     if ((threadIdx.x & 31) == 0) {
       if (warp == 8) stream_weights<T>(args, smem);
       if (warp == 9) stream_rows<T>(args, smem);
+      if (warp == 11) publish_rows<T>(args, smem);
     }
     __syncwarp();
   } else {

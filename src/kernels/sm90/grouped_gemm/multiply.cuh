@@ -29,7 +29,6 @@ __device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared
   const int wg = threadIdx.x >> 7, lane = threadIdx.x & 31;
   const uint64_t w0 = ptx::swizzled_desc(ptx::smem_address(smem.w(0)) + wg * 8192);
   const uint64_t x0 = ptx::swizzled_desc(ptx::smem_address(smem.x(0)));
-  int previous = -1;
 #pragma unroll 1
   for (; slabs > 0; slabs -= T::slabs) {
     ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
@@ -46,13 +45,11 @@ __device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared
                                  x0 + at + (s * (N * 128) >> 4) + 2 * k, 1);
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();
-    if (previous >= 0) release_stage(smem, previous, lane);
-    previous = ring.stage();
+    // The other warpgroup keeps the tensor cores busy; one product more in flight held the stage a slab longer.
+    ptx::wgmma_wait<0>();
+    release_stage(smem, ring.stage(), lane);
     ring.next();
   }
-  ptx::wgmma_wait<0>();
-  if (previous >= 0) release_stage(smem, previous, lane);
 }
 
 // FP8: partial sums of 128 of K, in one or two parts of N: both sums of 256 tokens at once would not fit in registers.

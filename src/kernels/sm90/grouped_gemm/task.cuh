@@ -50,32 +50,43 @@ __device__ inline int total_tasks(const GroupedGemmArgs& args, int num_tiles) {
   return total;
 }
 
+// What the epilogue of a task must know (brief.cuh).
+template <class T>
+struct alignas(16) Brief {
+  float row_factor[T::max_n];  // decode factors of the tile's rows, the static one included
+  int row_pair[T::max_n];
+  float row_scale[T::m_tiles * kTileRows];  // of the weight rows; ones where the format has none
+  InputScale out_scale;
+  Tile tile;
+  Task task;
+  int more;      // 0: there is no task
+  int parts[2];  // of each warpgroup: 1 where it has finished its part of the tile's rows
+};
+
 template <class T>
 struct Shared {
   uint8_t* stages;
-  uint8_t* staging;   // [2 warpgroups][group_staging]
-  float* row_factor;  // [2 warpgroups][max_n] decode factors of the task's rows, the static one included
-  int* row_pair;      // [2 warpgroups][max_n]
-  uint64_t *full, *empty, *task_full, *task_empty;
+  uint8_t* staging;  // [2 warpgroups][group_staging]
+  Brief<T>* briefs;
+  uint64_t *full, *empty, *task_full, *task_empty, *brief_full, *stored, *brief_empty;
   int* tasks;
-  int* flag;   // [2 warpgroups]
-  Task* task;  // [2 warpgroups] what the warpgroup works on, its registers being full of sums
-  Tile* tile;  // [2 warpgroups]
+  int* flag;  // [2 warpgroups]
 
   __device__ explicit Shared(uint8_t* raw) {
     stages = raw;
     staging = stages + T::stages * T::stage_bytes;
-    row_factor = reinterpret_cast<float*>(staging + T::staging_bytes);
-    row_pair = reinterpret_cast<int*>(row_factor + 2 * T::max_n);
-    full = reinterpret_cast<uint64_t*>(row_pair + 2 * T::max_n);
+    briefs = reinterpret_cast<Brief<T>*>(staging + T::staging_bytes);
+    static_assert(sizeof(Brief<T>) <= T::brief_bytes && T::brief_bytes % 16 == 0 && T::staging_bytes % 16 == 0);
+    full = reinterpret_cast<uint64_t*>(staging + T::staging_bytes + T::briefs * T::brief_bytes);
     empty = full + T::stages;
     task_full = empty + T::stages;
     task_empty = task_full + T::queue;
-    tasks = reinterpret_cast<int*>(task_empty + T::queue);
+    brief_full = task_empty + T::queue;
+    stored = brief_full + T::briefs;
+    brief_empty = stored + T::briefs;
+    tasks = reinterpret_cast<int*>(brief_empty + T::briefs);
     flag = tasks + T::queue;
-    task = reinterpret_cast<Task*>(flag + 2);
-    tile = reinterpret_cast<Tile*>(task + 2);
-    static_assert(2 * 8 * (T::stages + T::queue) + 4 * (T::queue + 2) + 2 * (sizeof(Task) + sizeof(Tile)) <= 512);
+    static_assert(8 * (2 * T::stages + 2 * T::queue + 3 * T::briefs) + 4 * (T::queue + 2) <= 512);
   }
   __device__ uint8_t* w(int stage) const { return stages + stage * T::stage_bytes; }
   __device__ uint8_t* x(int stage) const { return w(stage) + T::w_aligned; }
@@ -90,10 +101,19 @@ struct Shared {
     }
     for (int i = 0; i < T::queue; ++i) {
       ptx::mbarrier_init(task_full + i, 1);
-      ptx::mbarrier_init(task_empty + i, 10 * T::cluster - 1);  // who deals does not read
+      ptx::mbarrier_init(task_empty + i, 3 * T::cluster - 1);  // warps 8 to 10, but who deals does not read
+    }
+    for (int i = 0; i < T::briefs; ++i) {
+      ptx::mbarrier_init(brief_full + i, 1);
+      ptx::mbarrier_init(stored + i, 8);  // the multiplying warps
+      ptx::mbarrier_init(brief_empty + i, 1);
     }
     ptx::fence_mbarrier_init();
   }
+
+  // Of the i-th task (i modulo twice the queue).
+  __device__ static int brief_slot(int i) { return i % T::briefs; }
+  __device__ static uint32_t brief_phase(int i) { return i / T::briefs & 1; }
 
   // The i-th task of this block (i modulo twice the queue), -1 after the last. Every reading warp then releases it
   // once.

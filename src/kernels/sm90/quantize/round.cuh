@@ -28,12 +28,12 @@ __device__ inline void e4m3_values4(float* v) {
   ptx::cvt_f32x2_f16x2(high, v[2], v[3]);
 }
 
-// v rounded to e2m1 and read back. Steps are 1/2 below 2, 1 below 4, 2 above; rint's ties go to the even multiple,
-// which is the even code.
+// v rounded to e2m1 and read back. Steps are half the value's power of two, at least 1/2; adding 1.5 * 2^23 steps and
+// taking them off again rounds to a multiple, ties to the even one, which is the even code. Beyond 6, and for NaN: 6.
 __device__ inline float e2m1_value(float v) {
-  const float a = fminf(fabsf(v), 6.0f);
-  const float step = a < 2.0f ? 0.5f : a < 4.0f ? 1.0f : 2.0f, inverse = a < 2.0f ? 2.0f : a < 4.0f ? 1.0f : 0.5f;
-  return copysignf(rintf(a * inverse) * step, v);
+  const float power = fmaxf(__uint_as_float(__float_as_uint(v) & 0x7f800000u), 1.0f);
+  const float rounded = fmaf(power, -6291456.0f, fmaf(power, 6291456.0f, v));
+  return copysignf(fminf(fabsf(rounded), 6.0f), v);
 }
 
 // format::fp8_scale and format::nvfp4_inverse without the compiler's division (divide.cuh).
