@@ -53,6 +53,12 @@ GemmChoice choose_gemm(Isa isa, Format weights, InputFormat input, DType dtype) 
     return c;
   }
   const bool exact_in_bf16 = dtype == DType::bf16;
+  if (exact_in_bf16 && weights == Format::mxfp4 && isa <= Isa::avx512 && c.rows->mxfp4_dot != nullptr) {
+    c.gemm = c.rows->mxfp4_dot;
+    c.operand = OperandKind::fixed;
+    c.name = "avx512_vnni";
+    return c;
+  }
   if (exact_in_bf16 && isa == Isa::amx && kAmx.gemm[code] != nullptr) {
     c.gemm = kAmx.gemm[code];
     c.consecutive_rows = true;

@@ -13,9 +13,10 @@ Operand carve_operand(Carver& carver, const GemmChoice& choice, int64_t rows, in
   o.rows = rows;
   o.cols = cols;
   o.padded = padded;
-  const int64_t row_bytes = choice.operand == OperandKind::f32    ? 4 * padded
-                            : choice.operand == OperandKind::bf16 ? 2 * padded
-                                                                  : padded / 16 * int64_t{sizeof(Nvfp4Group)};
+  const int64_t row_bytes = choice.operand == OperandKind::f32     ? 4 * padded
+                            : choice.operand == OperandKind::bf16  ? 2 * padded
+                            : choice.operand == OperandKind::fixed ? FixedRow(padded).bytes
+                                                                   : padded / 16 * int64_t{sizeof(Nvfp4Group)};
   // A cache line more than a multiple of 64, so that the rows of a tile do not fall into the same set of L1 when K is
   // a power of two.
   o.stride = round_up<int64_t>(row_bytes, 64) + 64;

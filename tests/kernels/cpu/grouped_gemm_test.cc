@@ -223,6 +223,86 @@ TEST_P(GroupedGemm, ReadsEveryCode) {
   }
 }
 
+// Inputs that integers under one scale for 32 cannot hold: any exponents side by side, all near the largest, one far
+// above the rest, subnormals, zeros, infinities and NaN.
+TEST_P(GroupedGemm, InputsOfAnyRange) {
+  const Isa isa = GetParam();
+  if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 rng(seed);
+  ThreadPool pool(1);
+  Context ctx{pool};
+  // vdpbf16ps and AMX read subnormal inputs as zero.
+  const int kinds = isa >= Isa::avx512_bf16 ? 6 : 8;
+  const int64_t n = 40, k = 1120, tokens = 2 * kinds;
+  for (const Format f : {Format::mxfp4, Format::nvfp4}) {
+    SCOPED_TRACE(info(f).name);
+    const weights::QuantTensor w = random_weights(rng, f, 1, n, k);
+    const Tensor wf = dequantize(w);
+    std::vector<float> x = normal_values(rng, tokens * k);
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t c = 0; c < k; ++c) {
+        float& v = x[static_cast<size_t>(t * k + c)];
+        const auto power = [&](int lowest, int range) {
+          return std::exp2(static_cast<float>(lowest + static_cast<int>(rng() % static_cast<uint64_t>(range))));
+        };
+        switch (t % kinds) {
+          case 0:
+            v *= power(-100, 200);
+            break;
+          case 1:
+            v = (v < 0 ? -1.9921875f : 1.9921875f) * (c % 64 < 32 ? 0x1p100f : 1.0f);
+            break;
+          case 2:
+            v *= c % 32 == 7 ? 1e4f : 1.0f;
+            break;
+          case 3:
+            v = v < 0.5f ? 0.0f : v * v * power(-12, 12);
+            break;
+          case 4:
+            if (c == 3 || c == 901) v = c == 3 ? INFINITY : (t < kinds ? INFINITY : -INFINITY);
+            break;
+          case 5:
+            if (c == 514) v = NAN;
+            break;
+          case 6:
+            v *= c % 3 == 0 ? 0x1p-133f : power(-140, 30);
+            break;
+          default:
+            v *= 0x1p-126f;
+        }
+        v = bf16_exact(v);
+      }
+    std::vector<int32_t> rows;
+    for (int32_t t = 0; t < tokens; ++t) rows.push_back(t);
+    const std::vector<float> y = run(ctx, isa, {f, InputFormat::plain}, DType::bf16, {1, n, k, tokens, false}, w,
+                                     nullptr, x, 1.0f, {0, static_cast<int32_t>(tokens)}, rows);
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t c = 0; c < n; ++c) {
+        SCOPED_TRACE(fmt::format("kind {} row {} column {}", t % kinds, t, c));
+        double sum = 0, size = 0;
+        for (int64_t i = 0; i < k; ++i) {
+          const double term = double{wf.as<float>()[c * k + i]} * double{x[static_cast<size_t>(t * k + i)]};
+          sum += term;
+          size += std::abs(term);
+        }
+        const float got = y[static_cast<size_t>(t * n + c)];
+        if (std::isnan(sum))
+          ASSERT_TRUE(std::isnan(got)) << got;
+        else if (std::isinf(sum))
+          ASSERT_EQ(got, static_cast<float>(sum));
+        else  // as above; sums of subnormals round to multiples of 2^-149
+          ASSERT_NEAR(got, sum, size * std::exp2(-24) * (static_cast<double>(k) * 1.1 + 8) + k * 0x1p-149 * 64);
+      }
+    for (const int64_t t : {int64_t{0}, int64_t{1}, int64_t{3}, tokens - 1}) {
+      const std::vector<float> alone = run(ctx, isa, {f, InputFormat::plain}, DType::bf16, {1, n, k, tokens, false}, w,
+                                           nullptr, x, 1.0f, {0, 1}, {static_cast<int32_t>(t)});
+      ASSERT_EQ(0, std::memcmp(alone.data(), y.data() + t * n, static_cast<size_t>(n) * 4)) << "row " << t;
+    }
+  }
+}
+
 TEST_P(GroupedGemm, NanCodesAndScalesMakeTheirRowNan) {
   const Isa isa = GetParam();
   if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;

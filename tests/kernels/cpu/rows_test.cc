@@ -143,6 +143,58 @@ TEST_P(Rows, IntegerOperandsHoldTheSameValues) {
   }
 }
 
+// Fixed point of 16 bits and its rest: together every bfloat16 value bit for bit (-0 as 0), nothing twice, and sums of
+// a block that cannot leave int32.
+TEST_P(Rows, FixedRowsHoldEveryValue) {
+  const Isa isa = GetParam();
+  const GemmChoice choice = choose_gemm(isa, Format::mxfp4, InputFormat::plain, DType::bf16);
+  if (choice.operand != OperandKind::fixed) GTEST_SKIP() << "this level multiplies MXFP4 in floating point";
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 rng(seed);
+  const int64_t n = 1077, padded = 1088;
+  const FixedRow at(padded);
+  Carver counter(nullptr);
+  carve_operand(counter, choice, 1, n, padded);
+  Tensor memory(DType::u8, {counter.used()}), staging(DType::f32, {padded});
+  for (int repeat = 0; repeat < 100 * (kKinds + 2); ++repeat) {
+    const int kind = repeat % (kKinds + 2);
+    std::vector<float> x = corner_row(rng, n, kind % kKinds);
+    if (kind >= kKinds)  // all near the largest value of their block: the sums need the smaller scale
+      for (float& v : x) v = std::exp2(static_cast<float>(kind)) * (1.99f - 0.01f * static_cast<float>(rng() % 2));
+    for (float& v : x) v = round_to_bf16(v);
+    std::memset(memory.data(), 0xff, static_cast<size_t>(memory.bytes()));
+    Carver carver(memory.data());
+    const Operand o = carve_operand(carver, choice, 1, n, padded);
+    prepare_operand_row(o, 0, {x.data(), DType::f32, true}, 1.0f, staging.as<float>());
+    ASSERT_EQ(o.row_scale[0], 1.0f);
+    const auto* codes = reinterpret_cast<const int16_t*>(o.data);
+    const auto* scales = reinterpret_cast<const float*>(o.data + at.scales);
+    const auto* starts = reinterpret_cast<const int32_t*>(o.data + at.starts);
+    const auto* rest = reinterpret_cast<const FixedRest*>(o.data + at.rest);
+    const int64_t chunks = (padded + kFixedChunk - 1) / kFixedChunk;
+    ASSERT_EQ(starts[0], 0);
+    int64_t next = 0, sum = 0;
+    for (int64_t k = 0; k < padded; ++k) {
+      const int64_t chunk = k / kFixedChunk;
+      sum = k % kFixedBlock == 0 ? std::abs(codes[k]) : sum + std::abs(codes[k]);
+      ASSERT_LE(sum, kFixedSum);
+      double value = double{static_cast<float>(codes[k])} * double{scales[k / kFixedBlock]} / double{kFixedFactor};
+      if (next < starts[chunk + 1] && rest[next].k == k % kFixedChunk) {
+        ASSERT_EQ(codes[k], 0);
+        ASSERT_EQ(rest[next].block, k % kFixedChunk / kFixedBlock);
+        value = double{rest[next++].value} / double{kFixedFactor};
+      }
+      const double expected = k < n ? double{x[static_cast<size_t>(k)]} : 0.0;
+      ASSERT_TRUE(std::isnan(expected) ? std::isnan(value) : value == expected)
+          << "kind " << kind << " k " << k << ": " << value << " instead of " << expected;
+      const bool chunk_ends = (k + 1) % kFixedChunk == 0 || k + 1 == padded;
+      ASSERT_TRUE(!chunk_ends || next == starts[chunk + 1]) << next << " of " << starts[chunk + 1];
+    }
+    ASSERT_EQ(next, starts[chunks]);
+  }
+}
+
 TEST_P(Rows, ActivationsMatchDouble) {
   const Micro& rows = *choose_gemm(GetParam(), Format::bf16, InputFormat::plain, DType::f32).rows;
   std::mt19937_64 rng(std::random_device{}());

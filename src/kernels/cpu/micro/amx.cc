@@ -271,6 +271,7 @@ const Micro kAmx = {{gemm_amx<Bf16Coding>, gemm_amx<E4m3Coding>, gemm_amx<E4m3Bl
                     nullptr,
                     nullptr,
                     nullptr,
+                    nullptr,
                     amx_probe,
                     nullptr};
 

@@ -102,6 +102,7 @@ struct Avx2 {
 const Micro kAvx2 = {{gemm<Avx2, Bf16Coding>, gemm<Avx2, E4m3Coding>, gemm<Avx2, E4m3BlockCoding>,
                       gemm<Avx2, E4m3MxCoding>, gemm<Avx2, E2m1NvCoding>, gemm<Avx2, E2m1MxCoding>},
                      nullptr,
+                     nullptr,
                      prepare_row<Avx2>,
                      activate<Avx2>,
                      combine<Avx2>,

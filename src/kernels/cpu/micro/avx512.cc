@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX-512 with VNNI (Cascade Lake, Ice Lake and later, Zen 4 and later): float32 multiply-adds, integer dots for NVFP4.
+// AVX-512 with VNNI (Cascade Lake, Ice Lake and later, Zen 4 and later): float32 multiply-adds, integer dots for
+// NVFP4 and MXFP4.
 #include <immintrin.h>
 
 #include "kernels/cpu/micro/micro.h"
@@ -15,6 +16,7 @@
 //
 #include "kernels/cpu/micro/avx512_vector.h"
 //
+#include "kernels/cpu/micro/mxfp4_dot.h"
 #include "kernels/cpu/micro/nvfp4_dot.h"
 
 namespace sluice::kernels::cpu {
@@ -22,6 +24,7 @@ namespace sluice::kernels::cpu {
 const Micro kAvx512 = {{gemm<Avx512, Bf16Coding>, gemm<Avx512, E4m3Coding>, gemm<Avx512, E4m3BlockCoding>,
                         gemm<Avx512, E4m3MxCoding>, gemm<Avx512, E2m1NvCoding>, gemm<Avx512, E2m1MxCoding>},
                        gemm_nvfp4_dot,
+                       gemm_mxfp4_dot,
                        prepare_row<Avx512>,
                        activate<Avx512>,
                        combine<Avx512>,

@@ -59,6 +59,7 @@ const Micro kAvx512Bf16 = {
     nullptr,
     nullptr,
     nullptr,
+    nullptr,
     dot_probe<Avx512Bf16>,
     nullptr};
 

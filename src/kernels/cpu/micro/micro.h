@@ -13,6 +13,7 @@ enum class OperandKind : uint8_t {
   f32,    // float[K']
   bf16,   // bfloat16[K']
   nvfp4,  // Nvfp4Group[K'/16]: integers
+  fixed,  // FixedRow: integers of 16 bits under a power of two for each 32, and what they cannot hold
 };
 
 // 16 input values under one scale. e2m1 codes are halves of integers, so 4-bit by 4-bit products are summed exactly in
@@ -22,6 +23,31 @@ struct Nvfp4Group {
   int8_t codes[16];  // 2x
   float scale;       // block scale / 4
   int32_t offset;
+};
+
+// A row of values that bfloat16 holds, for micro/mxfp4_dot.h. 32 of them are integers times the scale of their block,
+// which is a power of two that the largest decides: with 8 significant bits in 15, all that are at least 2^-7 of it are
+// exact. The others (and NaN and infinities) are zeros there and stand in `rest`, by k ascending.
+inline constexpr int kFixedBlock = 32;          // k
+inline constexpr int kFixedChunk = 512;         // k: the rest of a chunk is added after its blocks
+inline constexpr float kFixedFactor = 0x1p-9f;  // of the scales and of Rest::value: the weights are 512 times too large
+inline constexpr int kFixedSum = INT32_MAX / (12 << 8);  // of a block's magnitudes: sums with the weights fit in int32
+struct FixedRest {
+  float value;
+  uint16_t k;      // in its chunk
+  uint16_t block;  // k / kFixedBlock
+};
+struct FixedRow {
+  // Bytes from the row's start. int16 codes come first.
+  int64_t scales = 0;  // float[K'/32]
+  int64_t starts = 0;  // int32[chunks + 1]: a chunk's first one in `rest`
+  int64_t rest = 0;    // FixedRest[K'] at most
+  int64_t bytes = 0;
+  explicit constexpr FixedRow(int64_t k)
+      : scales(2 * k),
+        starts(scales + k / kFixedBlock * 4),
+        rest((starts + ((k + kFixedChunk - 1) / kFixedChunk + 1) * 4 + 7) / 8 * 8),
+        bytes(rest + k * static_cast<int64_t>(sizeof(FixedRest))) {}
 };
 
 inline constexpr int kTileCols = 32;         // columns of a unit (weights/panel.h)
@@ -104,6 +130,7 @@ using ReadProbeFn = void (*)(const uint8_t* p, int64_t bytes);
 struct Micro {
   GemmFn gemm[kCodes];  // null: this level has none of its own for that code
   GemmFn nvfp4_dot;     // NVFP4 weights and inputs as integers; null: use gemm
+  GemmFn mxfp4_dot;     // MXFP4 weights by OperandKind::fixed; null: use gemm
   PrepareFn prepare;
   ActivateFn activate;
   CombineFn combine;

@@ -40,7 +40,7 @@ SLUICE_INLINE __m512 add_dot_group(const DotGroup& g, const uint8_t* x, __m512 a
   };
   __m512i sum = word(5);  // Nvfp4Group::offset
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) sum = _mm512_dpbusd_epi32(sum, g.w[i], word(i));
+  for (int i = 0; i < 4; ++i) sum = dot_bytes(sum, g.w[i], word(i));
   // A product of two e4m3 scales is exact in float32: one rounding a group.
   const __m512 scale = _mm512_mul_ps(g.scale, _mm512_castsi512_ps(word(4)));
   return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);

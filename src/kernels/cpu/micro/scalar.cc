@@ -112,6 +112,7 @@ struct Scalar {
 const Micro kScalar = {{gemm<Scalar, Bf16Coding>, gemm<Scalar, E4m3Coding>, gemm<Scalar, E4m3BlockCoding>,
                         gemm<Scalar, E4m3MxCoding>, gemm<Scalar, E2m1NvCoding>, gemm<Scalar, E2m1MxCoding>},
                        nullptr,
+                       nullptr,
                        prepare_row<Scalar>,
                        activate<Scalar>,
                        combine<Scalar>,
