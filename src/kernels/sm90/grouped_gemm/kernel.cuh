@@ -28,6 +28,9 @@ __device__ __forceinline__ bool finish_task(const GroupedGemmArgs& args, const B
   return true;
 }
 
+// Threads of a barrier are known to come together: with one before and one after the products the ring's position stays
+// in uniform registers. Without, the decoding loop has 244 instructions instead of 214 (NVFP4, EP8, 8 tokens: 97 us
+// instead of 83).
 template <class T>
 __device__ __forceinline__ void consume(const GroupedGemmArgs& args, const Shared<T>& smem) {
   const Group group;
@@ -38,13 +41,16 @@ __device__ __forceinline__ void consume(const GroupedGemmArgs& args, const Share
     ptx::mbarrier_wait(smem.brief_full + slot, smem.brief_phase(ring.task()));
     Brief<T>& b = smem.briefs[slot];
     if (!b.more) return;
+    group.sync();
     multiply_padded<T, 1>(acc, smem, ring, b.task.end - b.task.begin, args.gemm[b.task.which].gated, b.tile.padded);
     const bool complete = finish_task<T>(args, b, acc, smem, group, turn);
-    // Found again by the ring's position: an epilogue has no register for an address.
-    const int after = smem.brief_slot(ring.task());
-    if (group.thread == 0) smem.briefs[after].parts[group.index] = complete;
-    __syncwarp();
-    if (group.lane == 0) ptx::mbarrier_arrive(smem.stored + after);
+    group.sync();
+    if (group.thread == 0) {
+      // Found again by the ring's position: an epilogue has no register for an address.
+      const int after = smem.brief_slot(ring.task());
+      smem.briefs[after].parts[group.index] = complete;
+      ptx::mbarrier_arrive(smem.stored + after);
+    }
   }
 }
 

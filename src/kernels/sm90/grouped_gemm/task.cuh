@@ -105,7 +105,7 @@ struct Shared {
     }
     for (int i = 0; i < T::briefs; ++i) {
       ptx::mbarrier_init(brief_full + i, 1);
-      ptx::mbarrier_init(stored + i, 8);  // the multiplying warps
+      ptx::mbarrier_init(stored + i, 2);  // the two warpgroups
       ptx::mbarrier_init(brief_empty + i, 1);
     }
     ptx::fence_mbarrier_init();
