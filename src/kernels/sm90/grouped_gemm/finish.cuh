@@ -121,6 +121,21 @@ __device__ __forceinline__ void store_pieces(const Gemm& g, const Brief<T>& b, A
   }
 }
 
+// Decode factors of two neighbouring rows. Formats without a scale of their own for rows share one: shared memory,
+// which the products keep busy, is not read for it.
+template <class T>
+struct RowFactors {
+  static constexpr bool can_own = T::op == Operand::fp8 || T::op == Operand::nvfp4;
+  const float* at;
+  float shared;
+  bool own;
+  __device__ RowFactors(const Gemm& g, const Brief<T>& b, const Group& group)
+      : at(b.row_factor + 2 * (group.lane & 3)), shared(b.row_factor[0]), own(can_own && g.x_row_scale != nullptr) {}
+  __device__ float2 operator()(int n) const {
+    return own ? *reinterpret_cast<const float2*>(at + n) : float2{shared, shared};
+  }
+};
+
 // A warp's corner of the staging, where values change from a token across lanes to a token in one lane.
 template <class T>
 __device__ inline uint8_t* warp_values(const Shared<T>& smem, const Group& group) {
@@ -136,7 +151,7 @@ __device__ __forceinline__ void store_results(const Gemm& g, const Brief<T>& b, 
                                               const Shared<T>& smem, const Group& group) {
   constexpr int kTokens = T::max_n < 32 ? T::max_n : 32, kPieces = kTokens / 8;
   uint8_t* staging = warp_values(smem, group);
-  const float* factors = b.row_factor + 2 * (group.lane & 3);
+  const RowFactors<T> factors(g, b, group);
   // Lane i addresses row i % 8 of matrix i / 8: matrices 0 and 1 are 16 weight rows of 8 tokens, 2 and 3 of the next 8.
   uint8_t* to = staging + pair_of_halves((group.lane & 7) + (group.lane >> 4) * 8, group.lane >> 3 & 1);
   const int half = group.lane & 1, warp_row = group.index * 64 + group.warp * 16;
@@ -160,7 +175,7 @@ __device__ __forceinline__ void store_results(const Gemm& g, const Brief<T>& b, 
       if (c * kTokens < padded) {
         float2 f[kPieces];
 #pragma unroll
-        for (int j = 0; j < kPieces; ++j) f[j] = *reinterpret_cast<const float2*>(factors + c * kTokens + j * 8);
+        for (int j = 0; j < kPieces; ++j) f[j] = factors(c * kTokens + j * 8);
         int pair[kTokens / 16];
 #pragma unroll
         for (int i = 0; i < kTokens / 16; ++i) pair[i] = b.row_pair[c * kTokens + 16 * i + (group.lane >> 1)];

@@ -68,10 +68,11 @@ __device__ __forceinline__ void reduce_columns(uint32_t (&v)[kValues], int lane,
 
 // Scaled and activated in place; v[0], v[1] hold the activated columns when gated, else all four.
 template <class T, bool kGated>
-__device__ __forceinline__ void activate_sums(float* sums, const float (&scale)[2], const float* factors) {
+__device__ __forceinline__ void activate_sums(float* sums, const float (&scale)[2], const RowFactors<T>& factors,
+                                              int first) {
 #pragma unroll
   for (int j = 0; j < Rounding<T, kGated>::pieces; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(factors + j * 8);
+    const float2 f = factors(first + j * 8);
     float* v = sums + 4 * j;
     const float a0 = v[0] * (scale[0] * f.x), a1 = v[1] * (scale[0] * f.y);
     const float b0 = v[2] * (scale[1] * f.x), b1 = v[3] * (scale[1] * f.y);
@@ -127,8 +128,8 @@ __device__ __forceinline__ void make_scales(const Gemm& g, const Brief<T>& b, in
       const uint8_t code = format::mxfp8_scale(format::amax_value(bits));
       s = {format::e8m0_inverse(code), format::e8m0_to_float(code)};
     } else {
-      const uint8_t code = format::nvfp4_scale(format::amax_value(bits), b.out_scale.global);
-      s = {block_inverse(code, b.out_scale.global), format::e4m3_to_float(code)};
+      const float scale = block_scale(bits, b.out_scale.global);
+      s = {block_inverse(scale, b.out_scale.global), scale};
     }
     R::scales(smem, group)[token] = s;
   }
@@ -247,7 +248,7 @@ template <class T, bool kGated>
 __device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
                                               const Shared<T>& smem, const Group& group, int& turn) {
   using R = Rounding<T, kGated>;
-  const float* factors = b.row_factor + 2 * (group.lane & 3);
+  const RowFactors<T> factors(g, b, group);
   const int padded = b.tile.padded;
 #pragma unroll
   for (int m = 0; m < T::m_tiles; m += R::joint) {
@@ -262,7 +263,7 @@ __device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, 
 #pragma unroll
         for (int j = 0; j < R::joint; ++j) {
           sums[j] = acc[m + j] + first / 2;
-          activate_sums<T, kGated>(sums[j], scale, factors + first);
+          activate_sums<T, kGated>(sums[j], scale, factors, first);
         }
         if constexpr (R::block_scales)
           if (T::block_scaled || g.round != Round::plain)

@@ -26,9 +26,15 @@ __device__ inline Source source_of(const PrepareArgs& a, int64_t expert, int row
 __device__ inline uint8_t largest_scale(const PrepareArgs& a, const Source& s) {
   const int64_t groups = ceil_div<int64_t>(a.shape.k, 32);
   const auto* scales = static_cast<const uint8_t*>(s.stack->scales) + s.row * groups;
-  uint8_t largest = 0;
-  for (int64_t i = 0; i < groups; ++i) largest = scales[i] > largest ? scales[i] : largest;
-  return largest;
+  uint32_t largest = 0;  // of four bytes each
+  int64_t i = 0;
+  if (groups % 4 == 0) {
+#pragma unroll 4
+    for (; i < groups; i += 4) largest = __vmaxu4(largest, *reinterpret_cast<const uint32_t*>(scales + i));
+    largest = max(max(largest & 255u, largest >> 8 & 255u), max(largest >> 16 & 255u, largest >> 24));
+  }
+  for (; i < groups; ++i) largest = max(largest, static_cast<uint32_t>(scales[i]));
+  return static_cast<uint8_t>(largest);
 }
 
 __global__ void __launch_bounds__(kThreads) row_scale_kernel(const __grid_constant__ PrepareArgs a) {
@@ -101,110 +107,150 @@ __device__ inline uint32_t wide_scale(uint32_t e4m3) {
   return static_cast<uint32_t>(4 - shift) << 3 | ((e4m3 << shift) & 7u);
 }
 
-// One slab of 128 rows by one block of threads.
+// BF16 and FP8: one slab of 128 rows by one block of threads.
 __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ PrepareArgs a) {
   const WeightShape& shape = a.shape;
   const int slabs = shape.slabs(), row_tiles = shape.row_tiles();
-  const Operand op = shape.operand;
   const int64_t index = blockIdx.x;
   const int slab = static_cast<int>(index % slabs);
   const int row_tile = static_cast<int>(index / slabs % row_tiles);
   const int64_t expert = index / slabs / row_tiles;
-  uint8_t* out = a.weights + index * slab_bytes(op);
-
-  if (op == Operand::bf16 || is_fp8(op)) {
-    const int64_t bytes = shape.k * (op == Operand::bf16 ? 2 : 1);
-    for (int i = threadIdx.x; i < 1024; i += kThreads) {
-      const int r = i / 8, piece = i % 8;
-      const Source s = source_of(a, expert, row_tile, r);
-      uint4 v{};
-      if (s.row >= 0) v = row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(slab) * 128 + piece * 16);
-      *reinterpret_cast<uint4*>(out + (r / 64) * 8192 + swizzled(r % 64, piece)) = v;
-    }
-    return;
+  uint8_t* out = a.weights + index * slab_bytes(shape.operand);
+  const int64_t bytes = shape.k * (shape.operand == Operand::bf16 ? 2 : 1);
+  for (int i = threadIdx.x; i < 1024; i += kThreads) {
+    const int r = i / 8, piece = i % 8;
+    const Source s = source_of(a, expert, row_tile, r);
+    uint4 v{};
+    if (s.row >= 0) v = row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(slab) * 128 + piece * 16);
+    *reinterpret_cast<uint4*>(out + (r / 64) * 8192 + swizzled(r % 64, piece)) = v;
   }
+}
 
-  // Through shared memory: rows come in wide, fragments leave wide.
-  __shared__ uint4 codes[128][5];  // 64 or 32 bytes of a row, padded
-  __shared__ __align__(4) uint8_t scales[128][4];
-  const bool fp8 = op == Operand::mxfp8;
-  const int pieces = fp8 ? 4 : 2;
-  const int64_t bytes = fp8 ? shape.k : shape.k / 2;
-  for (int i = threadIdx.x; i < 128 * pieces; i += kThreads) {
-    const int r = i / pieces, piece = i % pieces;
+// Scale bytes of one slab of a row, as the decoder wants them; byte j belongs to group j.
+template <Operand op>
+__device__ inline uint32_t slab_scales(const PrepareArgs& a, const Source& s, int slab, float row_scale) {
+  constexpr int kGroup = op == Operand::nvfp4 ? 16 : 32, kGroups = 64 / kGroup;
+  if (s.row < 0) return 0;
+  const int64_t row_groups = ceil_div<int64_t>(a.shape.k, kGroup), first = static_cast<int64_t>(slab) * kGroups;
+  const uint8_t* from = static_cast<const uint8_t*>(s.stack->scales) + s.row * row_groups + first;
+  uint32_t read = 0, word = 0;
+  if (kGroups == 4 && row_groups % 4 == 0 && first < row_groups)
+    read = *reinterpret_cast<const uint32_t*>(from);
+  else
+    for (int j = 0; j < kGroups && first + j < row_groups; ++j) read |= static_cast<uint32_t>(from[j]) << (8 * j);
+  // MX: the exponent field of the bf16 multiplier; row_scale carries the row's largest scale.
+  const int largest = static_cast<int>(__float_as_uint(row_scale) >> 23 & 255u);
+#pragma unroll
+  for (int j = 0; j < kGroups; ++j) {
+    uint32_t byte = read >> (8 * j) & 255u;
+    if (op == Operand::nvfp4) {
+      byte = wide_scale(byte);
+    } else {
+      const int field = (op == Operand::mxfp8 ? 247 : 253) - (largest - static_cast<int>(byte));
+      byte = byte == 0 || field < 1 ? 0 : static_cast<uint32_t>(field);
+    }
+    word |= byte << (8 * j);
+  }
+  return word;
+}
+
+__device__ inline uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// 16 columns s of a thread's fragment, from 8 (e2m1) or 16 bytes (e4m3) of rows r and r + 8. `kept` has bit 0 and 1
+// where the scale of the row is not zero.
+__device__ inline uint32_t place_step_e2m1(uint2 low, uint2 high, int pair, uint32_t kept) {
+  const auto two = [&](uint32_t word) { return word >> (8 * pair) & 0xffu; };
+  uint32_t w = 0;
+  if ((kept & 1) != 0) w |= place_e2m1(two(low.x), 0) | place_e2m1(two(low.y), 2);
+  if ((kept & 2) != 0) w |= place_e2m1(two(high.x), 1) | place_e2m1(two(high.y), 3);
+  return w;
+}
+__device__ inline uint2 place_step_e4m3(const uint4& low, const uint4& high, int pair, uint32_t kept) {
+  const auto place = [&](const uint4& v, int half, int reg) {
+    const uint32_t two = word_of(v, 2 * half + (pair >> 1)) >> (16 * (pair & 1));
+    return place_e4m3(two & 0xffu, reg, 0) | place_e4m3(two >> 8 & 0xffu, reg, 1);
+  };
+  uint2 w{0, 0};
+  if ((kept & 1) != 0) w.x |= place(low, 0, 0), w.y |= place(low, 1, 2);
+  if ((kept & 2) != 0) w.x |= place(high, 0, 1), w.y |= place(high, 1, 3);
+  return w;
+}
+
+// Packed operands: 128 bytes of each of 128 rows (four slabs of e2m1, two of e4m3) by one block of threads, through
+// shared memory: rows come in wide, fragments leave wide.
+template <Operand op>
+__global__ void __launch_bounds__(kThreads) packed_kernel(const __grid_constant__ PrepareArgs a) {
+  constexpr bool kFp8 = op == Operand::mxfp8;
+  constexpr int kSlabs = kFp8 ? 2 : 4, kPieces = kFp8 ? 4 : 2;  // 16-byte pieces of a row in a slab
+  constexpr int kGroups = op == Operand::nvfp4 ? 4 : 2;
+  __shared__ uint4 codes[128][9];  // padded against bank conflicts
+  __shared__ uint32_t scales[kSlabs][128];
+  const WeightShape& shape = a.shape;
+  const int slabs = shape.slabs(), row_tiles = shape.row_tiles(), parts = (slabs + kSlabs - 1) / kSlabs;
+  const int first = static_cast<int>(blockIdx.x % parts) * kSlabs, count = min(kSlabs, slabs - first);
+  const int64_t tile = blockIdx.x / parts, expert = tile / row_tiles;
+  const int row_tile = static_cast<int>(tile % row_tiles);
+  const int64_t bytes = kFp8 ? shape.k : shape.k / 2;
+#pragma unroll
+  for (int i = 0; i < 128 * 8 / kThreads; ++i) {
+    const int r = (i * kThreads + static_cast<int>(threadIdx.x)) / 8, piece = static_cast<int>(threadIdx.x) % 8;
     const Source s = source_of(a, expert, row_tile, r);
     codes[r][piece] =
         s.row < 0 ? uint4{}
-                  : row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(slab) * pieces * 16 + piece * 16);
+                  : row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(first) * kPieces * 16 + piece * 16);
   }
-  const int group = op == Operand::nvfp4 ? 16 : 32, groups = 64 / group;
-  const int64_t row_groups = ceil_div<int64_t>(shape.k, group);
-  if (threadIdx.x < 128) {
-    const int r = static_cast<int>(threadIdx.x);
+  for (int i = threadIdx.x; i < 128 * kSlabs; i += kThreads) {
+    const int r = i / kSlabs, slab = i % kSlabs;
     const Source s = source_of(a, expert, row_tile, r);
-    const int64_t first = static_cast<int64_t>(slab) * groups;
-    uint32_t read = 0, word = 0;
-    if (s.row >= 0) {
-      const uint8_t* from = static_cast<const uint8_t*>(s.stack->scales) + s.row * row_groups + first;
-      if (groups == 4 && row_groups % 4 == 0)
-        read = *reinterpret_cast<const uint32_t*>(from);
-      else
-        for (int j = 0; j < groups && first + j < row_groups; ++j) read |= static_cast<uint32_t>(from[j]) << (8 * j);
-    }
-    // MX: the exponent field of the bf16 multiplier; row_scale carries the row's largest scale.
-    const int largest =
-        op == Operand::nvfp4
-            ? 0
-            : static_cast<int>(__float_as_uint(a.row_scale[(expert * row_tiles + row_tile) * kTileRows + r]) >> 23 &
-                               255u);
-    for (int j = 0; j < groups; ++j) {
-      uint32_t byte = read >> (8 * j) & 255u;
-      if (op == Operand::nvfp4) {
-        byte = wide_scale(byte);
-      } else {
-        const int field = (fp8 ? 247 : 253) - (largest - static_cast<int>(byte));
-        byte = byte == 0 || field < 1 ? 0 : static_cast<uint32_t>(field);
-      }
-      word |= byte << (8 * j);
-    }
-    *reinterpret_cast<uint32_t*>(scales[r]) = word;
-    const int high = r / 8 % 2, fragment = r / 16 * 8 + r % 8;  // of 16 rows: row and row + 8 share a fragment
-    uint8_t* to = out + slab_code_bytes(op) + (fragment * 2 + high) * groups;
-    if (groups == 4)
-      *reinterpret_cast<uint32_t*>(to) = word;
-    else
-      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(word);
+    scales[slab][r] = slab_scales<op>(a, s, first + slab, a.row_scale[tile * kTileRows + r]);
   }
   __syncthreads();
-  const int wg = threadIdx.x / 128, t = threadIdx.x % 128;
-  const int row0 = wg * 64 + t / 32 * 16 + t % 32 / 4, pair = t % 4;
-  const auto byte_at = [&](int r, int at) {
-    return static_cast<uint32_t>(reinterpret_cast<const uint8_t*>(codes[r])[at]);
-  };
-  uint32_t words[8];
-  for (int s = 0; s < 4; ++s) {
-    uint32_t w[2] = {0, 0};
-    for (int reg = 0; reg < 4; ++reg) {
-      const int r = row0 + 8 * (reg & 1), k = s * 16 + 8 * (reg >> 1) + 2 * pair;
-      const bool zero = scales[r][fp8 || op == Operand::mxfp4 ? k / 32 : k / 16] == 0;
-      if (zero) continue;
-      if (fp8) {
-        w[reg >> 1] |= place_e4m3(byte_at(r, k), reg, 0) | place_e4m3(byte_at(r, k + 1), reg, 1);
-      } else {
-        w[0] |= place_e2m1(byte_at(r, k / 2), reg);
+  const int wg = threadIdx.x / 128, t = threadIdx.x % 128, pair = t % 4;
+  const int row0 = wg * 64 + t / 32 * 16 + t % 32 / 4;
+  for (int slab = 0; slab < count; ++slab) {
+    uint8_t* out = a.weights + (tile * slabs + first + slab) * slab_bytes(op);
+    const uint32_t low = scales[slab][row0], high = scales[slab][row0 + 8];
+    const auto kept = [&](int s) {
+      const int shift = 8 * (op == Operand::nvfp4 ? s : s / 2);
+      return static_cast<uint32_t>((low >> shift & 255u) != 0) | static_cast<uint32_t>((high >> shift & 255u) != 0)
+                                                                     << 1;
+    };
+    const uint4 *a0 = codes[row0] + slab * kPieces, *a1 = codes[row0 + 8] + slab * kPieces;
+    uint32_t words[8];
+    if constexpr (kFp8) {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const uint2 w = place_step_e4m3(a0[s], a1[s], pair, kept(s));
+        words[2 * s] = w.x, words[2 * s + 1] = w.y;
       }
+      *reinterpret_cast<uint4*>(out + wg * 4096 + t * 16) = {words[0], words[1], words[2], words[3]};
+      *reinterpret_cast<uint4*>(out + wg * 4096 + 2048 + t * 16) = {words[4], words[5], words[6], words[7]};
+    } else {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const uint4 l = a0[s / 2], h = a1[s / 2];
+        words[s] = s % 2 == 0 ? place_step_e2m1({l.x, l.y}, {h.x, h.y}, pair, kept(s))
+                              : place_step_e2m1({l.z, l.w}, {h.z, h.w}, pair, kept(s));
+      }
+      *reinterpret_cast<uint4*>(out + wg * 2048 + t * 16) = {words[0], words[1], words[2], words[3]};
     }
-    if (fp8)
-      words[2 * s] = w[0], words[2 * s + 1] = w[1];
-    else
-      words[s] = w[0];
+    if (threadIdx.x < 128) {
+      // Of 16 rows, row and row + 8 share a fragment.
+      const int r = t, fragment = r / 16 * 8 + r % 8;
+      uint8_t* to = out + slab_code_bytes(op) + (fragment * 2 + r / 8 % 2) * kGroups;
+      if constexpr (kGroups == 4)
+        *reinterpret_cast<uint32_t*>(to) = scales[slab][r];
+      else
+        *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(scales[slab][r]);
+    }
   }
-  if (fp8) {
-    *reinterpret_cast<uint4*>(out + wg * 4096 + t * 16) = {words[0], words[1], words[2], words[3]};
-    *reinterpret_cast<uint4*>(out + wg * 4096 + 2048 + t * 16) = {words[4], words[5], words[6], words[7]};
-  } else {
-    *reinterpret_cast<uint4*>(out + wg * 2048 + t * 16) = {words[0], words[1], words[2], words[3]};
-  }
+}
+
+template <Operand op>
+void launch_packed(const PrepareArgs& args, Stream stream) {
+  const WeightShape& s = args.shape;
+  const int64_t parts = ceil_div<int64_t>(s.slabs(), op == Operand::mxfp8 ? 2 : 4);
+  launch(packed_kernel<op>, static_cast<int>(s.experts * s.row_tiles() * parts), kThreads, 0, stream, false, args);
 }
 
 }  // namespace
@@ -218,7 +264,18 @@ void launch_prepare(const PrepareArgs& args, Stream stream) {
   if (args.block_scale != nullptr)
     launch(block_scale_kernel, static_cast<int>(ceil_div<int64_t>(s.block_scales() / 4, kThreads)), kThreads, 0, stream,
            false, args);
-  launch(slab_kernel, static_cast<int>(s.experts * s.row_tiles() * s.slabs()), kThreads, 0, stream, false, args);
+  switch (s.operand) {
+    case Operand::mxfp8:
+      return launch_packed<Operand::mxfp8>(args, stream);
+    case Operand::nvfp4:
+      return launch_packed<Operand::nvfp4>(args, stream);
+    case Operand::mxfp4:
+      return launch_packed<Operand::mxfp4>(args, stream);
+    case Operand::bf16:
+    case Operand::fp8:
+    case Operand::fp8_block:
+      launch(slab_kernel, static_cast<int>(s.experts * s.row_tiles() * s.slabs()), kThreads, 0, stream, false, args);
+  }
 }
 
 }  // namespace sluice::sm90

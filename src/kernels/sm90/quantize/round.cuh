@@ -36,13 +36,20 @@ __device__ inline float e2m1_value(float v) {
   return copysignf(fminf(fabsf(rounded), 6.0f), v);
 }
 
+// The value of format::nvfp4_scale.
+__device__ inline float block_scale(uint32_t amax, format::Nvfp4Global global) {
+  const float x = format::amax_value(amax) * (global.encode * (1.0f / 6.0f));
+  float low, high;
+  ptx::cvt_f32x2_f16x2(ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(0.0f, x)), low, high);
+  return low;
+}
 // format::fp8_scale and format::nvfp4_inverse without the compiler's division (divide.cuh).
 __device__ inline float group_scale(uint32_t amax) {
   const float s = ptx::divide(format::amax_value(amax), format::kE4m3Max);
   return s < FLT_MIN ? FLT_MIN : s;
 }
-__device__ inline float block_inverse(uint8_t scale, format::Nvfp4Global global) {
-  const float d = format::e4m3_to_float(scale) * global.decode;
+__device__ inline float block_inverse(float scale, format::Nvfp4Global global) {
+  const float d = scale * global.decode;
   // Below 2^-100 the reciprocal is taken of 2^24 times as much: d may be subnormal.
   const float shift = d < 0x1p-100f ? 0x1p24f : 1.0f;
   return d == 0.0f ? FLT_MAX : format::at_most_float_max(ptx::divide(1.0f, d * shift) * shift);
@@ -65,8 +72,7 @@ __device__ inline uint4 rounded_bf16(Round round, const float (&v)[8], uint32_t 
 #pragma unroll
     for (int i = 0; i < 8; ++i) r[i] *= scale;
   } else if (round == Round::nvfp4 || round == Round::nvfp4_token) {
-    const uint8_t b = format::nvfp4_scale(format::amax_value(amax), global);
-    const float inverse = block_inverse(b, global), scale = format::e4m3_to_float(b);
+    const float scale = block_scale(amax, global), inverse = block_inverse(scale, global);
 #pragma unroll
     for (int i = 0; i < 8; ++i) r[i] = e2m1_value(r[i] * inverse) * scale;
   } else if (round != Round::plain) {  // fp8_static, fp8_token
