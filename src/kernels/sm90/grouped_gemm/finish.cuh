@@ -57,15 +57,21 @@ __device__ __forceinline__ bool join_splits(const GroupedGemmArgs& args, const B
   }
   if (smem.flag[group.index] != g.splits - 1) return false;
   __threadfence();
+  // In the order of splits; some reads are in flight together (more would not fit into the registers).
+  constexpr int kReads = T::block_scaled ? 2 : 4;
 #pragma unroll
   for (int m = 0; m < T::m_tiles; ++m)
 #pragma unroll
-    for (int i = 0; i < T::max_n / 2; ++i)
+    for (int i = 0; i < T::max_n / 2; i += kReads) {
       if (i < values) {
-        float sum = 0.0f;
-        for (int s = 0; s < g.splits; ++s) sum += __ldcg(base + s * per_split + (m * values + i) * 256);
-        acc[m][i] = sum;
+        float sum[kReads] = {};
+        for (int s = 0; s < g.splits; ++s)
+#pragma unroll
+          for (int j = 0; j < kReads; ++j) sum[j] += __ldcg(base + s * per_split + (m * values + i + j) * 256);
+#pragma unroll
+        for (int j = 0; j < kReads; ++j) acc[m][i + j] = sum[j];
       }
+    }
   return true;
 }
 

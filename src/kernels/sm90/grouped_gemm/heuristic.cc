@@ -38,8 +38,7 @@ const char* name_of(Operand o) {
 // Few tasks: cut K so that enough bytes are in flight. A block keeps about 80 KB in flight and the memory wants about
 // 7 MB, so 90 blocks do; joining costs two round trips through memory, so no more parts than that. Packed weights are
 // waited for by the decoding, not by the memory, and gain from a few more blocks (1 to 2 us of 33 for one token).
-int choose_splits(double tiles, int units, int slabs, int slots, bool decodes) {
-  const double tasks = tiles * units;
+int choose_splits(double tasks, int slabs, int slots, bool decodes) {
   if (tasks <= 0 || tasks >= (decodes ? 0.45 : 0.35) * slots) return 1;
   return std::clamp(static_cast<int>(std::ceil(0.4 * slots / tasks)), 1, std::max(1, slabs / 4));
 }
@@ -53,6 +52,14 @@ double likely_rows(const GemmProblem& p) {
   return std::min(static_cast<double>(p.tokens), mean + 1.65 * std::sqrt(mean * (1.0 - std::min(chance, 1.0))));
 }
 
+// Tiles of the experts that an average routing touches.
+double likely_tiles(const GemmProblem& p, const Instance& i) {
+  const double pairs = static_cast<double>(p.tokens) * static_cast<double>(p.top_k);
+  const double missed = 1.0 - 1.0 / static_cast<double>(std::max<int64_t>(p.experts, 1));
+  return static_cast<double>(p.locals) * (1.0 - std::pow(missed, pairs)) * std::ceil(likely_rows(p) / i.max_n);
+}
+int units(const GemmProblem& p, int gemm, const Instance& i) { return ceil_div(p.row_tiles[gemm], i.m_tiles); }
+
 }  // namespace
 
 std::string Instance::name() const {
@@ -64,42 +71,38 @@ std::span<const Instance> instances() { return kInstances; }
 
 GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForce& force) {
   const std::string& forced = force.instance;
-  const double pairs = static_cast<double>(p.tokens) * static_cast<double>(p.top_k);
   const double rows = likely_rows(p);
+  const auto slots = [&](const Instance& i) { return multiprocessors * i.blocks_per_sm; };
   GemmChoice choice{};
   bool found = false;
   for (const Instance& i : kInstances) {
     if (i.operand != p.operand) continue;
     if (!forced.empty() && i.name() != forced) continue;
-    // Rows are in ascending order of max_n: the first that holds a likely expert in one pass, or the largest.
+    // Rows are in ascending order of max_n: the first that holds a likely expert in one pass, or the largest. But where
+    // that leaves over three of four blocks without work (one small matrix), several narrow passes are quicker.
+    if (found && forced.empty() && likely_tiles(p, i) * units(p, 0, i) < 0.24 * slots(i)) break;
     choice.instance = i;
     found = true;
     if (forced.empty() && i.max_n >= rows) break;
   }
   check(found, "no grouped GEMM instance \"{}\" for this weight format", forced);
-  // Experts that an average routing touches.
-  const double touched = static_cast<double>(p.locals) *
-                         (1.0 - std::pow(1.0 - 1.0 / static_cast<double>(std::max<int64_t>(p.experts, 1)), pairs));
-  const int slots = multiprocessors * choice.instance.blocks_per_sm;
+  const Instance& tile = choice.instance;
   for (int g = 0; g < 2; ++g) {
-    const int units = (p.row_tiles[g] + choice.instance.m_tiles - 1) / choice.instance.m_tiles;
-    choice.splits[g] = p.tokens <= 64 ? choose_splits(touched, units, p.slabs[g], slots, decodes(p.operand)) : 1;
+    choice.splits[g] = p.tokens <= 64 ? choose_splits(likely_tiles(p, tile) * units(p, g, tile), p.slabs[g],
+                                                      slots(tile), decodes(p.operand))
+                                      : 1;
     if (force.splits[g] > 0) choice.splits[g] = std::min(force.splits[g], p.slabs[g]);
   }
   return choice;
 }
 
 std::string reason(const GemmProblem& p, const GemmChoice& c, int multiprocessors) {
-  const double rows = likely_rows(p);
-  const double touched =
-      static_cast<double>(p.locals) * (1.0 - std::pow(1.0 - 1.0 / static_cast<double>(std::max<int64_t>(p.experts, 1)),
-                                                      static_cast<double>(p.tokens * p.top_k)));
-  const int slots = multiprocessors * c.instance.blocks_per_sm;
-  const auto tasks = [&](int g) { return std::ceil(touched * ceil_div(p.row_tiles[g], c.instance.m_tiles)); };
+  const auto tasks = [&](int g) { return std::ceil(likely_tiles(p, c.instance) * units(p, g, c.instance)); };
   return fmt::format(
       "at {} tokens a likely expert has up to {:.0f} rows in passes of {}; {:.0f} and {:.0f} tasks for {} "
       "blocks",
-      p.tokens, std::ceil(rows), c.instance.max_n, tasks(0), tasks(1), slots);
+      p.tokens, std::ceil(likely_rows(p)), c.instance.max_n, tasks(0), tasks(1),
+      multiprocessors * c.instance.blocks_per_sm);
 }
 
 }  // namespace sluice::sm90

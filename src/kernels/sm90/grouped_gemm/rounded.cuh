@@ -11,12 +11,16 @@
 
 namespace sluice::sm90 {
 
+// The activation is one of activate_sums.
+__device__ inline bool activates_in_registers(const Gemm& g) {
+  const bool parameters =
+      g.bias != nullptr || g.alpha != nullptr || g.beta != nullptr || g.limit != nullptr || g.pair_weight != nullptr;
+  return rounds_in_registers(g.act, parameters);
+}
 __device__ inline bool rounds_in_registers(const Gemm& g) {
   const bool rows = g.store == Store::rows && (g.round == Round::plain || group_columns(g.round) != 0);
   const bool codes = g.store == Store::rows_e4m3 && g.round == Round::fp8_static;
-  const bool parameters =
-      g.bias != nullptr || g.alpha != nullptr || g.beta != nullptr || g.limit != nullptr || g.pair_weight != nullptr;
-  return (rows || codes || g.store == Store::rows_group) && rounds_in_registers(g.act, parameters);
+  return (rows || codes || g.store == Store::rows_group) && activates_in_registers(g);
 }
 
 template <class T, bool kGated>
@@ -272,6 +276,40 @@ __device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, 
         for (int j = 0; j < R::joint; ++j)
           if (j == 0 || row_tile + j < g.row_tiles)
             store_sums<T, kGated>(g, b, sums[j], first, row_tile + j, smem, group);
+      }
+    }
+  }
+}
+
+// float32 [row, columns] for the kernel that rounds whole rows: eight lanes have eight neighbouring columns of a token,
+// 32 bytes, so the sums go to memory as they lie.
+template <class T, bool kGated>
+__device__ __forceinline__ void store_activated(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
+                                                const Group& group) {
+  using R = Rounding<T, kGated>;
+  const RowFactors<T> factors(g, b, group);
+  const int padded = b.tile.padded, count = b.tile.count, token = 2 * (group.lane & 3);
+#pragma unroll
+  for (int m = 0; m < T::m_tiles; ++m) {
+    const int row_tile = b.task.unit * T::m_tiles + m, row = group.index * 64 + group.warp * 16 + (group.lane >> 2);
+    if (row_tile >= g.row_tiles) break;
+    const float scale[2] = {b.row_scale[m * kTileRows + row], b.row_scale[m * kTileRows + row + 8]};
+    const int column = kGated ? row_tile * 64 + gated_column(row) : row_tile * kTileRows + row;
+    float* out = static_cast<float*>(g.out) + static_cast<int64_t>(b.tile.row_base) * g.columns + column;
+#pragma unroll
+    for (int first = 0; first < T::max_n; first += R::tokens) {
+      if (first < padded) {
+        float* sums = acc[m] + first / 2;
+        activate_sums<T, kGated>(sums, scale, factors, first);
+#pragma unroll
+        for (int j = 0; j < R::pieces; ++j)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int n = first + 8 * j + token + i;
+            float* at = out + static_cast<int64_t>(n) * g.columns;
+            if (n < count && column < g.columns) at[0] = sums[4 * j + i];
+            if (!kGated && n < count && column + 8 < g.columns) at[8] = sums[4 * j + 2 + i];
+          }
       }
     }
   }
