@@ -131,6 +131,7 @@ __device__ __forceinline__ void store_pieces(const Gemm& g, const Brief<T>& b, A
 // which the products keep busy, is not read for it.
 template <class T>
 struct RowFactors {
+  // The operands of the formats that scale whole rows: FP8 per token, NVFP4 per token.
   static constexpr bool can_own = T::op == Operand::fp8 || T::op == Operand::nvfp4;
   const float* at;
   float shared;
