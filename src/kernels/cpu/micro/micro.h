@@ -29,7 +29,7 @@ struct Nvfp4Group {
 // which is a power of two that the largest decides: with 8 significant bits in 15, all that are at least 2^-7 of it are
 // exact. The others (and NaN and infinities) are zeros there and stand in `rest`, by k ascending.
 inline constexpr int kFixedBlock = 32;          // k
-inline constexpr int kFixedChunk = 256;         // k: the rest of a chunk is added after its blocks
+inline constexpr int kFixedChunk = 512;         // k: the rest of a chunk is added after its blocks
 inline constexpr float kFixedFactor = 0x1p-9f;  // of the scales and of Rest::value: the weights are 512 times too large
 inline constexpr int kFixedSum = INT32_MAX / (12 << 8);  // of a block's magnitudes: sums with the weights fit in int32
 struct FixedRest {
