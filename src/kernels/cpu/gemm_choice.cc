@@ -56,6 +56,7 @@ GemmChoice choose_gemm(Isa isa, Format weights, InputFormat input, DType dtype) 
   if (exact_in_bf16 && weights == Format::mxfp4 && isa <= Isa::avx512 && c.rows->mxfp4_dot != nullptr) {
     c.gemm = c.rows->mxfp4_dot;
     c.operand = OperandKind::fixed;
+    c.units = 2;
     c.name = "avx512_vnni";
     return c;
   }

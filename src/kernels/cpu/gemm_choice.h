@@ -17,6 +17,7 @@ struct GemmChoice {
   weights::Fp8Order order = weights::Fp8Order::halves;
   format::InputFormat input = format::InputFormat::plain;
   bool group_scales = false;      // the kernel reads x_group
+  int units = 1;                  // units of weights in one call, at most
   bool consecutive_rows = false;  // operand rows must lie in the order of the calls (AMX loads 16 rows at a stride)
   std::string_view name;          // "avx512", "avx512_vnni", "amx"
 };

@@ -8,6 +8,7 @@
 namespace sluice::kernels::cpu {
 
 namespace {
+constexpr int64_t kTileFloats = int64_t{kMaxUnits} * kMaxRows * kTileCols;
 constexpr int64_t kLookAheadBytes = 16384;  // about how far the kernels prefetch (micro/tile.h)
 
 // A group's rows in blocks of at most kMaxRows: a row block by a run of units is a task.
@@ -24,11 +25,16 @@ int64_t units_per_task(const weights::PanelStack& w, int64_t blocks, int64_t tot
   const int64_t by_share = std::max<int64_t>(1, blocks * w.units() / (8 * workers));
   return std::min({by_size, by_share, w.units()});
 }
+
+// Units of the call that starts at `u`: two only where both are full.
+int64_t units_per_call(const weights::PanelStack& w, const GemmChoice& choice, int64_t group, int64_t u, int64_t last) {
+  return u + 1 < last && choice.units == 2 && w.unit(group, u + 1).panels == weights::kUnitPanels ? 2 : 1;
+}
 }  // namespace
 
 GemmMemory carve_gemm_memory(Carver& carver, int workers, int64_t groups, int64_t rows) {
   GemmMemory m;
-  m.tiles = carver.take<float>(int64_t{workers} * kMaxRows * kTileCols);
+  m.tiles = carver.take<float>(int64_t{workers} * kTileFloats);
   m.scratch = carver.take<uint8_t>(int64_t{workers} * kScratchBytes);
   m.blocks = carver.take<int64_t>(3 * (std::min(groups, rows) + rows / kMaxRows));
   return m;
@@ -46,7 +52,8 @@ void grouped_gemm(Context& ctx, const Operand& x, const weights::PanelStack& w, 
   }
   if (count == 0) return;
   const int64_t total_rows = rows.offsets[rows.groups] - rows.offsets[0];
-  const int64_t run = units_per_task(w, count, total_rows, ctx.pool.size());
+  const int64_t run =
+      std::min(round_up<int64_t>(units_per_task(w, count, total_rows, ctx.pool.size()), x.choice.units), w.units());
   const int64_t runs = ceil_div(w.units(), run);
   ctx.pool.parallel_for(count * runs, [&](int64_t task, int worker) {
     const RowBlock& b = blocks[task / runs];
@@ -65,23 +72,33 @@ void grouped_gemm(Context& ctx, const Operand& x, const weights::PanelStack& w, 
       if (a.x_group != nullptr) a.x_group += b.row * x.group_stride;
     }
     a.m = static_cast<int>(b.m);
-    a.out = memory.tiles + int64_t{worker} * kMaxRows * kTileCols;
+    a.out = memory.tiles + int64_t{worker} * kTileFloats;
     a.scratch = memory.scratch + int64_t{worker} * kScratchBytes;
     const int64_t first = task % runs * run, last = std::min(first + run, w.units());
     a.stream_end = last < w.units() ? w.unit(b.group, last).codes : w.unit(b.group + 1, 0).codes;
     // Tasks go out one by one, so this thread's next one is most likely as many further as there are threads. After
     // the last one: lines that have just been read.
     const int64_t next = task + ctx.pool.size();
-    a.stream_jump = next < count * runs ? w.unit(blocks[next / runs].group, next % runs * run).codes - a.stream_end
-                                        : -4 * kLookAheadBytes;
-    for (int64_t u = first; u < last; ++u) {
+    const weights::UnitView after =
+        next < count * runs ? w.unit(blocks[next / runs].group, next % runs * run) : w.unit(b.group, first);
+    a.stream_jump = next < count * runs ? after.codes - a.stream_end : -4 * kLookAheadBytes;
+    for (int64_t u = first; u < last; u += a.units) {
       const weights::UnitView unit = w.unit(b.group, u);
+      a.units = static_cast<int>(units_per_call(w, x.choice, b.group, u, last));
       a.codes = unit.codes;
       a.scales = unit.scales;
       a.row_scale = unit.row_scale;
       a.panels = unit.panels;
+      if (a.units == 2) {
+        a.unit_codes = w.unit(b.group, u + 1).codes - unit.codes;
+        a.unit_scales = w.unit(b.group, u + 1).scales - unit.scales;
+      }
+      const weights::UnitView following = u + a.units < last ? w.unit(b.group, u + a.units) : after;
+      a.next_codes = following.codes;
+      a.next_scales = following.scales;
       x.choice.gemm(a);
-      sink(TileOut{b.group, u, b.row, a.m, a.panels, a.out, worker});
+      for (int i = 0; i < a.units; ++i)
+        sink(TileOut{b.group, u + i, b.row, a.m, a.panels, a.out + int64_t{i} * kMaxRows * kTileCols, worker});
     }
   });
 }

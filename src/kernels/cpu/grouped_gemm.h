@@ -39,9 +39,9 @@ struct GroupedRows {
   const int32_t* rows = nullptr;
 };
 
-// Working memory of a call: for each worker a tile and decoded weights, and the list of tasks.
+// Working memory of a call: for each worker the tiles of a kernel's call and decoded weights, and the list of tasks.
 struct GemmMemory {
-  float* tiles = nullptr;      // [workers][kMaxRows][kTileCols]
+  float* tiles = nullptr;      // [workers][kMaxUnits][kMaxRows][kTileCols]
   uint8_t* scratch = nullptr;  // [workers][kScratchBytes]
   int64_t* blocks = nullptr;   // [3 * max_blocks + 1]
 };

@@ -303,6 +303,55 @@ TEST_P(GroupedGemm, InputsOfAnyRange) {
   }
 }
 
+// Rows that differ in how many values their integers hold, in every number from 1 to 14, by every number of panels:
+// right, and each with the bits that it has alone.
+TEST_P(GroupedGemm, RowsOfAnyKindTogether) {
+  const Isa isa = GetParam();
+  if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 rng(seed);
+  ThreadPool pool(2);
+  Context ctx{pool};
+  const Pairing pairing{Format::mxfp4, InputFormat::plain};
+  for (const int64_t k : {32, 270, 800})
+    for (const int64_t n : {5, 30, 33, 64, 97, 128}) {
+      const weights::QuantTensor w = random_weights(rng, Format::mxfp4, 1, n, k);
+      const Tensor wf = dequantize(w);
+      const int64_t tokens = 14;
+      std::vector<float> x = normal_values(rng, tokens * k);
+      for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t c = 0; c < k * (t % 3) / 2; ++c)  // nothing, half of the row or all of it
+          x[static_cast<size_t>(t * k + c)] *= std::exp2(-static_cast<float>(rng() % 24));
+      for (float& v : x) v = bf16_exact(v);
+      std::vector<std::vector<float>> alone;
+      for (int32_t t = 0; t < tokens; ++t)
+        alone.push_back(
+            run(ctx, isa, pairing, DType::bf16, {1, n, k, tokens, false}, w, nullptr, x, 1.0f, {0, 1}, {t}));
+      for (int32_t m = 1; m <= tokens; ++m) {
+        SCOPED_TRACE(fmt::format("k {} n {} rows {}", k, n, m));
+        std::vector<int32_t> rows;
+        for (int32_t i = 0; i < m; ++i) rows.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(tokens)));
+        const std::vector<float> y =
+            run(ctx, isa, pairing, DType::bf16, {1, n, k, tokens, false}, w, nullptr, x, 1.0f, {0, m}, rows);
+        for (int64_t i = 0; i < m; ++i) {
+          const int64_t t = rows[static_cast<size_t>(i)];
+          ASSERT_EQ(0, std::memcmp(alone[static_cast<size_t>(t)].data(), y.data() + i * n, static_cast<size_t>(n) * 4));
+          for (int64_t c = 0; c < n; ++c) {
+            double sum = 0, size = 0;
+            for (int64_t j = 0; j < k; ++j) {
+              const double term = double{wf.as<float>()[c * k + j]} * double{x[static_cast<size_t>(t * k + j)]};
+              sum += term;
+              size += std::abs(term);
+            }
+            ASSERT_NEAR(y[static_cast<size_t>(i * n + c)], sum,
+                        size * std::exp2(-24) * (static_cast<double>(k) * 1.1 + 8));
+          }
+        }
+      }
+    }
+}
+
 TEST_P(GroupedGemm, NanCodesAndScalesMakeTheirRowNan) {
   const Isa isa = GetParam();
   if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <set>
 
 #include "activation/activations.h"
 #include "format/quantize_rows.h"
@@ -143,8 +144,8 @@ TEST_P(Rows, IntegerOperandsHoldTheSameValues) {
   }
 }
 
-// Fixed point of 16 bits and its rest: together every bfloat16 value bit for bit (-0 as 0), nothing twice, and sums of
-// a block that cannot leave int32.
+// Planes and their rest: together every bfloat16 value bit for bit (-0 as 0), nothing twice, sums of a block that
+// cannot leave int32, and the low plane empty in rows of two planes.
 TEST_P(Rows, FixedRowsHoldEveryValue) {
   const Isa isa = GetParam();
   const GemmChoice choice = choose_gemm(isa, Format::mxfp4, InputFormat::plain, DType::bf16);
@@ -157,31 +158,43 @@ TEST_P(Rows, FixedRowsHoldEveryValue) {
   Carver counter(nullptr);
   carve_operand(counter, choice, 1, n, padded);
   Tensor memory(DType::u8, {counter.used()}), staging(DType::f32, {padded});
-  for (int repeat = 0; repeat < 100 * (kKinds + 2); ++repeat) {
-    const int kind = repeat % (kKinds + 2);
+  std::set<int> planes_seen;
+  for (int repeat = 0; repeat < 100 * (kKinds + 3); ++repeat) {
+    const int kind = repeat % (kKinds + 3);
     std::vector<float> x = corner_row(rng, n, kind % kKinds);
     if (kind >= kKinds)  // all near the largest value of their block: the sums need the smaller scale
       for (float& v : x) v = std::exp2(static_cast<float>(kind)) * (1.99f - 0.01f * static_cast<float>(rng() % 2));
+    if (kind == kKinds + 2)  // that, and as much below as 24 bits hold
+      for (size_t i = 1; i < x.size(); i += 2) x[i] *= 0x1p-14f;
     for (float& v : x) v = round_to_bf16(v);
     std::memset(memory.data(), 0xff, static_cast<size_t>(memory.bytes()));
     Carver carver(memory.data());
     const Operand o = carve_operand(carver, choice, 1, n, padded);
     prepare_operand_row(o, 0, {x.data(), DType::f32, true}, 1.0f, staging.as<float>());
     ASSERT_EQ(o.row_scale[0], 1.0f);
-    const auto* codes = reinterpret_cast<const int16_t*>(o.data);
     const auto* scales = reinterpret_cast<const float*>(o.data + at.scales);
-    const auto* starts = reinterpret_cast<const int32_t*>(o.data + at.starts);
+    const auto* starts = reinterpret_cast<const int32_t*>(o.data + at.starts) + 1;
     const auto* rest = reinterpret_cast<const FixedRest*>(o.data + at.rest);
+    const int planes = starts[-1];
+    ASSERT_TRUE(planes == 2 || planes == 3) << planes;
+    planes_seen.insert(planes);
     const int64_t chunks = (padded + kFixedChunk - 1) / kFixedChunk;
     ASSERT_EQ(starts[0], 0);
     int64_t next = 0, sum = 0;
     for (int64_t k = 0; k < padded; ++k) {
-      const int64_t chunk = k / kFixedChunk;
-      sum = k % kFixedBlock == 0 ? std::abs(codes[k]) : sum + std::abs(codes[k]);
+      const int64_t chunk = k / kFixedChunk, block = k / kFixedBlock;
+      // Eight k are two groups of four bytes: 0 4 1 5 and 2 6 3 7.
+      const int64_t in_block = k % kFixedBlock / 8 * 8 + (k % 8 / 2 % 2) * 4 + (k % 2) * 2 + k % 8 / 4;
+      const int low = o.data[at.low + 32 * block + in_block];
+      const int code =
+          (o.data[64 * block + in_block] << 16 | o.data[64 * block + 32 + in_block] << 8 | low) - kFixedBias;
+      ASSERT_TRUE(planes == 3 || low == 0);
+      ASSERT_EQ(scales[2 * block], 256.0f * scales[2 * block + 1]);
+      sum = k % kFixedBlock == 0 ? std::abs(code) : sum + std::abs(code);
       ASSERT_LE(sum, kFixedSum);
-      double value = double{static_cast<float>(codes[k])} * double{scales[k / kFixedBlock]} / double{kFixedFactor};
+      double value = double{static_cast<float>(code)} * double{scales[2 * block + 1]} / double{kFixedFactor};
       if (next < starts[chunk + 1] && rest[next].k == k % kFixedChunk) {
-        ASSERT_EQ(codes[k], 0);
+        ASSERT_EQ(code, 0);
         ASSERT_EQ(rest[next].block, k % kFixedChunk / kFixedBlock);
         value = double{rest[next++].value} / double{kFixedFactor};
       }
@@ -193,6 +206,7 @@ TEST_P(Rows, FixedRowsHoldEveryValue) {
     }
     ASSERT_EQ(next, starts[chunks]);
   }
+  EXPECT_EQ(planes_seen.size(), 2u) << "rows of two and of three planes";
 }
 
 TEST_P(Rows, ActivationsMatchDouble) {

@@ -16,6 +16,7 @@
 //
 #include "kernels/cpu/micro/avx512_vector.h"
 //
+#include "kernels/cpu/micro/fixed_row.h"
 #include "kernels/cpu/micro/mxfp4_dot.h"
 #include "kernels/cpu/micro/nvfp4_dot.h"
 
@@ -25,7 +26,7 @@ const Micro kAvx512 = {{gemm<Avx512, Bf16Coding>, gemm<Avx512, E4m3Coding>, gemm
                         gemm<Avx512, E4m3MxCoding>, gemm<Avx512, E2m1NvCoding>, gemm<Avx512, E2m1MxCoding>},
                        gemm_nvfp4_dot,
                        gemm_mxfp4_dot,
-                       prepare_row<Avx512>,
+                       prepare_avx512_row,
                        activate<Avx512>,
                        combine<Avx512>,
                        round_bf16<Avx512>,

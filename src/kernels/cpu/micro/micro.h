@@ -13,7 +13,7 @@ enum class OperandKind : uint8_t {
   f32,    // float[K']
   bf16,   // bfloat16[K']
   nvfp4,  // Nvfp4Group[K'/16]: integers
-  fixed,  // FixedRow: integers of 16 bits under a power of two for each 32, and what they cannot hold
+  fixed,  // FixedRow: integers of 16 or 24 bits under a power of two for each 32, and what they cannot hold
 };
 
 // 16 input values under one scale. e2m1 codes are halves of integers, so 4-bit by 4-bit products are summed exactly in
@@ -25,36 +25,44 @@ struct Nvfp4Group {
   int32_t offset;
 };
 
-// A row of values that bfloat16 holds, for micro/mxfp4_dot.h. 32 of them are integers times the scale of their block,
-// which is a power of two that the largest decides: with 8 significant bits in 15, all that are at least 2^-7 of it are
-// exact. The others (and NaN and infinities) are zeros there and stand in `rest`, by k ascending.
-inline constexpr int kFixedBlock = 32;          // k
-inline constexpr int kFixedChunk = 512;         // k: the rest of a chunk is added after its blocks
-inline constexpr float kFixedFactor = 0x1p-9f;  // of the scales and of Rest::value: the weights are 512 times too large
-inline constexpr int kFixedSum = INT32_MAX / (12 << 8);  // of a block's magnitudes: sums with the weights fit in int32
+// A row of values that bfloat16 holds, for micro/mxfp4_dot.h. 32 of them are integers of 24 bits times the scale of
+// their block, a power of two that the largest decides: with 8 significant bits in 23, all that are at least 2^-15 of
+// it are exact. They lie as three planes of bytes. A row without many values below 2^-7 of their block's largest has an
+// empty low plane, so that kernels need not multiply it. What the planes of a row cannot hold (and NaN and infinities)
+// is zero there and stands in `rest`, by k ascending.
+inline constexpr int kFixedBlock = 32;            // k
+inline constexpr int kFixedChunk = 256;           // k: the rest of a chunk is added after its blocks
+inline constexpr float kFixedFactor = 0.5f;       // of the scales and of Rest::value: the weights are 2 times too large
+inline constexpr int kFixedSum = INT32_MAX / 12;  // of a block's magnitudes: sums with the weights fit in int32
+inline constexpr int kFixedBias = 1 << 23;        // in the planes: dots want unsigned bytes
 struct FixedRest {
   float value;
   uint16_t k;      // in its chunk
   uint16_t block;  // k / kFixedBlock
 };
 struct FixedRow {
-  // Bytes from the row's start. int16 codes come first.
-  int64_t scales = 0;  // float[K'/32]
-  int64_t starts = 0;  // int32[chunks + 1]: a chunk's first one in `rest`
+  // Bytes from the row's start. The upper two planes come first: of each 32 k 32 bytes of bits 16-23, 32 of bits 8-15,
+  // each in the order of codes of Nvfp4Group.
+  int64_t low = 0;     // uint8[K']: bits 0-7
+  int64_t scales = 0;  // float[K'/32][2]: of a sum over two planes, over three
+  int64_t starts = 0;  // int32[1 + chunks + 1]: the planes in use (2 or 3), then each chunk's first one in `rest`
   int64_t rest = 0;    // FixedRest[K'] at most
   int64_t bytes = 0;
   explicit constexpr FixedRow(int64_t k)
-      : scales(2 * k),
-        starts(scales + k / kFixedBlock * 4),
-        rest((starts + ((k + kFixedChunk - 1) / kFixedChunk + 1) * 4 + 7) / 8 * 8),
+      : low(2 * k),
+        scales(low + k),
+        starts(scales + k / kFixedBlock * 8),
+        rest((starts + ((k + kFixedChunk - 1) / kFixedChunk + 2) * 4 + 7) / 8 * 8),
         bytes(rest + k * static_cast<int64_t>(sizeof(FixedRest))) {}
 };
 
 inline constexpr int kTileCols = 32;         // columns of a unit (weights/panel.h)
 inline constexpr int kMaxRows = 128;         // input rows in one call
+inline constexpr int kMaxUnits = 2;          // units in one call
 inline constexpr int kScratchBytes = 40960;  // decoded weights of one chunk
 
-// out[m][32] = (sum over k of x[row][k] * w[n][k]) * row_scale[n] * x_scale[row] for the rows of one unit.
+// For each unit out[m][32] = (sum over k of x[row][k] * w[n][k]) * row_scale[n] * x_scale[row] for the rows of the
+// unit.
 struct GemmArgs {
   const uint8_t* codes = nullptr;  // weights/panel.h
   const uint8_t* scales = nullptr;
@@ -64,6 +72,9 @@ struct GemmArgs {
   const uint8_t* stream_end =
       nullptr;  // where this task's codes end, and how far from there the thread's next ones lie
   int64_t stream_jump = 0;
+  int units = 1;                            // 2: the unit that follows in memory as well, if the kernel takes two
+  int64_t unit_codes = 0, unit_scales = 0;  // bytes from a unit to the next
+  const uint8_t *next_codes = nullptr, *next_scales = nullptr;  // what this thread reads after this call
 
   const uint8_t* x = nullptr;       // operand rows
   int64_t x_stride = 0;             // bytes
@@ -73,7 +84,7 @@ struct GemmArgs {
   int64_t x_group_stride = 0;       // floats
   int m = 0;                        // <= kMaxRows
 
-  float* out = nullptr;        // [m][kTileCols]
+  float* out = nullptr;        // [kMaxRows][kTileCols] a unit, m rows of it written
   uint8_t* scratch = nullptr;  // kScratchBytes, 64-byte aligned
 };
 using GemmFn = void (*)(const GemmArgs&);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// MXFP4 weights by bfloat16 inputs as integers (vpdpwssd, two products a lane and instruction): the sum of each 32
-// products is exact in int32, then rounded once. What an input block cannot hold as integers (micro.h: FixedRow) is
+// MXFP4 weights by bfloat16 inputs as integers: inputs are two or three planes of bytes (micro.h: FixedRow), weights
+// signed bytes 2w, and vpdpbusd sums four products a lane and instruction. One int32 takes the planes in turn, shifted
+// by 8 bits between them, so the sum of each 32 products is exact, then rounded once. What the planes do not hold is
 // added one by one. Needs AVX-512 VNNI.
 //
 // Every output is one chain of fused multiply-adds: the blocks of a chunk, then its rest, then the next chunk, whatever
-// the number of rows (micro/tile.h says why).
+// the number of rows (micro/tile.h says why). A third plane of zeros multiplies a sum by 256 and its scale by 1/256, so
+// rows of two and three planes may share a tile.
 #pragma once
 
 #include "kernels/cpu/micro/tile.h"
@@ -12,243 +14,407 @@
 namespace sluice::kernels::cpu {
 namespace {
 
-inline constexpr int64_t kFixedPairs = kFixedBlock / 2;
-inline constexpr int kFixedPackedRows = 6;  // up to here codes are decoded in registers
-inline constexpr int kFixedLines = 2;       // packed lines that a tile of decoded weights brings to L2 a block
+inline constexpr int kFixedPackedRows = 3;  // up to here codes are decoded in registers
+inline constexpr int kFixedTileRows = 6;    // by 4 panels: 10 loads for 24 dots
+inline constexpr int kFixedQuads = kFixedBlock / 4;
 
-// 2 * {0, .5, 1, 1.5, 2, 3, 4, 6, -0, ...}
-SLUICE_INLINE __m512i doubled_e2m1() {
-  return _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-}
-
-// 8 k of a panel: w[j] = (k 2j, k 2j+1) of each row, doubled and times 256 (kFixedFactor), as a shift alone widens
-// bytes.
-struct WordPairs {
-  __m512i w[4];
+// 8 k of a panel as bytes 2w: (k0 k4 k1 k5), (k2 k6 k3 k7) of each row.
+struct FixedQuads {
+  __m512i w[2];
 };
-SLUICE_INLINE WordPairs decode_pairs(const uint8_t* codes) {
-  const __m512i low = _mm512_set1_epi8(0x0f), upper = _mm512_set1_epi16(static_cast<int16_t>(0xff00));
-  const __m512i raw = _mm512_loadu_si512(codes);
-  const __m512i even = _mm512_shuffle_epi8(doubled_e2m1(), _mm512_and_si512(raw, low));
-  const __m512i odd = _mm512_shuffle_epi8(doubled_e2m1(), _mm512_and_si512(_mm512_srli_epi16(raw, 4), low));
-  return {{_mm512_slli_epi16(even, 8), _mm512_slli_epi16(odd, 8), _mm512_and_si512(even, upper),
-           _mm512_and_si512(odd, upper)}};
+SLUICE_INLINE FixedQuads decode_quads(const uint8_t* codes) {
+  // 2 * {0, .5, 1, 1.5, 2, 3, 4, 6, -0, ...}
+  const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+  const __m512i low = _mm512_set1_epi8(0x0f), raw = _mm512_loadu_si512(codes);
+  return {{_mm512_shuffle_epi8(table, _mm512_and_si512(raw, low)),
+           _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(raw, 4), low))}};
 }
-// The weights of one k as int32, on the same scale.
-SLUICE_INLINE __m512i decode_one(const uint8_t* codes, uint32_t k) {
-  const uint32_t left = 28 - 16 * (k % 2) - 4 * (k / 2);  // brings the nibble to the top
-  const __m512i top = _mm512_sll_epi32(_mm512_loadu_si512(codes), _mm_cvtsi32_si128(static_cast<int>(left)));
-  const __m512i byte = _mm512_shuffle_epi8(doubled_e2m1(), _mm512_srli_epi32(top, 28));
-  return _mm512_srai_epi32(_mm512_slli_epi32(byte, 24), 16);
+SLUICE_INLINE __m512i add_quads(__m512i sum, const FixedQuads& q) {
+  return dot_bytes(dot_bytes(sum, _mm512_set1_epi8(1), q.w[0]), _mm512_set1_epi8(1), q.w[1]);
+}
+// What the bias of the inputs' upper plane adds to a sum over that plane, negated.
+SLUICE_INLINE __m512i bias_correction(__m512i sum) {
+  return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sum, 7));
 }
 
-SLUICE_INLINE __m512i broadcast_i32(const void* p) {
+// One k, 0 to 7, of a panel: where its byte lies and the dot that takes it out.
+SLUICE_INLINE __m512i select_byte(uint32_t k) {
+  // Byte 0: k 0 and 2, byte 1: 4 and 6, byte 2: 1 and 3, byte 3: 5 and 7.
+  return _mm512_set1_epi32(1 << (16 * (k & 1) + 2 * (k & 4)));
+}
+SLUICE_INLINE uint32_t quad_of(uint32_t k) { return k >> 1 & 1; }
+
+// GCC would load a value again for every use of it.
+SLUICE_INLINE __m512i keep(__m512i v) {
+  __asm__("" : "+v"(v));
+  return v;
+}
+
+SLUICE_INLINE __m512i broadcast_i32(const uint8_t* p) {
   int32_t v;
   __builtin_memcpy(&v, p, 4);
   return _mm512_set1_epi32(v);
 }
 
-// t.x: rows at the chunk's first code, t.x_group: at its first scale.
-template <bool kDecoded, int kRows, int kPanels>
-static void run_fixed_tile(const Tile& t) {
-  constexpr bool kInRegisters = kRows * kPanels <= (kDecoded ? 12 : 8);
-  const uint8_t* x[kRows];
-#pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) x[m] = t.x[m];
+// Input rows of a tile at the first k of a chunk.
+struct FixedX {
+  const uint8_t *upper, *low;
+  const float* scales;
+};
+
+// Decoded weights of a chunk, kPanels panels: bytes [k / 4][kPanels][64]; for each 32 k bias corrections [kPanels][16]
+// and scales [kPanels][16].
+template <int kPanels>
+struct FixedWeights {
+  static constexpr int64_t kBytes = kFixedChunk / 4 * 64 * kPanels, kBlocks = kFixedChunk / kFixedBlock;
+  uint8_t* bytes;
+  uint8_t* corrections;
+  uint8_t* scales;
+  explicit FixedWeights(uint8_t* scratch)
+      : bytes(scratch), corrections(scratch + kBytes), scales(corrections + kBlocks * 64 * kPanels) {}
+  static constexpr int64_t scratch_bytes() { return kBytes + 2 * kBlocks * 64 * kPanels; }
+};
+
+// Where the outputs of panel p begin: two panels a unit.
+SLUICE_INLINE int out_of(int p) { return p / 2 * kMaxRows * kTileCols + p % 2 * 16; }
+
+// What the tiles of a call bring to L2: the weights of the next one, in the order of page_ahead().
+struct FixedAhead {
+  const uint8_t *codes, *scales;
+  int64_t at, end;  // bytes of codes
+  int fours;        // four lines each, that a tile brings in the time of a block
+  SLUICE_INLINE bool more(const FixedAhead& a, int i) { return i < a.fours && a.at < a.end; }
+  // The first of the next four lines, a page between them.
+  SLUICE_INLINE const uint8_t* next_four(FixedAhead& a) {
+    const int64_t line = a.at & (4 * kPage - 1);
+    const uint8_t* p = a.codes + a.at - line + (line >> 2);
+    if (a.at % 1024 == 0) Avx512::prefetch_far(a.scales + a.at / 16);
+    a.at += 256;
+    return p;
+  }
+};
+
+template <int kPlanes, int kRows, int kPanels>
+static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, const FixedX* x, float* out, bool first,
+                           FixedAhead& ahead) {
+  constexpr bool kInRegisters = kRows * kPanels <= 4;
   __m512 acc[kRows][kPanels];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int p = 0; p < kPanels; ++p) {
-      float* out = t.out + m * kTileCols + 16 * p;
-      if (kInRegisters) acc[m][p] = t.first ? _mm512_setzero_ps() : _mm512_loadu_ps(out);
-      if (!kInRegisters && t.first) _mm512_storeu_ps(out, _mm512_setzero_ps());
+      float* to = out + m * kTileCols + out_of(p);
+      if (kInRegisters) acc[m][p] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+      if (!kInRegisters && first) _mm512_storeu_ps(to, _mm512_setzero_ps());
     }
-  const uint8_t* codes = t.codes;
-  const uint8_t* scales = t.scales;
-  const uint8_t* ahead = t.ahead;
-  for (int64_t b = 0; b < t.k / kFixedBlock; ++b) {
+  const uint8_t* bytes = weights.bytes;
+  const uint8_t *scales = weights.scales, *corrections = weights.corrections;
+  FixedX row[kRows];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) row[m] = x[m];
+  for (int64_t b = 0; b < k / kFixedBlock; ++b) {
     __m512i sum[kRows][kPanels];
-#pragma GCC unroll 8
-    for (int m = 0; m < kRows; ++m)
-#pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p) sum[m][p] = _mm512_setzero_si512();
-    const auto add_pair = [&](const __m512i(&w)[kPanels], int64_t pair) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-      for (int m = 0; m < kRows; ++m) {
-        const __m512i v = broadcast_i32(x[m] + 4 * (b * kFixedPairs + pair));
-#pragma GCC unroll 2
-        for (int p = 0; p < kPanels; ++p) sum[m][p] = dot_words(sum[m][p], w[p], v);
-      }
-    };
-    if constexpr (kDecoded) {
-      for (int i = 0; i < kFixedLines && ahead < t.ahead_end; ++i, ahead += 64)
-        Avx512::prefetch_far(in_stream(page_ahead(ahead), t.stream));
 #pragma GCC unroll 4
-      for (int64_t pair = 0; pair < kFixedPairs; ++pair) {
-        __m512i w[kPanels];
-#pragma GCC unroll 2
-        for (int p = 0; p < kPanels; ++p) w[p] = _mm512_load_si512(codes + 64 * (pair * kPanels + p));
-        add_pair(w, pair);
+    for (int p = 0; p < kPanels; ++p) {
+      const __m512i start = _mm512_load_si512(corrections + 64 * (b * kPanels + p));
+#pragma GCC unroll 8
+      for (int m = 0; m < kRows; ++m) sum[m][p] = start;
+    }
+#pragma GCC unroll 3
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      if (plane > 0) {
+#pragma GCC unroll 8
+        for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+          for (int p = 0; p < kPanels; ++p) sum[m][p] = _mm512_slli_epi32(sum[m][p], 8);
       }
-      codes += 64 * kFixedPairs * kPanels;
-    } else {
-      Avx512::prefetch_near(scales + kScalesAhead);
 #pragma GCC unroll 1
-      for (int64_t pair = 0; pair < kFixedPairs; pair += 4) {
-        WordPairs raw[kPanels];
-#pragma GCC unroll 2
-        for (int p = 0; p < kPanels; ++p) raw[p] = decode_pairs(codes + 64 * p);
-        prefetch_block<Avx512, kPanels>(codes, t.stream);
+      for (int half = 0; half < 2; ++half) {
+        const uint8_t* four = FixedAhead::more(ahead, 2 * plane + half) ? FixedAhead::next_four(ahead) : nullptr;
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
+        for (int i = 0; i < kFixedQuads / 2; ++i) {
+          const int q = kFixedQuads / 2 * half + i;
           __m512i w[kPanels];
-#pragma GCC unroll 2
-          for (int p = 0; p < kPanels; ++p) w[p] = raw[p].w[j];
-          add_pair(w, pair + j);
+#pragma GCC unroll 4
+          for (int p = 0; p < kPanels; ++p) w[p] = keep(_mm512_load_si512(bytes + 64 * (q * kPanels + p)));
+          if (four != nullptr) Avx512::prefetch_far(four + i * kPage);
+#pragma GCC unroll 8
+          for (int m = 0; m < kRows; ++m) {
+            const __m512i v =
+                broadcast_i32((plane < 2 ? row[m].upper + 64 * b + 32 * plane : row[m].low + 32 * b) + 4 * q);
+#pragma GCC unroll 4
+            for (int p = 0; p < kPanels; ++p) sum[m][p] = dot_bytes(sum[m][p], v, w[p]);
+          }
         }
-        codes += t.block_stride;
       }
     }
-#pragma GCC unroll 2
-    for (int p = 0; p < kPanels; ++p) {
-      const __m512 ws = kDecoded ? _mm512_load_ps(scales + 64 * p) : Avx512::scale_e8m0(scales + 16 * p);
+    bytes += 64 * kFixedQuads * kPanels;
 #pragma GCC unroll 8
-      for (int m = 0; m < kRows; ++m) {
-        const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[m][p]), _mm512_set1_ps(t.x_group[m][b]));
+    for (int m = 0; m < kRows; ++m) {
+      const __m512 xs = _mm512_set1_ps(row[m].scales[2 * b + kPlanes - 2]);
+#pragma GCC unroll 4
+      for (int p = 0; p < kPanels; ++p) {
+        const __m512 ws = _mm512_load_ps(scales + 64 * (b * kPanels + p));
+        const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[m][p]), xs);
         if constexpr (kInRegisters) {
           acc[m][p] = _mm512_fmadd_ps(part, ws, acc[m][p]);
         } else {
-          float* out = t.out + m * kTileCols + 16 * p;
-          _mm512_storeu_ps(out, _mm512_fmadd_ps(part, ws, _mm512_loadu_ps(out)));
+          float* to = out + m * kTileCols + out_of(p);
+          _mm512_storeu_ps(to, _mm512_fmadd_ps(part, ws, _mm512_loadu_ps(to)));
         }
       }
     }
-    scales += t.scale_stride;
   }
   if constexpr (kInRegisters) {
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m)
-#pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(t.out + m * kTileCols + 16 * p, acc[m][p]);
+#pragma GCC unroll 4
+      for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + m * kTileCols + out_of(p), acc[m][p]);
   }
 }
 
-// Adds the rest of one row in the chunk of `t` to `out`.
-template <bool kDecoded, int kPanels>
-SLUICE_INLINE void add_fixed_rest(const Tile& t, const FixedRest* rest, const FixedRest* end, float* out) {
+template <int kPlanes, int kPanels>
+static void run_fixed_rows(const FixedWeights<kPanels>& weights, int64_t k, const FixedX* x, int rows, float* out,
+                           bool first, FixedAhead& ahead) {
+  using Run = void (*)(const FixedWeights<kPanels>&, int64_t, const FixedX*, float*, bool, FixedAhead&);
+  static constexpr Run kRun[kFixedTileRows] = {
+      run_fixed_tile<kPlanes, 1, kPanels>, run_fixed_tile<kPlanes, 2, kPanels>, run_fixed_tile<kPlanes, 3, kPanels>,
+      run_fixed_tile<kPlanes, 4, kPanels>, run_fixed_tile<kPlanes, 5, kPanels>, run_fixed_tile<kPlanes, 6, kPanels>};
+  kRun[rows - 1](weights, k, x, out, first, ahead);
+}
+
+// The rest of one row in a chunk. Weights(k, panel) gives them as integers, Scales(block, panel) theirs.
+template <int kPanels, class Weights, class Scales>
+SLUICE_INLINE void add_fixed_rest(const FixedRest* rest, const FixedRest* end, float* out, Weights weights,
+                                  Scales scales) {
   if (rest == end) return;
   __m512 acc[kPanels];
-#pragma GCC unroll 2
-  for (int p = 0; p < kPanels; ++p) acc[p] = _mm512_loadu_ps(out + 16 * p);
-  for (; rest < end; ++rest) {
-    const uint32_t k = rest->k;
-    const __m512 value = _mm512_set1_ps(rest->value);
-    const uint8_t* scale = t.scales + rest->block * t.scale_stride;
-#pragma GCC unroll 2
-    for (int p = 0; p < kPanels; ++p) {
-      // Decoded: the upper words of dwords that start at the pair, or 2 bytes before it.
-      const uint8_t* at = t.codes + 64 * kPanels * (k / 2) + 64 * p;
-      const __m512i w = kDecoded ? _mm512_srai_epi32(_mm512_loadu_si512(at - 2 + 2 * (k % 2)), 16)
-                                 : decode_one(t.codes + k / 8 * t.block_stride + 64 * p, k % 8);
-      const __m512 ws = kDecoded ? _mm512_load_ps(scale + 64 * p) : Avx512::scale_e8m0(scale + 16 * p);
-      const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(w), value);
-      acc[p] = _mm512_fmadd_ps(part, ws, acc[p]);
-    }
-  }
-#pragma GCC unroll 2
-  for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + 16 * p, acc[p]);
-}
-
-template <bool kDecoded, int kPanels>
-static void run_fixed_rows(const Tile& t, int rows) {
-  using Run = void (*)(const Tile&);
-  static constexpr Run kRun[] = {run_fixed_tile<kDecoded, 1, kPanels>, run_fixed_tile<kDecoded, 2, kPanels>,
-                                 run_fixed_tile<kDecoded, 3, kPanels>, run_fixed_tile<kDecoded, 4, kPanels>,
-                                 run_fixed_tile<kDecoded, 5, kPanels>, run_fixed_tile<kDecoded, 6, kPanels>,
-                                 run_fixed_tile<kDecoded, 7, kPanels>, run_fixed_tile<kDecoded, 8, kPanels>};
-  kRun[rows - 1](t);
-}
-
-// Rows [begin, end) of the chunk at k0.
-template <bool kDecoded, int kPanels>
-SLUICE_INLINE void run_fixed_chunk(const GemmArgs& a, const Tile& chunk, const uint8_t* const* x, int64_t k0, int begin,
-                                   int end) {
-  const FixedRow at(a.k);
-  const uint8_t* rows[8];
-  const float* scales[8];
-  for (int r = begin; r < end; ++r) {
-    rows[r - begin] = x[r] + 2 * k0;
-    scales[r - begin] = reinterpret_cast<const float*>(x[r] + at.scales) + k0 / kFixedBlock;
-  }
-  Tile tile = chunk;
-  tile.x = rows;
-  tile.x_group = scales;
-  tile.out = a.out + static_cast<int64_t>(begin) * kTileCols;
-  run_fixed_rows<kDecoded, kPanels>(tile, end - begin);
-  for (int r = begin; r < end; ++r) {
-    const int32_t* starts = reinterpret_cast<const int32_t*>(x[r] + at.starts) + k0 / kFixedChunk;
-    const FixedRest* rest = reinterpret_cast<const FixedRest*>(x[r] + at.rest);
-    add_fixed_rest<kDecoded, kPanels>(chunk, rest + starts[0], rest + starts[1],
-                                      a.out + static_cast<int64_t>(r) * kTileCols);
-  }
-}
-
-template <int kPanels>
-SLUICE_INLINE void decode_fixed_chunk(const Tile& t, uint8_t* words, uint8_t* scales) {
-  const uint8_t* codes = t.codes;
-  for (int64_t k = 0; k < t.k; k += 8, codes += t.block_stride, words += 256 * kPanels)
-#pragma GCC unroll 2
-    for (int p = 0; p < kPanels; ++p) {
-      const WordPairs raw = decode_pairs(codes + 64 * p);
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) _mm512_store_si512(words + 64 * (kPanels * j + p), raw.w[j]);
+  for (int p = 0; p < kPanels; ++p) acc[p] = _mm512_loadu_ps(out + out_of(p));
+  for (; rest < end; ++rest) {
+    const __m512 value = _mm512_set1_ps(rest->value);
+#pragma GCC unroll 4
+    for (int p = 0; p < kPanels; ++p) {
+      const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(weights(rest->k, p)), value);
+      acc[p] = _mm512_fmadd_ps(part, scales(rest->block, p), acc[p]);
     }
-  for (int64_t b = 0; b < t.k / kFixedBlock; ++b)
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + out_of(p), acc[p]);
+}
+
+// A row's rest in the chunk at k0.
+struct RestRange {
+  const FixedRest *begin, *end;
+  RestRange(const FixedRow& at, const uint8_t* x, int64_t k0) {
+    const int32_t* starts = reinterpret_cast<const int32_t*>(x + at.starts) + 1 + k0 / kFixedChunk;
+    const FixedRest* rest = reinterpret_cast<const FixedRest*>(x + at.rest);
+    begin = rest + starts[0];
+    end = rest + starts[1];
+  }
+};
+SLUICE_INLINE FixedX fixed_x(const FixedRow& at, const uint8_t* x, int64_t k0) {
+  return {x + 2 * k0, x + at.low + k0, reinterpret_cast<const float*>(x + at.scales) + k0 / kFixedBlock * 2};
+}
+SLUICE_INLINE int planes_of(const FixedRow& at, const uint8_t* x) {
+  int32_t planes;
+  __builtin_memcpy(&planes, x + at.starts, 4);
+  return planes;
+}
+
+// Four lines of the stream from `codes` on have been read (those of its 256 bytes).
+SLUICE_INLINE void prefetch_four(const uint8_t* codes, const Stream& stream) {
+  const uint8_t* ahead = page_ahead(codes - (reinterpret_cast<uintptr_t>(codes) & 255));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) Avx512::prefetch_near(in_stream(ahead + i * kPage, stream));
+}
+
+// Few rows: a panel's block at a time, sums of the planes side by side.
+template <int kPlanes, int kRows, int kPanels>
+static void run_fixed_packed(const GemmArgs& a, const uint8_t* const* x) {
+  const FixedRow at(a.k);
+  const Stream stream{a.stream_end, a.stream_jump};
+  __m512 acc[kRows][kPanels];
+  for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-    for (int p = 0; p < kPanels; ++p)
-      _mm512_store_ps(scales + 64 * (b * kPanels + p), Avx512::scale_e8m0(t.scales + b * t.scale_stride + 16 * p));
+    for (int p = 0; p < kPanels; ++p) acc[m][p] = _mm512_setzero_ps();
+  FixedX rows[kRows];
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m) rows[m] = fixed_x(at, x[m], 0);
+  const uint8_t* codes = a.codes;
+  const uint8_t* scales = a.scales;
+  for (int64_t b = 0; b < a.k / kFixedBlock; ++b) {
+    Avx512::prefetch_near(scales + kScalesAhead);
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      // Without this GCC keeps the inputs of one panel in registers for the other, and spills the sums.
+      __asm__ volatile("" : : : "memory");
+      __m512i sum[kRows][kPlanes], all = _mm512_setzero_si512();
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 3
+        for (int plane = 0; plane < kPlanes; ++plane) sum[m][plane] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const FixedQuads q = decode_quads(codes + 64 * (i * kPanels + p));
+        all = add_quads(all, q);
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 3
+          for (int plane = 0; plane < kPlanes; ++plane) {
+            const uint8_t* v = (plane < 2 ? rows[m].upper + 64 * b + 32 * plane : rows[m].low + 32 * b) + 8 * i;
+            sum[m][plane] = dot_bytes(sum[m][plane], broadcast_i32(v), q.w[0]);
+            sum[m][plane] = dot_bytes(sum[m][plane], broadcast_i32(v + 4), q.w[1]);
+          }
+      }
+      prefetch_four(codes + 256 * p, stream);
+      const __m512i correction = bias_correction(all);
+      const __m512 ws = Avx512::scale_e8m0(scales + 16 * p);
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) {
+        __m512i s = _mm512_add_epi32(sum[m][0], correction);
+#pragma GCC unroll 2
+        for (int plane = 1; plane < kPlanes; ++plane) s = _mm512_add_epi32(_mm512_slli_epi32(s, 8), sum[m][plane]);
+        const __m512 xs = _mm512_set1_ps(rows[m].scales[2 * b + kPlanes - 2]);
+        acc[m][p] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s), xs), ws, acc[m][p]);
+      }
+    }
+    codes += 256 * kPanels;
+    scales += 16 * kPanels;
+    const int64_t k = (b + 1) * kFixedBlock;
+    if (k % kFixedChunk != 0 && k != a.k) continue;
+    const int64_t k0 = (k - 1) / kFixedChunk * kFixedChunk;
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) {
+      const RestRange r(at, x[m], k0);
+      if (r.begin == r.end) continue;
+      float* out = a.out + m * kTileCols;
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + 16 * p, acc[m][p]);
+      add_fixed_rest<kPanels>(
+          r.begin, r.end, out,
+          [&](uint32_t i, int p) __attribute__((always_inline)) {
+            const FixedQuads q = decode_quads(a.codes + ((k0 + i) / 8 * kPanels + p) * 64);
+            return dot_bytes(_mm512_setzero_si512(), select_byte(i % 8), quad_of(i % 8) == 0 ? q.w[0] : q.w[1]);
+          },
+          [&](uint32_t block, int p) __attribute__((always_inline)) {
+            return Avx512::scale_e8m0(a.scales + ((k0 / kFixedBlock + block) * kPanels + p) * 16);
+          });
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) acc[m][p] = _mm512_loadu_ps(out + 16 * p);
+    }
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(a.out + m * kTileCols + 16 * p, acc[m][p]);
+}
+
+template <int kPlanes, int kPanels>
+static void run_fixed_few(const GemmArgs& a, const uint8_t* const* x) {
+  using Run = void (*)(const GemmArgs&, const uint8_t* const*);
+  static constexpr Run kRun[kFixedPackedRows] = {run_fixed_packed<kPlanes, 1, kPanels>,
+                                                 run_fixed_packed<kPlanes, 2, kPanels>,
+                                                 run_fixed_packed<kPlanes, 3, kPanels>};
+  kRun[a.m - 1](a, x);
+}
+
+// k codes at k0 of kPanels panels: of one unit, or of two that follow each other.
+template <int kPanels>
+static void decode_fixed_chunk(const GemmArgs& a, int64_t k0, int64_t k, const FixedWeights<kPanels>& out) {
+  constexpr int kUnitPanels = kPanels < 2 ? kPanels : 2;
+  constexpr int kUnits = kPanels / kUnitPanels;
+#pragma GCC unroll 2
+  for (int u = 0; u < kUnits; ++u) {
+    const uint8_t* codes = a.codes + u * a.unit_codes + k0 / 8 * 64 * kUnitPanels;
+    const uint8_t* scales = a.scales + u * a.unit_scales + k0 / kFixedBlock * 16 * kUnitPanels;
+    for (int64_t b = 0; b < k / kFixedBlock; ++b)
+#pragma GCC unroll 2
+      for (int i = 0; i < kUnitPanels; ++i) {
+        const int p = u * kUnitPanels + i;
+        uint8_t* bytes = out.bytes + 64 * (b * kFixedQuads * kPanels + p);
+        __m512i all = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          const FixedQuads q = decode_quads(codes + 64 * ((4 * b + j) * kUnitPanels + i));
+          all = add_quads(all, q);
+          _mm512_store_si512(bytes + 64 * kPanels * (2 * j), q.w[0]);
+          _mm512_store_si512(bytes + 64 * kPanels * (2 * j + 1), q.w[1]);
+        }
+        _mm512_store_si512(out.corrections + 64 * (b * kPanels + p), bias_correction(all));
+        _mm512_store_ps(out.scales + 64 * (b * kPanels + p), Avx512::scale_e8m0(scales + 16 * (b * kUnitPanels + i)));
+      }
+  }
 }
 
 template <int kPanels>
-static void run_fixed_unit(const GemmArgs& a) {
-  constexpr int64_t kWordBytes = kFixedChunk / 2 * 64 * kPanels;
-  static_assert(64 + kWordBytes + kFixedChunk / kFixedBlock * 64 * kPanels <= kScratchBytes);
-  uint8_t* const words = a.scratch + 64;  // add_fixed_rest() reads 2 bytes before
-  uint8_t* const scales = words + kWordBytes;
-  const uint8_t* x[kMaxRows];
-  for (int i = 0; i < a.m; ++i) x[i] = a.x + (a.x_rows != nullptr ? a.x_rows[i] : i) * a.x_stride;
-  Tile t{};
-  t.block_stride = 64 * kPanels;
-  t.scale_stride = 16 * kPanels;
-  t.stream = {a.stream_end, a.stream_jump};
-  const RowTiles<Avx512> tiles(a.m);
+static void run_fixed_many(const GemmArgs& a, const uint8_t* const* x) {
+  static_assert(FixedWeights<kPanels>::scratch_bytes() <= kScratchBytes);
+  const FixedRow at(a.k);
+  const FixedWeights<kPanels> weights(a.scratch);
+  const int tiles = (a.m + kFixedTileRows - 1) / kFixedTileRows;
+  const int64_t bytes = a.k / 8 * 64 * kPanels;
+  FixedAhead ahead{a.next_codes, a.next_scales, 0, bytes, (kPanels + tiles - 1) / tiles};
   for (int64_t k0 = 0; k0 < a.k; k0 += kFixedChunk) {
-    Tile chunk = t;
-    chunk.k = a.k - k0 < kFixedChunk ? a.k - k0 : kFixedChunk;
-    chunk.codes = a.codes + k0 / 8 * t.block_stride;
-    chunk.scales = a.scales + k0 / kFixedBlock * t.scale_stride;
-    chunk.first = k0 == 0;
-    if (a.m <= kFixedPackedRows) {
-      run_fixed_chunk<false, kPanels>(a, chunk, x, k0, 0, a.m);
-      continue;
+    const int64_t k = a.k - k0 < kFixedChunk ? a.k - k0 : kFixedChunk;
+    decode_fixed_chunk<kPanels>(a, k0, k, weights);
+    for (int i = 0; i < tiles; ++i) {
+      const int begin = static_cast<int>(int64_t{a.m} * i / tiles),
+                end = static_cast<int>(int64_t{a.m} * (i + 1) / tiles);
+      FixedX rows[kFixedTileRows];
+      int planes = 2;
+      for (int r = begin; r < end; ++r) {
+        rows[r - begin] = fixed_x(at, x[r], k0);
+        planes = planes_of(at, x[r]) > planes ? 3 : planes;
+      }
+      float* out = a.out + static_cast<int64_t>(begin) * kTileCols;
+      if (planes == 2)
+        run_fixed_rows<2, kPanels>(weights, k, rows, end - begin, out, k0 == 0, ahead);
+      else
+        run_fixed_rows<3, kPanels>(weights, k, rows, end - begin, out, k0 == 0, ahead);
+      for (int r = begin; r < end; ++r) {
+        const RestRange rest(at, x[r], k0);
+        add_fixed_rest<kPanels>(
+            rest.begin, rest.end, a.out + static_cast<int64_t>(r) * kTileCols,
+            [&](uint32_t j, int p) __attribute__((always_inline)) {
+              const __m512i w = _mm512_load_si512(weights.bytes + ((j / 8 * 2 + quad_of(j % 8)) * kPanels + p) * 64);
+              return dot_bytes(_mm512_setzero_si512(), select_byte(j % 8), w);
+            },
+            [&](uint32_t block, int p)
+                __attribute__((always_inline)) { return _mm512_load_ps(weights.scales + 64 * (block * kPanels + p)); });
+      }
     }
-    decode_fixed_chunk<kPanels>(chunk, words, scales);
-    chunk.ahead = chunk.codes;
-    chunk.ahead_end = chunk.codes + chunk.k / 8 * t.block_stride;
-    chunk.codes = words;
-    chunk.scales = scales;
-    chunk.scale_stride = 64 * kPanels;
-    for (int i = 0; i < tiles.tiles; ++i) {
-      run_fixed_chunk<true, kPanels>(a, chunk, x, k0, tiles.begin(i), tiles.begin(i + 1));
-      chunk.ahead += chunk.k / kFixedBlock * kFixedLines * 64;
-    }
+  }
+}
+
+template <int kPanels>
+static void run_fixed_few_units(const GemmArgs& a, const uint8_t* const* x) {
+  int planes = 2;
+  for (int i = 0; i < a.m; ++i) planes = planes_of(FixedRow(a.k), x[i]) > planes ? 3 : planes;
+  GemmArgs one = a;
+  for (int u = 0; u < a.units; ++u) {
+    planes == 2 ? run_fixed_few<2, kPanels>(one, x) : run_fixed_few<3, kPanels>(one, x);
+    one.codes += a.unit_codes;
+    one.scales += a.unit_scales;
+    one.out += kMaxRows * kTileCols;
   }
 }
 
 static void gemm_mxfp4_dot(const GemmArgs& a) {
-  a.panels == 2 ? run_fixed_unit<2>(a) : run_fixed_unit<1>(a);
-  scale_outputs<Avx512>(a);
+  const uint8_t* x[kMaxRows];
+  for (int i = 0; i < a.m; ++i) x[i] = a.x + (a.x_rows != nullptr ? a.x_rows[i] : i) * a.x_stride;
+  if (a.m <= kFixedPackedRows)
+    a.panels == 2 ? run_fixed_few_units<2>(a, x) : run_fixed_few_units<1>(a, x);
+  else if (a.units == 2)
+    run_fixed_many<4>(a, x);
+  else
+    a.panels == 2 ? run_fixed_many<2>(a, x) : run_fixed_many<1>(a, x);
+  GemmArgs one = a;
+  for (int u = 0; u < a.units; ++u) {
+    scale_outputs<Avx512>(one);
+    one.row_scale += 16 * a.panels;
+    one.out += kMaxRows * kTileCols;
+  }
 }
 
 }  // namespace

@@ -91,58 +91,7 @@ static inline float round_nvfp4(float* x, int64_t n, Nvfp4Factors g) {
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// `x` [padded]. Every value lands in the codes or in the rest, exactly.
-static void write_fixed_row(const float* x, int64_t padded, uint8_t* out) {
-  const FixedRow at(padded);
-  int16_t* const codes = reinterpret_cast<int16_t*>(out);
-  float* const scales = reinterpret_cast<float*>(out + at.scales);
-  int32_t* const starts = reinterpret_cast<int32_t*>(out + at.starts);
-  FixedRest* const rest = reinterpret_cast<FixedRest*>(out + at.rest);
-  int32_t count = 0;
-  for (int64_t k = 0; k < padded; k += kFixedBlock) {
-    if (k % kFixedChunk == 0) starts[k / kFixedChunk] = count;
-    const float* v = x + k;
-    uint32_t largest = 0;
-    for (int i = 0; i < kFixedBlock; ++i) {
-      const uint32_t a = bits_of(v[i]) & 0x7fffffffu, finite = a < 0x7f800000u ? a : 0;
-      largest = finite > largest ? finite : largest;
-    }
-    // 2^e of the largest, but at least 2^-113, so that 2^(14-e) is a float.
-    uint32_t exponent = largest >> 23 > 14 ? largest >> 23 : 14;
-    int32_t code[kFixedBlock];
-    const auto convert = [&](uint32_t biased) {
-      const float up = float_of((268 - biased) << 23), down = float_of((biased - 13) << 23) * 0.5f;
-      int32_t sum = 0, lost = 0;
-      for (int i = 0; i < kFixedBlock; ++i) {
-        const float f = (bits_of(v[i]) & 0x7fffffffu) < 0x7f800000u ? v[i] : 0.0f;
-        const int32_t c = static_cast<int32_t>(f * up);
-        const bool exact = static_cast<float>(c) * down == v[i];
-        code[i] = exact ? c : 0;
-        sum += code[i] < 0 ? -code[i] : code[i];
-        lost += exact ? 0 : 1;
-      }
-      scales[k / kFixedBlock] = down * kFixedFactor;
-      return sum <= kFixedSum ? lost : -1;
-    };
-    int32_t lost = convert(exponent);
-    if (lost < 0) lost = convert(exponent + 1);
-    for (int i = 0; i < kFixedBlock; ++i) codes[k + i] = static_cast<int16_t>(code[i]);
-    for (int i = 0; lost > 0; ++i)
-      if (code[i] == 0 && v[i] != 0.0f) {
-        const int64_t in_chunk = k % kFixedChunk + i;
-        rest[count++] = {v[i] * kFixedFactor, static_cast<uint16_t>(in_chunk),
-                         static_cast<uint16_t>(in_chunk / kFixedBlock)};
-        --lost;
-      }
-  }
-  starts[(padded + kFixedChunk - 1) / kFixedChunk] = count;
-}
-
 static void write_operand(const PrepareArgs& a, float* x) {
-  if (a.kind == OperandKind::fixed) {
-    for (int64_t i = a.n; i < a.padded; ++i) x[i] = 0.0f;
-    return write_fixed_row(x, a.padded, static_cast<uint8_t*>(a.operand));
-  }
   if (a.kind == OperandKind::bf16) {
     uint16_t* out = static_cast<uint16_t*>(a.operand);
     for (int64_t i = 0; i < a.n; ++i) out[i] = bf16_of(x[i]);
