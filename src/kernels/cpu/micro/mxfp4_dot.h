@@ -14,8 +14,9 @@
 namespace sluice::kernels::cpu {
 namespace {
 
-inline constexpr int kFixedPackedRows = 3;  // up to here codes are decoded in registers
-inline constexpr int kFixedTileRows = 6;    // by 4 panels: 10 loads for 24 dots
+// Up to so many rows codes are decoded in registers: with more, the sums of two panels leave too few.
+constexpr int fixed_packed_rows(int planes) { return planes == 2 ? 4 : 3; }
+inline constexpr int kFixedTileRows = 6;  // by 4 panels: 10 loads for 24 dots
 inline constexpr int kFixedQuads = kFixedBlock / 4;
 
 // 8 k of a panel as bytes 2w: (k0 k4 k1 k5), (k2 k6 k3 k7) of each row.
@@ -245,36 +246,45 @@ static void run_fixed_packed(const GemmArgs& a, const uint8_t* const* x) {
   const uint8_t* scales = a.scales;
   for (int64_t b = 0; b < a.k / kFixedBlock; ++b) {
     Avx512::prefetch_near(scales + kScalesAhead);
+    __m512i sum[kRows][kPlanes][kPanels], all[kPanels];
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-      // Without this GCC keeps the inputs of one panel in registers for the other, and spills the sums.
-      __asm__ volatile("" : : : "memory");
-      __m512i sum[kRows][kPlanes], all = _mm512_setzero_si512();
+      all[p] = _mm512_setzero_si512();
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 3
-        for (int plane = 0; plane < kPlanes; ++plane) sum[m][plane] = _mm512_setzero_si512();
+        for (int plane = 0; plane < kPlanes; ++plane) sum[m][plane][p] = _mm512_setzero_si512();
+    }
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const FixedQuads q = decode_quads(codes + 64 * (i * kPanels + p));
-        all = add_quads(all, q);
+    for (int i = 0; i < 4; ++i) {
+      FixedQuads q[kPanels];
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        q[p] = decode_quads(codes + 64 * (i * kPanels + p));
+        all[p] = add_quads(all[p], q[p]);
+      }
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j)
 #pragma GCC unroll 4
         for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 3
           for (int plane = 0; plane < kPlanes; ++plane) {
-            const uint8_t* v = (plane < 2 ? rows[m].upper + 64 * b + 32 * plane : rows[m].low + 32 * b) + 8 * i;
-            sum[m][plane] = dot_bytes(sum[m][plane], broadcast_i32(v), q.w[0]);
-            sum[m][plane] = dot_bytes(sum[m][plane], broadcast_i32(v + 4), q.w[1]);
+            const __m512i v =
+                broadcast_i32((plane < 2 ? rows[m].upper + 64 * b + 32 * plane : rows[m].low + 32 * b) + 8 * i + 4 * j);
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) sum[m][plane][p] = dot_bytes(sum[m][plane][p], v, q[p].w[j]);
           }
-      }
-      prefetch_four(codes + 256 * p, stream);
-      const __m512i correction = bias_correction(all);
+      if (i % 2 == 1 && i / 2 < kPanels) prefetch_four(codes + 256 * (i / 2), stream);
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      const __m512i correction = bias_correction(all[p]);
       const __m512 ws = Avx512::scale_e8m0(scales + 16 * p);
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) {
-        __m512i s = _mm512_add_epi32(sum[m][0], correction);
+        __m512i s = _mm512_add_epi32(sum[m][0][p], correction);
 #pragma GCC unroll 2
-        for (int plane = 1; plane < kPlanes; ++plane) s = _mm512_add_epi32(_mm512_slli_epi32(s, 8), sum[m][plane]);
+        for (int plane = 1; plane < kPlanes; ++plane) s = _mm512_add_epi32(_mm512_slli_epi32(s, 8), sum[m][plane][p]);
         const __m512 xs = _mm512_set1_ps(rows[m].scales[2 * b + kPlanes - 2]);
         acc[m][p] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(s), xs), ws, acc[m][p]);
       }
@@ -312,11 +322,17 @@ static void run_fixed_packed(const GemmArgs& a, const uint8_t* const* x) {
 
 template <int kPlanes, int kPanels>
 static void run_fixed_few(const GemmArgs& a, const uint8_t* const* x) {
-  using Run = void (*)(const GemmArgs&, const uint8_t* const*);
-  static constexpr Run kRun[kFixedPackedRows] = {run_fixed_packed<kPlanes, 1, kPanels>,
-                                                 run_fixed_packed<kPlanes, 2, kPanels>,
-                                                 run_fixed_packed<kPlanes, 3, kPanels>};
-  kRun[a.m - 1](a, x);
+  GemmArgs one = a;
+  for (int u = 0; u < a.units; ++u) {
+    if (a.m == 1) run_fixed_packed<kPlanes, 1, kPanels>(one, x);
+    if (a.m == 2) run_fixed_packed<kPlanes, 2, kPanels>(one, x);
+    if (a.m == 3) run_fixed_packed<kPlanes, 3, kPanels>(one, x);
+    if constexpr (fixed_packed_rows(kPlanes) == 4)
+      if (a.m == 4) run_fixed_packed<kPlanes, 4, kPanels>(one, x);
+    one.codes += a.unit_codes;
+    one.scales += a.unit_scales;
+    one.out += kMaxRows * kTileCols;
+  }
 }
 
 // k codes at k0 of kPanels panels: of one unit, or of two that follow each other.
@@ -387,24 +403,18 @@ static void run_fixed_many(const GemmArgs& a, const uint8_t* const* x) {
   }
 }
 
-template <int kPanels>
-static void run_fixed_few_units(const GemmArgs& a, const uint8_t* const* x) {
-  int planes = 2;
-  for (int i = 0; i < a.m; ++i) planes = planes_of(FixedRow(a.k), x[i]) > planes ? 3 : planes;
-  GemmArgs one = a;
-  for (int u = 0; u < a.units; ++u) {
-    planes == 2 ? run_fixed_few<2, kPanels>(one, x) : run_fixed_few<3, kPanels>(one, x);
-    one.codes += a.unit_codes;
-    one.scales += a.unit_scales;
-    one.out += kMaxRows * kTileCols;
-  }
-}
-
 static void gemm_mxfp4_dot(const GemmArgs& a) {
   const uint8_t* x[kMaxRows];
-  for (int i = 0; i < a.m; ++i) x[i] = a.x + (a.x_rows != nullptr ? a.x_rows[i] : i) * a.x_stride;
-  if (a.m <= kFixedPackedRows)
-    a.panels == 2 ? run_fixed_few_units<2>(a, x) : run_fixed_few_units<1>(a, x);
+  int planes = 2;
+  for (int i = 0; i < a.m; ++i) {
+    x[i] = a.x + (a.x_rows != nullptr ? a.x_rows[i] : i) * a.x_stride;
+    planes = planes_of(FixedRow(a.k), x[i]) > planes ? 3 : planes;
+  }
+  if (a.m <= fixed_packed_rows(planes))
+    if (planes == 2)
+      a.panels == 2 ? run_fixed_few<2, 2>(a, x) : run_fixed_few<2, 1>(a, x);
+    else
+      a.panels == 2 ? run_fixed_few<3, 2>(a, x) : run_fixed_few<3, 1>(a, x);
   else if (a.units == 2)
     run_fixed_many<4>(a, x);
   else
