@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/math.h"
+#include "weights/panel_codes.h"
 
 namespace sluice::weights {
 
@@ -14,76 +15,15 @@ using format::ScaleType;
 namespace {
 constexpr int kBlockBytes = 64;
 
-// Nibbles 0 2 4 6 of d in the low 16 bits.
-uint32_t even_nibbles(uint32_t d) {
-  uint32_t x = d & 0x0f0f0f0fu;
-  x = (x | x >> 4) & 0x00ff00ffu;
-  return (x | x >> 8) & 0xffffu;
-}
-
-// Where the four bytes of one row's dword go: bf16 and 4-bit codes keep a dword a row, 8-bit codes split it.
-struct PlaceDword {
-  static void at(uint8_t* block, int row, uint32_t d) { std::memcpy(block + 4 * row, &d, 4); }
-};
-struct PlaceNibbles {
-  static void at(uint8_t* block, int row, uint32_t d) {
-    const uint32_t packed = even_nibbles(d) | even_nibbles(d >> 4) << 16;
-    std::memcpy(block + 4 * row, &packed, 4);
-  }
-};
-struct PlaceHalves {
-  static void at(uint8_t* block, int row, uint32_t d) {
-    const uint16_t even = static_cast<uint16_t>((d & 0xffu) | (d >> 8 & 0xff00u));
-    const uint16_t odd = static_cast<uint16_t>((d >> 8 & 0xffu) | (d >> 16 & 0xff00u));
-    std::memcpy(block + 2 * row, &even, 2);
-    std::memcpy(block + 32 + 2 * row, &odd, 2);
-  }
-};
-struct PlacePairs {
-  static void at(uint8_t* block, int row, uint32_t d) {
-    uint8_t* lane = block + 16 * (row / 4) + 2 * (row % 4);
-    const uint16_t low = static_cast<uint16_t>(d), high = static_cast<uint16_t>(d >> 16);
-    std::memcpy(lane, &low, 2);
-    std::memcpy(lane + 8, &high, 2);
-  }
-};
-
-// Codes of one panel: rows[r] points at row r's bytes, null for padding. Bytes behind the end read as zero.
-template <class Place>
-void pack_codes(const uint8_t* const* rows, int64_t row_bytes, int64_t padded_bytes, uint8_t* out, int64_t stride) {
-  static constexpr uint8_t kZeros[4] = {};
-  const int64_t whole = row_bytes / 4;
-  const uint8_t* at[kPanelRows];
-  int64_t step[kPanelRows];
-  for (int r = 0; r < kPanelRows; ++r) {
-    at[r] = rows[r] != nullptr ? rows[r] : kZeros;
-    step[r] = rows[r] != nullptr ? 4 : 0;
-  }
-  for (int64_t b = 0; b < whole; ++b, out += stride)
-#pragma GCC unroll 16
-    for (int r = 0; r < kPanelRows; ++r) {
-      uint32_t d;
-      std::memcpy(&d, at[r] + b * step[r], 4);
-      Place::at(out, r, d);
-    }
-  for (int64_t b = whole; b < padded_bytes / 4; ++b, out += stride)
-    for (int r = 0; r < kPanelRows; ++r) {
-      uint32_t d = 0;
-      if (rows[r] != nullptr && 4 * b < row_bytes)
-        std::memcpy(&d, rows[r] + 4 * b, static_cast<size_t>(std::min<int64_t>(4, row_bytes - 4 * b)));
-      Place::at(out, r, d);
-    }
-}
-
 bool has_e4m3_nan(const uint8_t* codes, int64_t n) {
-  uint32_t found = 0;
-  for (int64_t i = 0; i < n; ++i) found |= (codes[i] & 0x7fu) == 0x7fu ? 1u : 0u;
+  uint8_t found = 0;  // a byte, so that the compiler compares 16 and more at once
+  for (int64_t i = 0; i < n; ++i) found |= static_cast<uint8_t>((codes[i] & 0x7f) == 0x7f ? 1 : 0);
   return found != 0;
 }
 
 bool has_byte(const uint8_t* bytes, int64_t n, uint8_t value) {
-  uint32_t found = 0;
-  for (int64_t i = 0; i < n; ++i) found |= bytes[i] == value ? 1u : 0u;
+  uint8_t found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= static_cast<uint8_t>(bytes[i] == value ? 1 : 0);
   return found != 0;
 }
 
@@ -168,11 +108,11 @@ void PanelStack::pack_unit(const QuantTensor& w, const QuantTensor* up, int64_t 
     for (int64_t r = 0; r < valid; ++r)
       row[r] = static_cast<const uint8_t*>(m.codes.data()) + (e * rows_ + first + r) * row_bytes;
     uint8_t* codes = const_cast<uint8_t*>(view.codes) + p * kBlockBytes;
-    const auto pack = f.bits == 16                 ? pack_codes<PlaceDword>
-                      : f.bits == 4                ? pack_codes<PlaceNibbles>
-                      : order_ == Fp8Order::halves ? pack_codes<PlaceHalves>
-                                                   : pack_codes<PlacePairs>;
-    pack(row, row_bytes, padded_cols_ * f.bits / 8, codes, view.panels * kBlockBytes);
+    const Place place = f.bits == 16                 ? Place::dword
+                        : f.bits == 4                ? Place::nibbles
+                        : order_ == Fp8Order::halves ? Place::halves
+                                                     : Place::pairs;
+    pack_codes(place, row, row_bytes, padded_cols_ * f.bits / 8, codes, view.panels * kBlockBytes);
 
     float* row_scales = const_cast<float*>(view.row_scale) + p * kPanelRows;
     for (int64_t r = 0; r < kPanelRows; ++r) row_scales[r] = r < valid ? row_scale(m, e, first + r, order_) : 0.0f;
@@ -186,10 +126,8 @@ void PanelStack::pack_unit(const QuantTensor& w, const QuantTensor* up, int64_t 
       }
     } else if (padded_groups > 0) {
       const uint8_t* source = static_cast<const uint8_t*>(m.scales.data()) + (e * rows_ + first) * groups;
-      for (int64_t g = 0; g < padded_groups; ++g)
-        for (int64_t r = 0; r < kPanelRows; ++r)
-          scales[(g * view.panels + p) * kPanelRows + r] =
-              r < valid && g < groups ? source[r * groups + g] : uint8_t{0};
+      for (int64_t r = 0; r < valid; ++r) row[r] = source + r * groups;
+      pack_bytes(row, groups, padded_groups, scales + p * kPanelRows, view.panels * kPanelRows);
     }
   }
 }
