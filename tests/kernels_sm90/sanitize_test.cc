@@ -46,6 +46,20 @@ TEST(Sanitize, EveryTile) {
     }
 }
 
+// Weights that are streamed before the tables are there.
+TEST(Sanitize, EarlyWeights) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng(4);
+  for (const auto& [f, name] : format::kFormats) {
+    Case c = case_of(f, format::info(f).input, 3);
+    c.spec.hidden = 4096;
+    c.spec.routed = true;
+    c.choice = Choice::unpacked;
+    const Problem p = make_problem(c, rng);
+    run_plain(*prepared(p), DeviceProblem(p), {});
+  }
+}
+
 // Routing of many tokens, separate tables and gather, separate combine, no finalize, FP8 block's second rounding.
 TEST(Sanitize, EveryOtherKernel) {
   SLUICE_SKIP_WITHOUT_DEVICE();

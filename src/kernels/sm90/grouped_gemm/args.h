@@ -57,6 +57,17 @@ struct Gemm {
   const InputScale* out_scale;  // of GEMM2's rows; null for results
 };
 
+// Experts are counted in the epilogues' staging (early.cuh).
+inline constexpr int kEarlyExperts = 2048;
+// The routing that the caller gave, where it is worth reading before the tables are made.
+struct GivenRouting {
+  const int32_t* ids;  // [tokens, top_k]; null: the tables are waited for
+  bool packed;
+  int64_t tokens;             // the captured maximum
+  const int32_t* num_tokens;  // device; null: tokens
+  int top_k, experts, local_offset, locals;
+};
+
 struct GroupedGemmArgs {
   Gemm gemm[2];
   int gemms;  // 2: the second waits, tile by tile, for the first
@@ -66,6 +77,7 @@ struct GroupedGemmArgs {
   int* arrivals[2];     // [tiles * row_tiles]
   int* ready;           // [tiles]
   int ticket;           // which of the header's counters
+  GivenRouting given;
 };
 
 }  // namespace sluice::sm90

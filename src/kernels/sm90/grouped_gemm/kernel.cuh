@@ -69,15 +69,19 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     __syncthreads();
   ptx::griddepcontrol_launch_dependents();
   touch_parameters(args);
-  ptx::griddepcontrol_wait();
+  const bool early = T::cluster == 1 && args.given.ids != nullptr;
+  if (!early || warp != 8) ptx::griddepcontrol_wait();
   constexpr int kPool = T::blocks_per_sm == 1 ? 168 : T::blocks_per_sm == 2 ? 80 : 56;  // registers a thread at entry
   constexpr int kProducer = T::blocks_per_sm == 1 ? 56 : T::blocks_per_sm == 2 ? 48 : 40;
   constexpr int kConsumer = (kPool + (kPool - kProducer) / 2) / 8 * 8;
   if (warp >= 8) {
     ptx::setmaxnreg_dec<kProducer>();
     if (warp == 10) brief_tasks<T>(args, smem);
+    FirstTask first;
+    if constexpr (T::cluster == 1)
+      if (warp == 8 && early) first = first_task<T>(args, smem);
     if ((threadIdx.x & 31) == 0) {
-      if (warp == 8) stream_weights<T>(args, smem);
+      if (warp == 8) stream_weights<T>(args, smem, first);
       if (warp == 9) stream_rows<T>(args, smem);
       if (warp == 11) publish_rows<T>(args, smem);
     }

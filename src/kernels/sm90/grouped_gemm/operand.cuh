@@ -19,13 +19,14 @@ __device__ inline void expand_e2m1(uint32_t w, uint32_t (&a)[4]) {
   a[2] = ptx::shf_r_wrap(w, 4) & 0x81c081c0u;
   a[3] = (w & 0x81808180u) | ((w >> 8) & 0x00400040u);
 }
-// The inverse, for preparation: where the bits of two codes of a register go; low nibble: even column, lower half.
-HD inline uint32_t place_e2m1(uint32_t two, int reg) {
-  const uint32_t x = (two & 0x0fu) | (two & 0xf0u) << 12, eem = x & 0x00070007u, sign = x & 0x00080008u;
-  if (reg == 0) return eem | sign << 6;
-  if (reg == 1) return eem << 4 | sign << 10;
-  if (reg == 2) return eem << 10 | sign << 16 | sign >> 16;
-  return (x & 0x00010001u) << 14 | (x & 0x00060006u) << 6 | sign << 12;
+// The inverse, for preparation: byte i holds the two codes of register i, the even column's in its lower half.
+__device__ inline uint32_t place_e2m1(uint32_t codes) {
+  const uint32_t even = (codes & 0x000f000fu) | ((codes >> 4) & 0x00f000f0u);
+  const uint32_t odd = ((codes >> 4) & 0x000f000fu) | ((codes >> 8) & 0x00f000f0u);
+  const uint32_t x = ptx::prmt(even, odd, 0x6420u);  // in each half four codes, register 0's lowest
+  // What is in place; registers 2 and 3 without sign and exponent; exponent of 3; signs of 0 and 1; sign of 2.
+  return (x & 0x80778077u) | ((x << 2) & 0x5c005c00u) | ((x >> 6) & 0x01800180u) | ((x << 6) & 0x22002200u) |
+         (ptx::shf_r_wrap(x, 24) & 0x00080008u);
 }
 
 // e4m3: two registers of a word; the even one lies where it is read.
@@ -33,10 +34,10 @@ __device__ inline void expand_e4m3(uint32_t w, uint32_t& a0, uint32_t& a1) {
   a0 = w & 0x87f087f0u;
   a1 = ((w << 4) & 0x80f080f0u) | ((w >> 4) & 0x07000700u);
 }
-HD inline uint32_t place_e4m3(uint32_t code, int reg, int half) {
-  const uint32_t bits = (reg & 1) == 0 ? (code & 0x7fu) << 4 | (code & 0x80u) << 8
-                                       : (code & 0x0fu) | (code & 0x70u) << 8 | (code & 0x80u) << 4;
-  return bits << (16 * half);
+// even, odd: two codes of such a register in the low bytes of their halves.
+__device__ inline uint32_t place_e4m3(uint32_t even, uint32_t odd) {
+  return ((even << 4) & 0x07f007f0u) | ((even << 8) & 0x80008000u) | (odd & 0x000f000fu) | ((odd << 8) & 0x70007000u) |
+         ((odd << 4) & 0x08000800u);
 }
 
 // Byte i of a word times `factor`, plus `add`: with a factor of 0x00010001 << n, a pair of equal halves. Written as a

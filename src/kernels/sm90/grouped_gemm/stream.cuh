@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/ptx/copy.cuh"
-#include "kernels/sm90/grouped_gemm/task.cuh"
+#include "kernels/sm90/grouped_gemm/early.cuh"
 
 namespace sluice::sm90 {
 
@@ -25,15 +25,17 @@ __device__ inline void deal_task(const Shared<T>& smem, int i, int ticket, int t
 
 // The first block of a cluster takes tickets for all of its blocks, one ahead of what it streams: more would leave the
 // last tasks to few blocks (5 % at 8 to 512 tokens). Tickets come from a counter, so a block that waits for another
-// block's rows knows that the other is running.
+// block's rows knows that the other is running. A first task that is known early is the block's own number: blocks
+// start in that order.
 template <class T>
-__device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, const Shared<T>& smem) {
-  const int num_tiles = args.header->num_tiles;
-  const int total = total_tasks<T>(args, num_tiles);
+__device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, const Shared<T>& smem, FirstTask first) {
+  bool early = first.num_tiles >= 0;
+  const int num_tiles = early ? first.num_tiles : args.header->num_tiles;
+  const int total = total_tasks<T>(args, num_tiles), dealt = early ? static_cast<int>(gridDim.x) : 0;
   const uint64_t policy = ptx::createpolicy_evict_first();
   const bool dealer = T::cluster == 1 || ptx::cluster_ctarank() == 0;
   int* counter = &args.header->ticket[args.ticket];
-  int ticket = dealer ? atomicAdd(counter, 1) : 0;
+  int ticket = early ? static_cast<int>(blockIdx.x) : dealer ? atomicAdd(counter, 1) : 0;
   Ring<T> ring;
   for (;; ring.next_task()) {
     if (dealer) {
@@ -44,13 +46,20 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
       if (ticket < 0) return;
     }
     if (ticket >= total) return;
-    const int next = dealer ? atomicAdd(counter, 1) : 0;  // its latency hides behind this task
     const Task t = task_of<T>(args, ticket, num_tiles);
     const Gemm& g = args.gemm[t.which];
-    const Tile tile = args.tiles[t.tile];
+    const int expert = early ? first.expert : args.tiles[t.tile].expert;
+    int next = 0;  // its latency hides behind this task
+    const auto take = [&]() { next = dealer ? dealt + atomicAdd(counter, 1) : 0; };
+    if (!early) take();
     const int64_t slab_stride = slab_bytes(T::op);
     for (int slab = t.begin; slab < t.end; slab += T::slabs) {
       const int count = min(T::slabs, t.end - slab);
+      if (early && slab == t.begin + T::stages * T::slabs) {  // the ring is full: now the tables
+        ptx::griddepcontrol_wait();
+        take();
+        early = false;
+      }
       ptx::mbarrier_wait(smem.empty + ring.stage(), ring.phase() ^ 1u);
       uint64_t* full = smem.full + ring.stage();
       ptx::mbarrier_arrive_expect_tx(full,
@@ -59,13 +68,18 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
       for (int m = 0; m < T::m_tiles; ++m) {
         // A missing last row tile is read again from its neighbour; its results are not stored.
         const int row_tile = min(t.unit * T::m_tiles + m, g.row_tiles - 1);
-        const int64_t at = (static_cast<int64_t>(tile.expert) * g.row_tiles + row_tile) * g.slabs + slab;
+        const int64_t at = (static_cast<int64_t>(expert) * g.row_tiles + row_tile) * g.slabs + slab;
         ptx::cp_async_bulk(smem.w(ring.stage()) + m * T::slabs * slab_bytes(T::op), g.weights + at * slab_stride,
                            count * slab_bytes(T::op), full, policy);
         if constexpr (T::block_scaled)
           ptx::cp_async_bulk(smem.w_scale(ring.stage()) + m * 4, g.block_scale + at * 4, 16, full, policy);
       }
       ring.next();
+    }
+    if (early) {
+      ptx::griddepcontrol_wait();
+      take();
+      early = false;
     }
     ticket = next;
   }

@@ -18,6 +18,7 @@ struct PrologueArgs {
   RouteArgs route[2];  // 1: a rehearsal on one token of zeros, which writes nothing
   RowsArgs rows[2];
   bool rehearses;
+  bool early;  // the next kernel reads the given ids without waiting for this one
 };
 
 // Shared memory, in words: per pair local expert, place, weight; per expert count and first row; then
@@ -170,12 +171,15 @@ __device__ __forceinline__ void prologue(const RouteArgs& r, const RowsArgs& a, 
 }
 
 __global__ void __launch_bounds__(kThreads) prologue_kernel(const __grid_constant__ PrologueArgs args) {
-  ptx::griddepcontrol_launch_dependents();
+  if (!args.early) ptx::griddepcontrol_launch_dependents();
   touch_parameters(args);
   // For one token most of the time went to fetching instructions. They are fetched while the kernel before this runs.
 #pragma unroll 1
   for (int rehearsal = args.rehearses ? 1 : 0; rehearsal >= 0; --rehearsal) {
-    if (rehearsal == 0) ptx::griddepcontrol_wait();
+    if (rehearsal == 0) {
+      ptx::griddepcontrol_wait();
+      if (args.early) ptx::griddepcontrol_launch_dependents();  // what came before this kernel is complete
+    }
     prologue(args.route[rehearsal], args.rows[rehearsal], rehearsal != 0);
     __syncthreads();
   }
@@ -189,13 +193,14 @@ bool prologue_fits(const RouteArgs& r) {
          shared_words(static_cast<int>(pairs), r.params.experts, r.locals, r.logits != nullptr) * 4 <= 160 * 1024;
 }
 
-void launch_prologue(const RouteArgs& route, const RowsArgs& rows, const void* rehearsal, Stream stream, bool pdl) {
+void launch_prologue(const RouteArgs& route, const RowsArgs& rows, bool early, const void* rehearsal, Stream stream,
+                     bool pdl) {
   const int pairs = static_cast<int>(route.tokens) * route.params.top_k;
   const int smem = 4 * shared_words(pairs, route.params.experts, route.locals, route.logits != nullptr);
   // Few tokens: several blocks share a row, so that its loads and stores are one step deep.
   const int columns = rows.out_slabs * (rows.e4m3 ? 128 : 64);
   const int parts = route.tokens <= 32 ? ceil_div(columns, 8 * kThreads) : 1;
-  PrologueArgs args{{route, route}, {rows, rows}, pdl};
+  PrologueArgs args{{route, route}, {rows, rows}, pdl, early};
   RouteArgs& r = args.route[1];
   const void* zeros = static_cast<const uint8_t*>(rehearsal) + sizeof(InputScale);
   r.tokens = 1;

@@ -17,6 +17,8 @@ constexpr int64_t rehearsal_bytes(int experts) {
   return static_cast<int64_t>(sizeof(InputScale)) + 4 * (experts > kMaxTopK ? experts : kMaxTopK);
 }
 
-void launch_prologue(const RouteArgs& route, const RowsArgs& rows, const void* rehearsal, Stream stream, bool pdl);
+// early: the next kernel may start, and read the given ids, as soon as all before this one is complete.
+void launch_prologue(const RouteArgs& route, const RowsArgs& rows, bool early, const void* rehearsal, Stream stream,
+                     bool pdl);
 
 }  // namespace sluice::sm90
