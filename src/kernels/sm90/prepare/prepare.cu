@@ -90,11 +90,36 @@ __global__ void __launch_bounds__(kThreads) block_scale_kernel(const __grid_cons
 // 16 bytes of a row from byte `at`, zero beyond its end.
 __device__ inline uint4 row_bytes16(const void* base, int64_t row, int64_t row_bytes, int64_t at) {
   const uint8_t* p = static_cast<const uint8_t*>(base) + row * row_bytes + at;
-  if (at + 16 <= row_bytes && row_bytes % 16 == 0) return *reinterpret_cast<const uint4*>(p);
   uint32_t w[4] = {};
   for (int i = 0; i < 16; ++i)
     if (at + i < row_bytes) w[i / 4] |= static_cast<uint32_t>(p[i]) << (8 * (i % 4));
   return {w[0], w[1], w[2], w[3]};
+}
+
+// N pieces of 16 bytes of a row tile's rows, piece i * kThreads + threadIdx.x, `Pieces` a row from byte `first` on. The
+// test for alignment stands outside, so that all N loads are under way at once.
+template <int N, int Pieces>
+__device__ inline void read_pieces(const PrepareArgs& a, int64_t expert, int row_tile, int64_t row_bytes, int64_t first,
+                                   uint4 (&v)[N]) {
+  const auto row = [](int i) { return (i * kThreads + static_cast<int>(threadIdx.x)) / Pieces; };
+  const int64_t at = first + static_cast<int>(threadIdx.x) % Pieces * 16;
+  if (row_bytes % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const Source s = source_of(a, expert, row_tile, row(i));
+      const uint8_t* p = static_cast<const uint8_t*>(s.stack->codes) + s.row * row_bytes + at;
+      v[i] = s.row >= 0 && at < row_bytes ? __ldg(reinterpret_cast<const uint4*>(p)) : uint4{};
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < N; ++i) {
+      const Source s = source_of(a, expert, row_tile, row(i));
+      const uint4 w = s.row >= 0 ? row_bytes16(s.stack->codes, s.row, row_bytes, at) : uint4{};
+#pragma unroll
+      for (int j = 0; j < N; ++j)
+        if (j == i) v[j] = w;  // registers have no index
+    }
+  }
 }
 
 // e4m3 >= 0 with 5 exponent bits, so that small scales are normal numbers; exact. 0 keeps its byte, its codes are
@@ -111,33 +136,43 @@ __device__ inline uint32_t wide_scale(uint32_t e4m3) {
 __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ PrepareArgs a) {
   const WeightShape& shape = a.shape;
   const int slabs = shape.slabs(), row_tiles = shape.row_tiles();
-  const int64_t index = blockIdx.x;
-  const int slab = static_cast<int>(index % slabs);
-  const int row_tile = static_cast<int>(index / slabs % row_tiles);
-  const int64_t expert = index / slabs / row_tiles;
-  uint8_t* out = a.weights + index * slab_bytes(shape.operand);
+  // 32-bit divisions: 64-bit ones are a subroutine each.
+  const uint32_t tile = blockIdx.x / slabs;
+  const int slab = static_cast<int>(blockIdx.x - tile * slabs), row_tile = static_cast<int>(tile % row_tiles);
+  const int64_t expert = tile / row_tiles;
+  uint8_t* out = a.weights + static_cast<int64_t>(blockIdx.x) * slab_bytes(shape.operand);
   const int64_t bytes = shape.k * (shape.operand == Operand::bf16 ? 2 : 1);
-  for (int i = threadIdx.x; i < 1024; i += kThreads) {
-    const int r = i / 8, piece = i % 8;
-    const Source s = source_of(a, expert, row_tile, r);
-    uint4 v{};
-    if (s.row >= 0) v = row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(slab) * 128 + piece * 16);
-    *reinterpret_cast<uint4*>(out + (r / 64) * 8192 + swizzled(r % 64, piece)) = v;
+  constexpr int kPieces = 1024 / kThreads;
+  uint4 v[kPieces];
+  read_pieces<kPieces, 8>(a, expert, row_tile, bytes, static_cast<int64_t>(slab) * 128, v);
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const int r = (i * kThreads + static_cast<int>(threadIdx.x)) / 8, piece = static_cast<int>(threadIdx.x) % 8;
+    *reinterpret_cast<uint4*>(out + (r / 64) * 8192 + swizzled(r % 64, piece)) = v[i];
   }
 }
 
-// Scale bytes of one slab of a row, as the decoder wants them; byte j belongs to group j.
+// Scale bytes of one slab of a row; byte j belongs to group j. `aligned`: whole slabs of scales a row.
 template <Operand op>
-__device__ inline uint32_t slab_scales(const PrepareArgs& a, const Source& s, int slab, float row_scale) {
-  constexpr int kGroup = op == Operand::nvfp4 ? 16 : 32, kGroups = 64 / kGroup;
-  if (s.row < 0) return 0;
-  const int64_t row_groups = ceil_div<int64_t>(a.shape.k, kGroup), first = static_cast<int64_t>(slab) * kGroups;
+__device__ inline uint32_t read_scales(const Source& s, int64_t row_groups, int slab, bool aligned) {
+  constexpr int kGroups = op == Operand::nvfp4 ? 4 : 2;
+  const int64_t first = static_cast<int64_t>(slab) * kGroups;
   const uint8_t* from = static_cast<const uint8_t*>(s.stack->scales) + s.row * row_groups + first;
-  uint32_t read = 0, word = 0;
-  if (kGroups == 4 && row_groups % 4 == 0 && first < row_groups)
-    read = *reinterpret_cast<const uint32_t*>(from);
-  else
+  if (aligned) {
+    if (s.row < 0 || first >= row_groups) return 0;
+    return kGroups == 4 ? __ldg(reinterpret_cast<const uint32_t*>(from))
+                        : __ldg(reinterpret_cast<const uint16_t*>(from));
+  }
+  uint32_t read = 0;
+  if (s.row >= 0)
     for (int j = 0; j < kGroups && first + j < row_groups; ++j) read |= static_cast<uint32_t>(from[j]) << (8 * j);
+  return read;
+}
+// As the decoder wants them.
+template <Operand op>
+__device__ inline uint32_t slab_scales(uint32_t read, float row_scale) {
+  constexpr int kGroups = op == Operand::nvfp4 ? 4 : 2;
+  uint32_t word = 0;
   // MX: the exponent field of the bf16 multiplier; row_scale carries the row's largest scale.
   const int largest = static_cast<int>(__float_as_uint(row_scale) >> 23 & 255u);
 #pragma unroll
@@ -154,73 +189,72 @@ __device__ inline uint32_t slab_scales(const PrepareArgs& a, const Source& s, in
   return word;
 }
 
-__device__ inline uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-
-// 16 columns s of a thread's fragment, from 8 (e2m1) or 16 bytes (e4m3) of rows r and r + 8. `kept` has bit 0 and 1
-// where the scale of the row is not zero.
-__device__ inline uint32_t place_step_e2m1(uint2 low, uint2 high, int pair, uint32_t kept) {
-  const auto two = [&](uint32_t word) { return word >> (8 * pair) & 0xffu; };
-  uint32_t w = 0;
-  if ((kept & 1) != 0) w |= place_e2m1(two(low.x), 0) | place_e2m1(two(low.y), 2);
-  if ((kept & 2) != 0) w |= place_e2m1(two(high.x), 1) | place_e2m1(two(high.y), 3);
-  return w;
+// 16 columns of a thread's fragment, from 8 (e2m1) or 16 bytes (e4m3) of rows r and r + 8; bytes of a row whose scale
+// is zero are dropped.
+__device__ inline uint32_t place_step_e2m1(uint2 low, uint2 high, int pair, bool low_kept, bool high_kept) {
+  const uint32_t byte = static_cast<uint32_t>(pair) * 0x11u + 0x40u;  // of the first and of the second word
+  const uint32_t codes = ptx::prmt(ptx::prmt(low.x, high.x, byte), ptx::prmt(low.y, high.y, byte), 0x5410u);
+  return place_e2m1(codes & ((low_kept ? 0x00ff00ffu : 0u) | (high_kept ? 0xff00ff00u : 0u)));
 }
-__device__ inline uint2 place_step_e4m3(const uint4& low, const uint4& high, int pair, uint32_t kept) {
-  const auto place = [&](const uint4& v, int half, int reg) {
-    const uint32_t two = word_of(v, 2 * half + (pair >> 1)) >> (16 * (pair & 1));
-    return place_e4m3(two & 0xffu, reg, 0) | place_e4m3(two >> 8 & 0xffu, reg, 1);
+__device__ inline uint2 place_step_e4m3(const uint4& low, const uint4& high, int pair, bool low_kept, bool high_kept) {
+  const uint32_t bytes = (pair & 1) == 0 ? 0x4140u : 0x4342u;  // two neighbouring codes to the low bytes of halves
+  const auto codes = [&](const uint4& v, int half, bool kept) {
+    const uint32_t word = (pair >> 1) == 0 ? (half == 0 ? v.x : v.z) : (half == 0 ? v.y : v.w);
+    return kept ? ptx::prmt(word, 0u, bytes) : 0u;
   };
-  uint2 w{0, 0};
-  if ((kept & 1) != 0) w.x |= place(low, 0, 0), w.y |= place(low, 1, 2);
-  if ((kept & 2) != 0) w.x |= place(high, 0, 1), w.y |= place(high, 1, 3);
-  return w;
+  return {place_e4m3(codes(low, 0, low_kept), codes(high, 0, high_kept)),
+          place_e4m3(codes(low, 1, low_kept), codes(high, 1, high_kept))};
 }
 
-// Packed operands: 128 bytes of each of 128 rows (four slabs of e2m1, two of e4m3) by one block of threads, through
-// shared memory: rows come in wide, fragments leave wide.
+// Packed operands: 256 bytes of each of 128 rows (eight slabs of e2m1, four of e4m3) by one block of threads, through
+// shared memory: rows come in wide, and 32 bytes of their scales with NVFP4; fragments leave wide.
+constexpr int packed_slabs(Operand op) { return op == Operand::mxfp8 ? 4 : 8; }
 template <Operand op>
-__global__ void __launch_bounds__(kThreads) packed_kernel(const __grid_constant__ PrepareArgs a) {
+__global__ void __launch_bounds__(kThreads, 4) packed_kernel(const __grid_constant__ PrepareArgs a) {
   constexpr bool kFp8 = op == Operand::mxfp8;
-  constexpr int kSlabs = kFp8 ? 2 : 4, kPieces = kFp8 ? 4 : 2;  // 16-byte pieces of a row in a slab
+  constexpr int kSlabs = packed_slabs(op), kPieces = kFp8 ? 4 : 2;  // 16-byte pieces of a row in a slab
   constexpr int kGroups = op == Operand::nvfp4 ? 4 : 2;
-  __shared__ uint4 codes[128][9];  // padded against bank conflicts
-  __shared__ uint32_t scales[kSlabs][128];
+  __shared__ uint4 codes[128][17];  // padded against bank conflicts
+  __shared__ uint32_t scales[kSlabs][132];
   const WeightShape& shape = a.shape;
   const int slabs = shape.slabs(), row_tiles = shape.row_tiles(), parts = (slabs + kSlabs - 1) / kSlabs;
   const int first = static_cast<int>(blockIdx.x % parts) * kSlabs, count = min(kSlabs, slabs - first);
-  const int64_t tile = blockIdx.x / parts, expert = tile / row_tiles;
-  const int row_tile = static_cast<int>(tile % row_tiles);
+  const uint32_t tile_index = blockIdx.x / parts;
+  const int row_tile = static_cast<int>(tile_index % row_tiles);
+  const int64_t tile = tile_index, expert = tile_index / row_tiles;
   const int64_t bytes = kFp8 ? shape.k : shape.k / 2;
+  constexpr int kCodes = 128 * 16 / kThreads, kScales = 128 * kSlabs / kThreads;
+  uint4 v[kCodes];
+  read_pieces<kCodes, 16>(a, expert, row_tile, bytes, static_cast<int64_t>(first) * kPieces * 16, v);
+  const int64_t row_groups = ceil_div<int64_t>(shape.k, 64 / kGroups);
+  const bool aligned = row_groups % kGroups == 0;
+  uint32_t read[kScales];
+  float row_scale[kScales];
+  const auto scale_row = [](int i) { return (i * kThreads + static_cast<int>(threadIdx.x)) / kSlabs; };
+  const int scale_slab = static_cast<int>(threadIdx.x) % kSlabs;
 #pragma unroll
-  for (int i = 0; i < 128 * 8 / kThreads; ++i) {
-    const int r = (i * kThreads + static_cast<int>(threadIdx.x)) / 8, piece = static_cast<int>(threadIdx.x) % 8;
-    const Source s = source_of(a, expert, row_tile, r);
-    codes[r][piece] =
-        s.row < 0 ? uint4{}
-                  : row_bytes16(s.stack->codes, s.row, bytes, static_cast<int64_t>(first) * kPieces * 16 + piece * 16);
+  for (int i = 0; i < kScales; ++i) {
+    read[i] = read_scales<op>(source_of(a, expert, row_tile, scale_row(i)), row_groups, first + scale_slab, aligned);
+    row_scale[i] = op == Operand::nvfp4 ? 1.0f : a.row_scale[tile * kTileRows + scale_row(i)];
   }
-  for (int i = threadIdx.x; i < 128 * kSlabs; i += kThreads) {
-    const int r = i / kSlabs, slab = i % kSlabs;
-    const Source s = source_of(a, expert, row_tile, r);
-    scales[slab][r] = slab_scales<op>(a, s, first + slab, a.row_scale[tile * kTileRows + r]);
-  }
+#pragma unroll
+  for (int i = 0; i < kCodes; ++i)
+    codes[(i * kThreads + static_cast<int>(threadIdx.x)) / 16][static_cast<int>(threadIdx.x) % 16] = v[i];
+#pragma unroll
+  for (int i = 0; i < kScales; ++i) scales[scale_slab][scale_row(i)] = slab_scales<op>(read[i], row_scale[i]);
   __syncthreads();
   const int wg = threadIdx.x / 128, t = threadIdx.x % 128, pair = t % 4;
   const int row0 = wg * 64 + t / 32 * 16 + t % 32 / 4;
   for (int slab = 0; slab < count; ++slab) {
     uint8_t* out = a.weights + (tile * slabs + first + slab) * slab_bytes(op);
     const uint32_t low = scales[slab][row0], high = scales[slab][row0 + 8];
-    const auto kept = [&](int s) {
-      const int shift = 8 * (op == Operand::nvfp4 ? s : s / 2);
-      return static_cast<uint32_t>((low >> shift & 255u) != 0) | static_cast<uint32_t>((high >> shift & 255u) != 0)
-                                                                     << 1;
-    };
+    const auto kept = [](uint32_t row, int s) { return (row >> (8 * (op == Operand::nvfp4 ? s : s / 2)) & 255u) != 0; };
     const uint4 *a0 = codes[row0] + slab * kPieces, *a1 = codes[row0 + 8] + slab * kPieces;
     uint32_t words[8];
     if constexpr (kFp8) {
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        const uint2 w = place_step_e4m3(a0[s], a1[s], pair, kept(s));
+        const uint2 w = place_step_e4m3(a0[s], a1[s], pair, kept(low, s), kept(high, s));
         words[2 * s] = w.x, words[2 * s + 1] = w.y;
       }
       *reinterpret_cast<uint4*>(out + wg * 4096 + t * 16) = {words[0], words[1], words[2], words[3]};
@@ -229,8 +263,8 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const __grid_constant_
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
         const uint4 l = a0[s / 2], h = a1[s / 2];
-        words[s] = s % 2 == 0 ? place_step_e2m1({l.x, l.y}, {h.x, h.y}, pair, kept(s))
-                              : place_step_e2m1({l.z, l.w}, {h.z, h.w}, pair, kept(s));
+        words[s] = s % 2 == 0 ? place_step_e2m1({l.x, l.y}, {h.x, h.y}, pair, kept(low, s), kept(high, s))
+                              : place_step_e2m1({l.z, l.w}, {h.z, h.w}, pair, kept(low, s), kept(high, s));
       }
       *reinterpret_cast<uint4*>(out + wg * 2048 + t * 16) = {words[0], words[1], words[2], words[3]};
     }
@@ -249,7 +283,7 @@ __global__ void __launch_bounds__(kThreads) packed_kernel(const __grid_constant_
 template <Operand op>
 void launch_packed(const PrepareArgs& args, Stream stream) {
   const WeightShape& s = args.shape;
-  const int64_t parts = ceil_div<int64_t>(s.slabs(), op == Operand::mxfp8 ? 2 : 4);
+  const int64_t parts = ceil_div<int64_t>(s.slabs(), packed_slabs(op));
   launch(packed_kernel<op>, static_cast<int>(s.experts * s.row_tiles() * parts), kThreads, 0, stream, false, args);
 }
 
