@@ -155,8 +155,10 @@ double relative_error(const Tensor& a, const Tensor& b) {
 // e2m1). FP8 tensor cores err by up to 2^-10 of the magnitudes, here 0.8 % of a sum (96 terms: sqrt(96) * 0.8 times
 // it), where steps are 9 % wide: in either factor of swiglu 9 % of the codes may flip, and sqrt(2 * 0.09) * 9 % = 3.8
 // %.
+// fp8_block_trtllm rounds once more before the activation, and relu2 doubles that error: sqrt(2 * 2 + 1) * 3.8 %.
 double bound(const MoeSpec& s) {
   using format::InputFormat;
+  if (s.fp8_block_trtllm) return 8.5e-2;
   switch (s.inputs) {
     case InputFormat::plain:
       return 3e-3;
@@ -255,6 +257,10 @@ TEST(FusedMoe, EdgeCases) {
     check_case("experts=1 top_k=1 hidden=256 inter=128 " + f, 700, ++seed);
     check_case("experts=16 top_k=1 hidden=256 inter=128 " + f, 3, ++seed);
     if (f.find("plain") == std::string::npos) check_case(base(f + " dtype=float32"), 12, ++seed);
+    // Long rows: with given ids weights are streamed before the tables are there.
+    check_case("experts=16 top_k=4 hidden=4096 inter=128 routed=1 " + f, 5, ++seed);
+    check_case("experts=40 top_k=6 hidden=4224 inter=160 local_offset=7 local_experts=21 routed=1 " + f, 70, ++seed);
+    check_case("experts=2 top_k=1 hidden=4096 inter=128 routed=1 " + f, 90, ++seed);
     check_case(base(f + " bias=1"), 12, ++seed);
     check_case(base(f + " bias=1 act_params=1"), 12, ++seed);
   }
