@@ -7,12 +7,8 @@
 namespace sluice::kernels::cpu {
 namespace {
 
-// Integer dots (VNNI). GCC 12 copies the sum before and after each of these as intrinsics, which costs more than the
+// Four products a lane (VNNI). GCC 12 copies the sum before and after the intrinsic, which costs more than the
 // instruction.
-SLUICE_INLINE __m512i dot_words(__m512i sum, __m512i a, __m512i b) {
-  __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-  return sum;
-}
 SLUICE_INLINE __m512i dot_bytes(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
   return sum;
