@@ -81,7 +81,9 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     if constexpr (T::cluster == 1)
       if (warp == 8 && early) first = first_task<T>(args, smem);
     if ((threadIdx.x & 31) == 0) {
-      if (warp == 8) stream_weights<T>(args, smem, first);
+      if (warp == 8 && !early) stream_weights<T, false>(args, smem, first);
+      if constexpr (T::cluster == 1)
+        if (warp == 8 && early) stream_weights<T, true>(args, smem, first);
       if (warp == 9) stream_rows<T>(args, smem);
       if (warp == 11) publish_rows<T>(args, smem);
     }

@@ -27,15 +27,16 @@ __device__ inline void deal_task(const Shared<T>& smem, int i, int ticket, int t
 // last tasks to few blocks (5 % at 8 to 512 tokens). Tickets come from a counter, so a block that waits for another
 // block's rows knows that the other is running. A first task that is known early is the block's own number: blocks
 // start in that order.
-template <class T>
+template <class T, bool kEarly>
 __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, const Shared<T>& smem, FirstTask first) {
-  bool early = first.num_tiles >= 0;
-  const int num_tiles = early ? first.num_tiles : args.header->num_tiles;
-  const int total = total_tasks<T>(args, num_tiles), dealt = early ? static_cast<int>(gridDim.x) : 0;
+  const int num_tiles = kEarly ? first.num_tiles : args.header->num_tiles;
+  const int total = total_tasks<T>(args, num_tiles);
   const uint64_t policy = ptx::createpolicy_evict_first();
   const bool dealer = T::cluster == 1 || ptx::cluster_ctarank() == 0;
   int* counter = &args.header->ticket[args.ticket];
-  int ticket = early ? static_cast<int>(blockIdx.x) : dealer ? atomicAdd(counter, 1) : 0;
+  const int dealt = kEarly ? static_cast<int>(gridDim.x) : 0;
+  int ticket = kEarly ? static_cast<int>(blockIdx.x) : dealer ? atomicAdd(counter, 1) : 0;
+  bool waits = kEarly;  // for the tables, once the ring is full
   Ring<T> ring;
   for (;; ring.next_task()) {
     if (dealer) {
@@ -46,20 +47,20 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
       if (ticket < 0) return;
     }
     if (ticket >= total) return;
+    int next = 0;  // its latency hides behind this task
+    if (dealer && !waits) next = dealt + atomicAdd(counter, 1);
     const Task t = task_of<T>(args, ticket, num_tiles);
     const Gemm& g = args.gemm[t.which];
-    const int expert = early ? first.expert : args.tiles[t.tile].expert;
-    int next = 0;  // its latency hides behind this task
-    const auto take = [&]() { next = dealer ? dealt + atomicAdd(counter, 1) : 0; };
-    if (!early) take();
+    const int expert = waits ? first.expert : args.tiles[t.tile].expert;
+    const auto wait = [&]() {
+      ptx::griddepcontrol_wait();
+      next = dealt + atomicAdd(counter, 1);
+      waits = false;
+    };
     const int64_t slab_stride = slab_bytes(T::op);
     for (int slab = t.begin; slab < t.end; slab += T::slabs) {
       const int count = min(T::slabs, t.end - slab);
-      if (early && slab == t.begin + T::stages * T::slabs) {  // the ring is full: now the tables
-        ptx::griddepcontrol_wait();
-        take();
-        early = false;
-      }
+      if (kEarly && waits && slab == t.begin + T::stages * T::slabs) wait();
       ptx::mbarrier_wait(smem.empty + ring.stage(), ring.phase() ^ 1u);
       uint64_t* full = smem.full + ring.stage();
       ptx::mbarrier_arrive_expect_tx(full,
@@ -76,11 +77,7 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
       }
       ring.next();
     }
-    if (early) {
-      ptx::griddepcontrol_wait();
-      take();
-      early = false;
-    }
+    if (kEarly && waits) wait();
     ticket = next;
   }
 }
