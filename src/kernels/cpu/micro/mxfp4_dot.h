@@ -230,7 +230,7 @@ SLUICE_INLINE void prefetch_four(const uint8_t* codes, const Stream& stream) {
   for (int i = 0; i < 4; ++i) Avx512::prefetch_near(in_stream(ahead + i * kPage, stream));
 }
 
-// Few rows: a panel's block at a time, sums of the planes side by side.
+// Few rows: 32 k of all panels at a time, sums of the planes side by side.
 template <int kPlanes, int kRows, int kPanels>
 static void run_fixed_packed(const GemmArgs& a, const uint8_t* const* x) {
   const FixedRow at(a.k);
