@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many rows of the MXFP4 dot (mxfp4_dot.h): a chunk of weights is decoded to L1 once for all rows.
+#pragma once
+
+#include "kernels/cpu/micro/mxfp4_fixed.h"
+
+namespace sluice::kernels::cpu {
+namespace {
+
+inline constexpr int kFixedTileRows = 6;  // by 4 panels: 10 loads for 24 dots
+
+// GCC would load a value again for every use of it.
+SLUICE_INLINE __m512i keep(__m512i v) {
+  __asm__("" : "+v"(v));
+  return v;
+}
+
+// Decoded weights of a chunk, kPanels panels: bytes [k / 4][kPanels][64]; for each 32 k bias corrections [kPanels][16]
+// and scales [kPanels][16].
+template <int kPanels>
+struct FixedWeights {
+  static constexpr int64_t kBytes = kFixedChunk / 4 * 64 * kPanels, kBlocks = kFixedChunk / kFixedBlock;
+  uint8_t* bytes;
+  uint8_t* corrections;
+  uint8_t* scales;
+  explicit FixedWeights(uint8_t* scratch)
+      : bytes(scratch), corrections(scratch + kBytes), scales(corrections + kBlocks * 64 * kPanels) {}
+  static constexpr int64_t scratch_bytes() { return kBytes + 2 * kBlocks * 64 * kPanels; }
+};
+
+// What the tiles of a call bring to L2: the weights of the next one, in the order of page_ahead().
+struct FixedAhead {
+  const uint8_t *codes, *scales;
+  int64_t at, end;  // bytes of codes
+  int fours;        // four lines each, that a tile brings in the time of a block
+  SLUICE_INLINE bool more(const FixedAhead& a, int i) { return i < a.fours && a.at < a.end; }
+  // The first of the next four lines, a page between them.
+  SLUICE_INLINE const uint8_t* next_four(FixedAhead& a) {
+    const int64_t line = a.at & (4 * kPage - 1);
+    const uint8_t* p = a.codes + a.at - line + (line >> 2);
+    if (a.at % 1024 == 0) Avx512::prefetch_far(a.scales + a.at / 16);
+    a.at += 256;
+    return p;
+  }
+};
+
+template <int kPlanes, int kRows, int kPanels>
+static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, const FixedX* x, float* out, bool first,
+                           FixedAhead& ahead) {
+  constexpr bool kInRegisters = kRows * kPanels <= 4;
+  __m512 acc[kRows][kPanels];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+    for (int p = 0; p < kPanels; ++p) {
+      float* to = out + m * kTileCols + out_of(p);
+      if (kInRegisters) acc[m][p] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
+      if (!kInRegisters && first) _mm512_storeu_ps(to, _mm512_setzero_ps());
+    }
+  const uint8_t* bytes = weights.bytes;
+  const uint8_t *scales = weights.scales, *corrections = weights.corrections;
+  FixedX row[kRows];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) row[m] = x[m];
+  for (int64_t b = 0; b < k / kFixedBlock; ++b) {
+    __m512i sum[kRows][kPanels];
+#pragma GCC unroll 4
+    for (int p = 0; p < kPanels; ++p) {
+      const __m512i start = _mm512_load_si512(corrections + 64 * (b * kPanels + p));
+#pragma GCC unroll 8
+      for (int m = 0; m < kRows; ++m) sum[m][p] = start;
+    }
+#pragma GCC unroll 3
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      if (plane > 0) {
+#pragma GCC unroll 8
+        for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+          for (int p = 0; p < kPanels; ++p) sum[m][p] = _mm512_slli_epi32(sum[m][p], 8);
+      }
+#pragma GCC unroll 1
+      for (int half = 0; half < 2; ++half) {
+        const uint8_t* four = FixedAhead::more(ahead, 2 * plane + half) ? FixedAhead::next_four(ahead) : nullptr;
+#pragma GCC unroll 4
+        for (int i = 0; i < kFixedQuads / 2; ++i) {
+          const int q = kFixedQuads / 2 * half + i;
+          __m512i w[kPanels];
+#pragma GCC unroll 4
+          for (int p = 0; p < kPanels; ++p) w[p] = keep(_mm512_load_si512(bytes + 64 * (q * kPanels + p)));
+          if (four != nullptr) Avx512::prefetch_far(four + i * kPage);
+#pragma GCC unroll 8
+          for (int m = 0; m < kRows; ++m) {
+            const __m512i v =
+                broadcast_i32((plane < 2 ? row[m].upper + 64 * b + 32 * plane : row[m].low + 32 * b) + 4 * q);
+#pragma GCC unroll 4
+            for (int p = 0; p < kPanels; ++p) sum[m][p] = dot_bytes(sum[m][p], v, w[p]);
+          }
+        }
+      }
+    }
+    bytes += 64 * kFixedQuads * kPanels;
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m) {
+      const __m512 xs = _mm512_set1_ps(row[m].scales[2 * b + kPlanes - 2]);
+#pragma GCC unroll 4
+      for (int p = 0; p < kPanels; ++p) {
+        const __m512 ws = _mm512_load_ps(scales + 64 * (b * kPanels + p));
+        const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[m][p]), xs);
+        if constexpr (kInRegisters) {
+          acc[m][p] = _mm512_fmadd_ps(part, ws, acc[m][p]);
+        } else {
+          float* to = out + m * kTileCols + out_of(p);
+          _mm512_storeu_ps(to, _mm512_fmadd_ps(part, ws, _mm512_loadu_ps(to)));
+        }
+      }
+    }
+  }
+  if constexpr (kInRegisters) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+      for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + m * kTileCols + out_of(p), acc[m][p]);
+  }
+}
+
+template <int kPlanes, int kPanels>
+static void run_fixed_rows(const FixedWeights<kPanels>& weights, int64_t k, const FixedX* x, int rows, float* out,
+                           bool first, FixedAhead& ahead) {
+  using Run = void (*)(const FixedWeights<kPanels>&, int64_t, const FixedX*, float*, bool, FixedAhead&);
+  static constexpr Run kRun[kFixedTileRows] = {
+      run_fixed_tile<kPlanes, 1, kPanels>, run_fixed_tile<kPlanes, 2, kPanels>, run_fixed_tile<kPlanes, 3, kPanels>,
+      run_fixed_tile<kPlanes, 4, kPanels>, run_fixed_tile<kPlanes, 5, kPanels>, run_fixed_tile<kPlanes, 6, kPanels>};
+  kRun[rows - 1](weights, k, x, out, first, ahead);
+}
+
+// k codes at k0 of kPanels panels: of one unit, or of two that follow each other.
+template <int kPanels>
+static void decode_fixed_chunk(const GemmArgs& a, int64_t k0, int64_t k, const FixedWeights<kPanels>& out) {
+  constexpr int kUnitPanels = kPanels < 2 ? kPanels : 2;
+  constexpr int kUnits = kPanels / kUnitPanels;
+#pragma GCC unroll 2
+  for (int u = 0; u < kUnits; ++u) {
+    const uint8_t* codes = a.codes + u * a.unit_codes + k0 / 8 * 64 * kUnitPanels;
+    const uint8_t* scales = a.scales + u * a.unit_scales + k0 / kFixedBlock * 16 * kUnitPanels;
+    for (int64_t b = 0; b < k / kFixedBlock; ++b)
+#pragma GCC unroll 2
+      for (int i = 0; i < kUnitPanels; ++i) {
+        const int p = u * kUnitPanels + i;
+        uint8_t* bytes = out.bytes + 64 * (b * kFixedQuads * kPanels + p);
+        __m512i all = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          const FixedQuads q = decode_quads(codes + 64 * ((4 * b + j) * kUnitPanels + i));
+          all = add_quads(all, q);
+          _mm512_store_si512(bytes + 64 * kPanels * (2 * j), q.w[0]);
+          _mm512_store_si512(bytes + 64 * kPanels * (2 * j + 1), q.w[1]);
+        }
+        _mm512_store_si512(out.corrections + 64 * (b * kPanels + p), bias_correction(all));
+        _mm512_store_ps(out.scales + 64 * (b * kPanels + p), Avx512::scale_e8m0(scales + 16 * (b * kUnitPanels + i)));
+      }
+  }
+}
+
+template <int kPanels>
+static void run_fixed_many(const GemmArgs& a, const uint8_t* const* x) {
+  static_assert(FixedWeights<kPanels>::scratch_bytes() <= kScratchBytes);
+  const FixedRow at(a.k);
+  const FixedWeights<kPanels> weights(a.scratch);
+  const int tiles = (a.m + kFixedTileRows - 1) / kFixedTileRows;
+  const int64_t bytes = a.k / 8 * 64 * kPanels;
+  FixedAhead ahead{a.next_codes, a.next_scales, 0, bytes, (kPanels + tiles - 1) / tiles};
+  for (int64_t k0 = 0; k0 < a.k; k0 += kFixedChunk) {
+    const int64_t k = a.k - k0 < kFixedChunk ? a.k - k0 : kFixedChunk;
+    decode_fixed_chunk<kPanels>(a, k0, k, weights);
+    for (int i = 0; i < tiles; ++i) {
+      const int begin = static_cast<int>(int64_t{a.m} * i / tiles),
+                end = static_cast<int>(int64_t{a.m} * (i + 1) / tiles);
+      FixedX rows[kFixedTileRows];
+      int planes = 2;
+      for (int r = begin; r < end; ++r) {
+        rows[r - begin] = fixed_x(at, x[r], k0);
+        planes = planes_of(at, x[r]) > planes ? 3 : planes;
+      }
+      float* out = a.out + static_cast<int64_t>(begin) * kTileCols;
+      if (planes == 2)
+        run_fixed_rows<2, kPanels>(weights, k, rows, end - begin, out, k0 == 0, ahead);
+      else
+        run_fixed_rows<3, kPanels>(weights, k, rows, end - begin, out, k0 == 0, ahead);
+      for (int r = begin; r < end; ++r) {
+        const RestRange rest(at, x[r], k0);
+        add_fixed_rest<kPanels>(
+            rest.begin, rest.end, a.out + static_cast<int64_t>(r) * kTileCols,
+            [&](uint32_t j, int p) __attribute__((always_inline)) {
+              const __m512i w = _mm512_load_si512(weights.bytes + ((j / 8 * 2 + quad_of(j % 8)) * kPanels + p) * 64);
+              return dot_bytes(_mm512_setzero_si512(), select_byte(j % 8), w);
+            },
+            [&](uint32_t block, int p)
+                __attribute__((always_inline)) { return _mm512_load_ps(weights.scales + 64 * (block * kPanels + p)); });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::kernels::cpu
