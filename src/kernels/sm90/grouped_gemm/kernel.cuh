@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     if constexpr (T::cluster == 1)
       if (warp == 8 && early) {
         first = first_task<T>(args, smem);
-        ptx::bar_sync(kCountedBarrier, 9 * 32);
+        ptx::bar_arrive(kCountedBarrier, 9 * 32);  // the others come when the tables are there
       }
     if ((threadIdx.x & 31) == 0) {
       if (warp == 8 && !early) stream_weights<T, false>(args, smem, first);
