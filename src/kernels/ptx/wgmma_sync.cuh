@@ -18,10 +18,8 @@ __device__ inline void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); 
 
 // Matrix descriptor of a K-major tile whose rows are 128 bytes, in the 128-byte swizzle: 16-byte piece c of row r lies
 // at piece c ^ (r % 8). 8 rows make an atom of 1024 bytes, aligned to 1024; atoms follow each other along M or N.
-// One step of 32 bytes along K adds 2 to the descriptor.
-__device__ inline uint64_t swizzled_desc(uint32_t smem_address) {
-  return static_cast<uint64_t>((smem_address & 0x3ffffu) >> 4) | (uint64_t{1} << 16) | (uint64_t{64} << 32) |
-         (uint64_t{1} << 62);
-}
+// One step of 32 bytes along K adds 2 to the descriptor's low word; the high word is the same for every tile.
+__device__ inline uint32_t swizzled_desc_low(uint32_t smem_address) { return smem_address >> 4 | 1u << 16; }
+__device__ inline uint64_t swizzled_desc(uint32_t low) { return static_cast<uint64_t>(64u | 1u << 30) << 32 | low; }
 
 }  // namespace sluice::ptx

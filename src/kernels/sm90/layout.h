@@ -31,7 +31,8 @@ constexpr bool decodes(Operand o) { return o == Operand::mxfp8 || o == Operand::
 
 inline constexpr int kTileRows = 128;
 HD constexpr int slab_k(Operand o) { return o == Operand::fp8 || o == Operand::fp8_block ? 128 : 64; }
-// Of 128 rows: codes, then block scales (one byte each) where the operand has them.
+// Of 128 rows: codes, then block scales where the operand has them, a byte each: rows r and r + 8 of 16 lie together,
+// the one's and the other's of every group in turn (operand.cuh).
 HD constexpr int slab_code_bytes(Operand o) {
   return o == Operand::mxfp8 ? 8192 : o == Operand::nvfp4 || o == Operand::mxfp4 ? 4096 : 16384;
 }

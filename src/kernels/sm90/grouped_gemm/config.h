@@ -20,6 +20,8 @@ struct GemmTile {
   static constexpr int w_bytes = kMTiles * kSlabs * slab_bytes(kOp);
   static constexpr int x_bytes = kSlabs * kMaxN * 128;
   static constexpr bool block_scaled = kOp == Operand::fp8_block;
+  // Lanes read codes or scales of a stage themselves, so each says that it has; else the tensor cores read for a warp.
+  static constexpr bool lanes_read = block_scaled || decodes(kOp);
   static constexpr int w_aligned = (w_bytes + 1023) / 1024 * 1024;
   static constexpr int scale_bytes = block_scaled ? (kMaxN * 4 + kMTiles * 16) * kSlabs : 0;
   static constexpr int stage_bytes = (w_aligned + x_bytes + scale_bytes + 1023) / 1024 * 1024;

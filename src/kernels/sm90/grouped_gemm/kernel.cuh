@@ -56,9 +56,6 @@ __device__ __forceinline__ void consume(const GroupedGemmArgs& args, const Share
   }
 }
 
-// The memory in which experts are counted early is the multiplying warps' from here on. 1 to 7 are theirs.
-inline constexpr int kCountedBarrier = 8;
-
 template <class T>
 __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     grouped_gemm(const __grid_constant__ GroupedGemmArgs args) {
@@ -82,10 +79,7 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     if (warp == 10) brief_tasks<T>(args, smem);
     FirstTask first;
     if constexpr (T::cluster == 1)
-      if (warp == 8 && early) {
-        first = first_task<T>(args, smem);
-        ptx::bar_arrive(kCountedBarrier, 9 * 32);  // the others come when the tables are there
-      }
+      if (warp == 8 && early) first = first_task<T>(args, smem);
     if ((threadIdx.x & 31) == 0) {
       if (warp == 8 && !early) stream_weights<T, false>(args, smem, first);
       if constexpr (T::cluster == 1)
@@ -96,7 +90,6 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<kConsumer>();
-    if (early) ptx::bar_sync(kCountedBarrier, 9 * 32);
     // Half a task behind, the second warpgroup multiplies while the first stores, and the other way round.
     if (T::max_n >= 128 && warp >= 4) __nanosleep(1000);
     consume<T>(args, smem);

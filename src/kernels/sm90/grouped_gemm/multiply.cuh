@@ -14,11 +14,9 @@ namespace sluice::sm90 {
 // This warp needs the stage no more. Rows that several blocks share are free when all of them say so.
 template <class T>
 __device__ __forceinline__ void release_stage(const Shared<T>& smem, int stage, int lane) {
-  if constexpr (T::cluster > 1) {
-    if (lane < T::cluster) ptx::mbarrier_arrive_cluster(smem.empty + stage, lane);
-  } else {
-    if (lane == 0) ptx::mbarrier_arrive(smem.empty + stage);
-  }
+  if (T::lanes_read || lane == 0) ptx::mbarrier_arrive(smem.empty + stage);
+  if constexpr (T::cluster > 1)
+    if (lane == 0) ptx::mbarrier_arrive_cluster(smem.empty + stage, ptx::cluster_ctarank() ^ 1);
 }
 
 template <class T>
@@ -27,8 +25,8 @@ using Accumulators = float[T::m_tiles][T::max_n / 2];
 template <class T, int N>
 __device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs) {
   const int wg = threadIdx.x >> 7, lane = threadIdx.x & 31;
-  const uint64_t w0 = ptx::swizzled_desc(ptx::smem_address(smem.w(0)) + wg * 8192);
-  const uint64_t x0 = ptx::swizzled_desc(ptx::smem_address(smem.x(0)));
+  const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.w(0)) + wg * 8192);
+  const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.x(0)));
 #pragma unroll 1
   for (; slabs > 0; slabs -= T::slabs) {
     ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
@@ -41,8 +39,8 @@ __device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared
       for (int k = 0; k < 4; ++k)
 #pragma unroll
         for (int m = 0; m < T::m_tiles; ++m)
-          ptx::Wgmma<N>::bf16_ss(acc[m], w0 + at + ((m * T::slabs + s) * 16384 >> 4) + 2 * k,
-                                 x0 + at + (s * (N * 128) >> 4) + 2 * k, 1);
+          ptx::Wgmma<N>::bf16_ss(acc[m], ptx::swizzled_desc(w0 + at + ((m * T::slabs + s) * 16384 >> 4) + 2 * k),
+                                 ptx::swizzled_desc(x0 + at + (s * (N * 128) >> 4) + 2 * k), 1);
     }
     ptx::wgmma_commit();
     // The other warpgroup keeps the tensor cores busy; one product more in flight held the stage a slab longer.
@@ -59,8 +57,8 @@ __device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<
   static_assert(T::slabs == 1);
   constexpr int kParts = N > 128 ? 2 : 1, kPartN = N / kParts;
   const int wg = threadIdx.x >> 7, lane = threadIdx.x & 31;
-  const uint64_t w0 = ptx::swizzled_desc(ptx::smem_address(smem.w(0)) + wg * 8192);
-  const uint64_t x0 = ptx::swizzled_desc(ptx::smem_address(smem.x(0)));
+  const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.w(0)) + wg * 8192);
+  const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.x(0)));
   float part[kPartN / 2];
 #pragma unroll 1
   for (; slabs > 0; --slabs) {
@@ -74,8 +72,8 @@ __device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          ptx::Wgmma<kPartN>::e4m3_ss(part, w0 + at + (m * 16384 >> 4) + 2 * k,
-                                      x0 + at + (p * kPartN * 128 >> 4) + 2 * k, k != 0);
+          ptx::Wgmma<kPartN>::e4m3_ss(part, ptx::swizzled_desc(w0 + at + (m * 16384 >> 4) + 2 * k),
+                                      ptx::swizzled_desc(x0 + at + (p * kPartN * 128 >> 4) + 2 * k), k != 0);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
 #pragma unroll
@@ -104,14 +102,14 @@ __device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<
 }
 
 // Packed weights are decoded to bf16 registers; the codes of the next slab are fetched from shared memory while the
-// tensor cores run on this one. (Two buffers of decoded words, so that decoding overlaps too, were 10 % slower: ptxas
-// serialises the products or spills.)
+// tensor cores run on this one. Instructions bound this loop at up to 512 tokens: the next stage is found once, and the
+// descriptor's upper word is a constant. (Decoding one half while the other is multiplied was 2 to 7 % slower.)
 template <class T, int N>
 __device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
                                                  int slabs) {
   using D = Decode<T::op>;
   const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31;
-  const uint64_t x0 = ptx::swizzled_desc(ptx::smem_address(smem.x(0)));
+  const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.x(0)));
   typename D::Packed packed[T::m_tiles];
   const auto fetch = [&](int slab) {
 #pragma unroll
@@ -122,34 +120,35 @@ __device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Sha
     ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
     fetch(0);
   };
-  if (slabs > 0) fetch_stage();
-#pragma unroll 1
-  while (slabs > 0) {
-    const int stage = ring.stage();
-    const uint64_t x = x0 + stage * (T::stage_bytes >> 4);
+  const auto multiply_slab = [&](int slab) {
+    const uint64_t x = ptx::swizzled_desc(x0 + ring.stage() * (T::stage_bytes >> 4) + (slab * (N * 128) >> 4));
 #pragma unroll
-    for (int s = 0; s < T::slabs; ++s) {
-      if (s > 0 && s >= slabs) break;
-      uint32_t a[T::m_tiles][16];
+    for (int m = 0; m < T::m_tiles; ++m) {
+      uint32_t a[16];
+      D::expand(packed[m], a);
+      ptx::wgmma_fence();
 #pragma unroll
-      for (int m = 0; m < T::m_tiles; ++m) {
-        D::expand(packed[m], a[m]);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) ptx::Wgmma<N>::bf16_rs(acc[m], a[m] + 4 * k, x + (s * (N * 128) >> 4) + 2 * k, 1);
-        ptx::wgmma_commit();
-      }
-      if (s + 1 < T::slabs && s + 1 < slabs) {
-        fetch(s + 1);
-      } else if (slabs > T::slabs) {
-        ring.next();
-        fetch_stage();
-      }
-      ptx::wgmma_wait<0>();
+      for (int k = 0; k < 4; ++k) ptx::Wgmma<N>::bf16_rs(acc[m], a + 4 * k, x + 2 * k, 1);
+      ptx::wgmma_commit();
     }
-    if (slabs <= T::slabs) ring.next();
+  };
+  if (slabs <= 0) return;
+  fetch_stage();
+#pragma unroll 1
+  for (;;) {
+    multiply_slab(0);
+    if (T::slabs == 2 && slabs > 1) {
+      fetch(1);
+      ptx::wgmma_wait<0>();
+      multiply_slab(1);
+    }
+    const int stage = ring.stage();
+    ring.next();
     slabs -= T::slabs;
+    if (slabs > 0) fetch_stage();
+    ptx::wgmma_wait<0>();
     release_stage(smem, stage, lane);
+    if (slabs <= 0) break;
   }
 }
 

@@ -40,13 +40,22 @@ __device__ inline uint32_t place_e4m3(uint32_t even, uint32_t odd) {
          ((odd << 4) & 0x08000800u);
 }
 
-// Byte i of a word times `factor`, plus `add`: with a factor of 0x00010001 << n, a pair of equal halves. Written as a
-// multiplication, which runs beside the shifts and masks that bound this decode.
+// The scales of a group for both rows of a thread, as the bf16 halves of a word: bytes 2 * (i % 2) and the next one of
+// `word`, times a power of two, plus `add`. A multiplication, which runs beside the shifts and masks that bound this
+// decode.
 template <int i>
-__device__ inline uint32_t spread(uint32_t word, uint32_t factor, uint32_t add) {
+__device__ inline uint32_t scale_pair(uint32_t word, uint32_t factor, uint32_t add) {
   uint32_t d;
-  asm("mad.lo.u32 %0, %1, %2, %3;\n" : "=r"(d) : "r"(ptx::prmt(word, 0u, 0x4440u | i)), "r"(factor), "r"(add));
+  const uint32_t bytes = ptx::prmt(word, 0u, i % 2 == 0 ? 0x4140u : 0x4342u);
+  asm("mad.lo.u32 %0, %1, %2, %3;\n" : "=r"(d) : "r"(bytes), "r"(factor), "r"(add));
   return d;
+}
+// Registers 0 and 2 of a step are row lane/4's, 1 and 3 row lane/4 + 8's.
+__device__ inline void scale_step(const uint32_t (&e)[4], uint32_t scales, uint32_t* a) {
+  a[0] = ptx::mul_bf16x2_low(e[0], scales);
+  a[1] = ptx::mul_bf16x2_high(e[1], scales);
+  a[2] = ptx::mul_bf16x2_low(e[2], scales);
+  a[3] = ptx::mul_bf16x2_high(e[3], scales);
 }
 
 template <Operand op>
@@ -66,20 +75,16 @@ struct Decode<Operand::nvfp4> {
   __device__ static void expand(const Packed& p, uint32_t (&a)[16]) {
     const uint4 w = p.w;
     const uint2 s = p.s;
-    step<0>(w.x, s, a);
-    step<1>(w.y, s, a);
-    step<2>(w.z, s, a);
-    step<3>(w.w, s, a);
+    step<0>(w.x, s.x, a);
+    step<1>(w.y, s.x, a + 4);
+    step<2>(w.z, s.y, a + 8);
+    step<3>(w.w, s.y, a + 12);
   }
   template <int i>
-  __device__ static void step(uint32_t w, uint2 s, uint32_t (&a)[16]) {
+  __device__ static void step(uint32_t w, uint32_t s, uint32_t* a) {
     uint32_t e[4];
     expand_e2m1(w, e);
-    const uint32_t s0 = spread<i>(s.x, 0x00100010u, 0x75807580u), s1 = spread<i>(s.y, 0x00100010u, 0x75807580u);
-    a[4 * i + 0] = ptx::mul_bf16x2(e[0], s0);
-    a[4 * i + 1] = ptx::mul_bf16x2(e[1], s1);
-    a[4 * i + 2] = ptx::mul_bf16x2(e[2], s0);
-    a[4 * i + 3] = ptx::mul_bf16x2(e[3], s1);
+    scale_step(e, scale_pair<i>(s, 0x10u, 0x75807580u), a);
   }
 };
 
@@ -97,21 +102,16 @@ struct Decode<Operand::mxfp4> {
   __device__ static void expand(const Packed& p, uint32_t (&a)[16]) {
     const uint4 w = p.w;
     const uint32_t s = p.s;
-    const uint32_t lo0 = spread<0>(s, 0x00800080u, 0u), lo1 = spread<1>(s, 0x00800080u, 0u),
-                   hi0 = spread<2>(s, 0x00800080u, 0u), hi1 = spread<3>(s, 0x00800080u, 0u);
-    step<0>(w.x, lo0, hi0, a);
-    step<1>(w.y, lo0, hi0, a);
-    step<2>(w.z, lo1, hi1, a);
-    step<3>(w.w, lo1, hi1, a);
+    const uint32_t s0 = scale_pair<0>(s, 0x80u, 0u), s1 = scale_pair<1>(s, 0x80u, 0u);
+    step(w.x, s0, a);
+    step(w.y, s0, a + 4);
+    step(w.z, s1, a + 8);
+    step(w.w, s1, a + 12);
   }
-  template <int i>
-  __device__ static void step(uint32_t w, uint32_t s0, uint32_t s1, uint32_t (&a)[16]) {
+  __device__ static void step(uint32_t w, uint32_t scales, uint32_t* a) {
     uint32_t e[4];
     expand_e2m1(w, e);
-    a[4 * i + 0] = ptx::mul_bf16x2(e[0], s0);
-    a[4 * i + 1] = ptx::mul_bf16x2(e[1], s1);
-    a[4 * i + 2] = ptx::mul_bf16x2(e[2], s0);
-    a[4 * i + 3] = ptx::mul_bf16x2(e[3], s1);
+    scale_step(e, scales, a);
   }
 };
 
@@ -129,22 +129,17 @@ struct Decode<Operand::mxfp8> {
   __device__ static void expand(const Packed& p, uint32_t (&a)[16]) {
     const uint4 w0 = p.w0, w1 = p.w1;
     const uint32_t s = p.s;
-    const uint32_t lo0 = spread<0>(s, 0x00800080u, 0u), lo1 = spread<1>(s, 0x00800080u, 0u),
-                   hi0 = spread<2>(s, 0x00800080u, 0u), hi1 = spread<3>(s, 0x00800080u, 0u);
-    step<0>(w0.x, w0.y, lo0, hi0, a);
-    step<1>(w0.z, w0.w, lo0, hi0, a);
-    step<2>(w1.x, w1.y, lo1, hi1, a);
-    step<3>(w1.z, w1.w, lo1, hi1, a);
+    const uint32_t s0 = scale_pair<0>(s, 0x80u, 0u), s1 = scale_pair<1>(s, 0x80u, 0u);
+    step(w0.x, w0.y, s0, a);
+    step(w0.z, w0.w, s0, a + 4);
+    step(w1.x, w1.y, s1, a + 8);
+    step(w1.z, w1.w, s1, a + 12);
   }
-  template <int i>
-  __device__ static void step(uint32_t w0, uint32_t w1, uint32_t s0, uint32_t s1, uint32_t (&a)[16]) {
+  __device__ static void step(uint32_t w0, uint32_t w1, uint32_t scales, uint32_t* a) {
     uint32_t e[4];
     expand_e4m3(w0, e[0], e[1]);
     expand_e4m3(w1, e[2], e[3]);
-    a[4 * i + 0] = ptx::mul_bf16x2(e[0], s0);
-    a[4 * i + 1] = ptx::mul_bf16x2(e[1], s1);
-    a[4 * i + 2] = ptx::mul_bf16x2(e[2], s0);
-    a[4 * i + 3] = ptx::mul_bf16x2(e[3], s1);
+    scale_step(e, scales, a);
   }
 };
 

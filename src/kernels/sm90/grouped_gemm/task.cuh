@@ -96,8 +96,9 @@ struct Shared {
   // By one thread, before anybody waits.
   __device__ void init_barriers() const {
     for (int i = 0; i < T::stages; ++i) {
-      ptx::mbarrier_init(full + i, 2);                // the two streaming warps
-      ptx::mbarrier_init(empty + i, 8 * T::cluster);  // the multiplying warps of every block that shares the rows
+      ptx::mbarrier_init(full + i, 2);  // the two streaming warps
+      // The multiplying warps, and those of every other block that shares the rows.
+      ptx::mbarrier_init(empty + i, 8 * (T::lanes_read ? 32 : 1) + 8 * (T::cluster - 1));
     }
     for (int i = 0; i < T::queue; ++i) {
       ptx::mbarrier_init(task_full + i, 1);
@@ -135,18 +136,18 @@ struct Shared {
 };
 
 // A role's position in the ring of stages and in the queue of tasks, in one register: epilogues have none to spare.
-// Bits 0-7 the stage, 8-10 the task modulo twice the queue, 31 the stage's phase.
+// Bit 0 the stage's phase, where a wait reads it, 1-3 the task modulo twice the queue, 4 and on the stage.
 template <class T>
 class Ring {
  public:
-  __device__ int stage() const { return static_cast<int>(at_ & 0xffu); }
-  __device__ uint32_t phase() const { return at_ >> 31; }
-  __device__ int task() const { return static_cast<int>(at_ >> 8 & 7u); }
+  __device__ int stage() const { return static_cast<int>(at_ >> 4); }
+  __device__ uint32_t phase() const { return at_ & 1u; }
+  __device__ int task() const { return static_cast<int>(at_ >> 1 & 7u); }
   __device__ void next() {
-    ++at_;
-    if (stage() == T::stages) at_ = (at_ & ~0xffu) ^ 0x80000000u;
+    at_ += 16;
+    if (at_ >= 16u * T::stages) at_ = (at_ & 15u) ^ 1u;
   }
-  __device__ void next_task() { at_ = (at_ & ~0x700u) | ((at_ + 0x100u) & 0x700u); }
+  __device__ void next_task() { at_ = (at_ & ~0xeu) | ((at_ + 2u) & 0xeu); }
 
  private:
   uint32_t at_ = 0;

@@ -269,13 +269,15 @@ __global__ void __launch_bounds__(kThreads, 4) packed_kernel(const __grid_consta
       *reinterpret_cast<uint4*>(out + wg * 2048 + t * 16) = {words[0], words[1], words[2], words[3]};
     }
     if (threadIdx.x < 128) {
-      // Of 16 rows, row and row + 8 share a fragment.
-      const int r = t, fragment = r / 16 * 8 + r % 8;
-      uint8_t* to = out + slab_code_bytes(op) + (fragment * 2 + r / 8 % 2) * kGroups;
+      // Of 16 rows, row and row + 8 share a fragment: bytes 2 * group and 2 * group + 1 of it are theirs. Two threads
+      // write one, half of its groups each.
+      const int fragment = t / 16 * 8 + t % 8, half = t / 8 % 2, row = t - 8 * half;
+      const uint32_t of[2] = {scales[slab][row], scales[slab][row + 8]};
+      uint8_t* to = out + slab_code_bytes(op) + (fragment * 2 + half) * kGroups;
       if constexpr (kGroups == 4)
-        *reinterpret_cast<uint32_t*>(to) = scales[slab][r];
+        *reinterpret_cast<uint32_t*>(to) = ptx::prmt(of[0], of[1], half == 0 ? 0x5140u : 0x7362u);
       else
-        *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(scales[slab][r]);
+        *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(ptx::prmt(of[0], of[1], half == 0 ? 0x40u : 0x51u));
     }
   }
 }
