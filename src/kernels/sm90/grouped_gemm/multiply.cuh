@@ -11,12 +11,13 @@
 
 namespace sluice::sm90 {
 
-// This warp needs the stage no more. Rows that several blocks share are free when all of them say so.
+// This warp needs the stage no more. Rows that several blocks share are free when all of them say so, and the scales of
+// FP8 block are shared as rows are.
 template <class T>
 __device__ __forceinline__ void release_stage(const Shared<T>& smem, int stage, int lane) {
   if (T::lanes_read || lane == 0) ptx::mbarrier_arrive(smem.empty + stage);
   if constexpr (T::cluster > 1)
-    if (lane == 0) ptx::mbarrier_arrive_cluster(smem.empty + stage, ptx::cluster_ctarank() ^ 1);
+    if (T::block_scaled || lane == 0) ptx::mbarrier_arrive_cluster(smem.empty + stage, ptx::cluster_ctarank() ^ 1);
 }
 
 template <class T>

@@ -98,7 +98,7 @@ struct Shared {
     for (int i = 0; i < T::stages; ++i) {
       ptx::mbarrier_init(full + i, 2);  // the two streaming warps
       // The multiplying warps, and those of every other block that shares the rows.
-      ptx::mbarrier_init(empty + i, 8 * (T::lanes_read ? 32 : 1) + 8 * (T::cluster - 1));
+      ptx::mbarrier_init(empty + i, 8 * (T::lanes_read ? 32 : 1) + 8 * (T::cluster - 1) * (T::block_scaled ? 32 : 1));
     }
     for (int i = 0; i < T::queue; ++i) {
       ptx::mbarrier_init(task_full + i, 1);
