@@ -138,10 +138,12 @@ __device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Sha
 #pragma unroll 1
   for (;;) {
     multiply_slab(0);
-    if (T::slabs == 2 && slabs > 1) {
-      fetch(1);
+#pragma unroll
+    for (int s = 1; s < T::slabs; ++s) {
+      if (s >= slabs) break;
+      fetch(s);
       ptx::wgmma_wait<0>();
-      multiply_slab(1);
+      multiply_slab(s);
     }
     const int stage = ring.stage();
     ring.next();
