@@ -6,22 +6,15 @@
 
 namespace sluice::ptx {
 
-// Both halves of `a` times the low (high) half of `b`, which the instruction selects itself. Subnormal inputs and
+// Both halves of `a` times half kHalf (0: low) of `b`, which the instruction selects itself. Subnormal inputs and
 // results are kept.
-__device__ inline uint32_t mul_bf16x2_low(uint32_t a, uint32_t b) {
+template <int kHalf>
+__device__ inline uint32_t mul_bf16x2_by_half(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("{\n.reg .b16 l, h;\n.reg .b32 both;\nmov.b32 {l, h}, %2;\nmov.b32 both, {l, l};\n"
+  asm("{\n.reg .b16 h0, h1;\n.reg .b32 both;\nmov.b32 {h0, h1}, %2;\nmov.b32 both, {h%3, h%3};\n"
       "mul.rn.bf16x2 %0, %1, both;\n}\n"
       : "=r"(d)
-      : "r"(a), "r"(b));
-  return d;
-}
-__device__ inline uint32_t mul_bf16x2_high(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("{\n.reg .b16 l, h;\n.reg .b32 both;\nmov.b32 {l, h}, %2;\nmov.b32 both, {h, h};\n"
-      "mul.rn.bf16x2 %0, %1, both;\n}\n"
-      : "=r"(d)
-      : "r"(a), "r"(b));
+      : "r"(a), "r"(b), "n"(kHalf));
   return d;
 }
 // Round to nearest even; `low` goes to bits 0-15.

@@ -52,10 +52,10 @@ __device__ inline uint32_t scale_pair(uint32_t word, uint32_t factor, uint32_t a
 }
 // Registers 0 and 2 of a step are row lane/4's, 1 and 3 row lane/4 + 8's.
 __device__ inline void scale_step(const uint32_t (&e)[4], uint32_t scales, uint32_t* a) {
-  a[0] = ptx::mul_bf16x2_low(e[0], scales);
-  a[1] = ptx::mul_bf16x2_high(e[1], scales);
-  a[2] = ptx::mul_bf16x2_low(e[2], scales);
-  a[3] = ptx::mul_bf16x2_high(e[3], scales);
+  a[0] = ptx::mul_bf16x2_by_half<0>(e[0], scales);
+  a[1] = ptx::mul_bf16x2_by_half<1>(e[1], scales);
+  a[2] = ptx::mul_bf16x2_by_half<0>(e[2], scales);
+  a[3] = ptx::mul_bf16x2_by_half<1>(e[3], scales);
 }
 
 template <Operand op>
