@@ -2,6 +2,7 @@
 // What the tests of loading share: a loader over a written checkpoint, and experts written one by one.
 #pragma once
 
+#include "live_context.h"
 #include "weights/load.h"
 #include "written_checkpoint.h"
 
@@ -12,17 +13,6 @@ using format::InputFormat;
 
 inline const std::string kModule = "model.layers.1.self_attn.q_proj";
 inline const std::string kExperts = "model.layers.3.mlp.experts";
-
-struct Live {
-  ThreadPool pool{2};
-  std::vector<std::string> warnings;
-  std::vector<Progress> progress;
-  Context ctx{pool,
-              [this](LogLevel level, std::string_view text) {
-                if (level == LogLevel::warning) warnings.emplace_back(text);
-              },
-              [this](const Progress& p) { progress.push_back(p); }};
-};
 
 struct LoadTest : testing::Test {
   Random random;

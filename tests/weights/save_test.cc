@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "weights/save.h"
 
+#include "live_context.h"
 #include "weights/calibration.h"
 #include "weights/json_text.h"
 #include "weights/load.h"
@@ -18,17 +19,9 @@ using format::InputFormat;
 const std::string kExperts = "model.layers.1.mlp.experts", kMtp = "model.layers.2.mlp.experts";
 constexpr int64_t kCount = 3, kInter = 56, kHidden = 144;  // 56: a short last group of 16 and of 32
 
-struct SaveTest : testing::Test {
+struct SaveTest : testing::Test, Live {
   Random random;
   testing::ScopedTrace trace{__FILE__, __LINE__, fmt::format("seed {}", random.seed)};
-  ThreadPool pool{2};
-  std::vector<std::string> warnings;
-  std::vector<Progress> progress;
-  Context ctx{pool,
-              [this](LogLevel level, std::string_view text) {
-                if (level == LogLevel::warning) warnings.emplace_back(text);
-              },
-              [this](const Progress& p) { progress.push_back(p); }};
   io::TempDir out;
   std::filesystem::path folder = out.path() / "quantised";
 
