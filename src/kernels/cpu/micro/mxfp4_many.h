@@ -33,16 +33,16 @@ struct FixedAhead {
   const uint8_t *codes, *scales;
   int64_t at, end;  // bytes of codes
   int fours;        // four lines each, that a tile brings in the time of a block
-  SLUICE_INLINE bool more(const FixedAhead& a, int i) { return i < a.fours && a.at < a.end; }
-  // The first of the next four lines, a page between them.
-  SLUICE_INLINE const uint8_t* next_four(FixedAhead& a) {
-    const int64_t line = a.at & (4 * kPage - 1);
-    const uint8_t* p = a.codes + a.at - line + (line >> 2);
-    if (a.at % 1024 == 0) Avx512::prefetch_far(a.scales + a.at / 16);
-    a.at += 256;
-    return p;
-  }
 };
+SLUICE_INLINE bool has_more(const FixedAhead& a, int i) { return i < a.fours && a.at < a.end; }
+// The first of the next four lines, a page between them.
+SLUICE_INLINE const uint8_t* next_four(FixedAhead& a) {
+  const int64_t line = a.at & (4 * kPage - 1);
+  const uint8_t* p = a.codes + a.at - line + (line >> 2);
+  if (a.at % 1024 == 0) Avx512::prefetch_far(a.scales + a.at / 16);
+  a.at += 256;
+  return p;
+}
 
 template <int kPlanes, int kRows, int kPanels>
 static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, const FixedX* x, float* out, bool first,
@@ -80,7 +80,7 @@ static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, cons
       }
 #pragma GCC unroll 1
       for (int half = 0; half < 2; ++half) {
-        const uint8_t* four = FixedAhead::more(ahead, 2 * plane + half) ? FixedAhead::next_four(ahead) : nullptr;
+        const uint8_t* four = has_more(ahead, 2 * plane + half) ? next_four(ahead) : nullptr;
 #pragma GCC unroll 4
         for (int i = 0; i < kFixedQuads / 2; ++i) {
           const int q = kFixedQuads / 2 * half + i;
