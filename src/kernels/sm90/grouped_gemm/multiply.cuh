@@ -104,7 +104,7 @@ __device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<
 
 // Packed weights are decoded to bf16 registers; the codes of the next slab are fetched from shared memory while the
 // tensor cores run on this one. Instructions bound this loop at up to 512 tokens: the next stage is found once, and the
-// descriptor's upper word is a constant. (Decoding one half while the other is multiplied was 2 to 7 % slower.)
+// descriptor's upper word is a constant. (Decoding one half while the other is multiplied was 2 to 8 % slower.)
 template <class T, int N>
 __device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
                                                  int slabs) {
