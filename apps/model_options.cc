@@ -46,6 +46,14 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->capture_default_str()
       ->group(group);
   command
+      .add_option(
+          "--fp8-sums", o.fp8_sums,
+          "FP8 experts on Hopper: tensor-core adds 128 products in 14 bits, float32 decodes weights to bfloat16 "
+          "and adds as Blackwell and the CPU do")
+      ->check(CLI::IsMember({"tensor-core", "float32"}))
+      ->capture_default_str()
+      ->group(group);
+  command
       .add_flag("--deterministic", o.deterministic,
                 "a token's result does not depend on what else is in its batch (the CPU always works so)")
       ->group(group);
@@ -76,6 +84,7 @@ std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
   load.deterministic = o.deterministic;
   load.nvfp4_per_token = o.nvfp4_per_token || env_flag(kEnvNvfp4PerToken);
   load.fp8_block_trtllm = o.fp8_block_numerics == "trtllm";
+  load.fp8_f32_sums = o.fp8_sums == "float32";
   if (!o.calibration_text.empty()) {
     check(!o.quantization.empty(), "--calibration-text is given without --quantization, which would use it");
     model::LoadOptions traced = load;

@@ -17,6 +17,8 @@ const std::vector<Kind> kKinds = {
     {"bf16", format::Format::bf16, format::InputFormat::plain, 16, false},
     {"fp8pt", format::Format::fp8_tensor, format::InputFormat::fp8_static, 8, true},
     {"fp8blk", format::Format::fp8_block, format::InputFormat::fp8_group, 8, true},
+    {"fp8pt32", format::Format::fp8_tensor, format::InputFormat::fp8_static, 8.25, false, true},
+    {"fp8blk32", format::Format::fp8_block, format::InputFormat::fp8_group, 8.25, false, true},
     {"mxfp8", format::Format::mxfp8, format::InputFormat::mxfp8, 8.25, false},
     {"nvfp4", format::Format::nvfp4, format::InputFormat::nvfp4, 4.5, false},
     {"nvfp4tok", format::Format::nvfp4, format::InputFormat::nvfp4_token, 4.5, false},
@@ -55,11 +57,11 @@ void fill(sm90::PreparedMatrix& m, std::mt19937_64& rng) {
       for (int i = 0; i < codes; i += 2) p[i + 1] = static_cast<uint8_t>((p[i + 1] & 0x80) | 0x3c);
     else if (sm90::is_fp8(op))
       for (int i = 0; i < codes; ++i) p[i] &= 0xbf;
-    else if (op == Operand::mxfp8)  // the top exponent bits of place_e4m3
+    else if (sm90::decodes_e4m3(op))  // the top exponent bits of place_e4m3
       for (int i = 1; i < codes; i += 2) p[i] &= 0xbb;
     for (int i = codes; i < slab; ++i)
       p[i] = op == Operand::nvfp4 ? static_cast<uint8_t>(0x40 + (p[i] & 15))
-                                  : static_cast<uint8_t>((op == Operand::mxfp8 ? 246 : 252) + (p[i] & 1));
+                                  : static_cast<uint8_t>((sm90::decodes_e4m3(op) ? 246 : 252) + (p[i] & 1));
   }
   const int64_t total = m.weights.bytes(), block = static_cast<int64_t>(host.size()) * 8;
   sm90::copy_to_device(m.weights.data(), bytes, std::min(block, total), nullptr);
@@ -113,6 +115,7 @@ MoeSpec spec_of(const BenchShape& shape, const Kind& kind, bool logits) {
   spec.inter = shape.inter;
   spec.weights = kind.weights;
   spec.inputs = kind.inputs;
+  spec.fp8_f32_sums = kind.f32_sums;
   spec.act = shape.act;
   spec.local_experts = shape.locals == shape.experts ? 0 : shape.locals;
   spec.routing = routing::Method::renormalize;

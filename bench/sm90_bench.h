@@ -27,6 +27,7 @@ struct Kind {
   format::InputFormat inputs;
   double bits;  // a weight, scales included
   bool fp8;     // floor of flops at the FP8 rate
+  bool f32_sums = false;
 };
 struct Options {
   std::vector<std::string> shapes, kinds, instances;

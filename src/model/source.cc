@@ -178,6 +178,7 @@ std::shared_ptr<const moe::MoeLayer> Source::experts(const std::string& module, 
   spec.weights = loaded.format.weights;
   spec.inputs = loaded.format.inputs;
   spec.fp8_block_trtllm = options_.fp8_block_trtllm && spec.weights == format::Format::fp8_block;
+  spec.fp8_f32_sums = options_.fp8_f32_sums && format::is_fp8(spec.weights);
   spec.deterministic = options_.deterministic;
   spec.bias = !loaded.weights.bias_up.empty();
   return moe::select(spec, backend).prepare(ctx_, spec, loaded.weights);

@@ -84,6 +84,7 @@ const std::vector<Key>& keys() {
         number("tokens", &MoeSpec::tokens),
         flag("finalize", &MoeSpec::finalize),
         flag("fp8_block_trtllm", &MoeSpec::fp8_block_trtllm),
+        flag("fp8_f32_sums", &MoeSpec::fp8_f32_sums),
         flag("deterministic", &MoeSpec::deterministic),
     };
     for (Key& key : k)  // the default input format is the weight format's own
@@ -133,6 +134,8 @@ void validate_formats(const MoeSpec& s) {
         weights, group);
   check(!s.fp8_block_trtllm || s.inputs == format::InputFormat::fp8_group,
         "fp8_block_trtllm is set with weights {} and inputs {}; it is for fp8_block with fp8_group", weights, inputs);
+  check(!s.fp8_f32_sums || format::is_fp8(s.weights),
+        "fp8_f32_sums is set with weights {}; it is for fp8_tensor, fp8_channel and fp8_block", weights);
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ struct MoeSpec {
   int64_t tokens = 0;             // a hint for choosing tiles; 0: unknown
   bool finalize = true;           // false: the unreduced rows are returned
   bool fp8_block_trtllm = false;  // round GEMM1's result to e4m3 before the activation, as the Blackwell path does
-  bool deterministic = false;     // a token's result must not depend on what else is in the batch
+  bool fp8_f32_sums = false;   // FP8 sums in float32 everywhere; Hopper's FP8 tensor cores keep 14 bits of 128 products
+  bool deterministic = false;  // a token's result must not depend on what else is in the batch
 
   int locals() const { return local_experts > 0 ? local_experts : experts; }
   bool gated() const { return activation::is_gated(act); }

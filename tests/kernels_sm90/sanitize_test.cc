@@ -34,18 +34,20 @@ TEST(Sanitize, EveryTile) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng(1);
   for (const auto& [f, name] : format::kFormats)
-    for (const auto& [x, input_name] : format::kInputFormats) {
-      Case c = case_of(f, x, 5);
-      c.spec.hidden = 1184;
-      if (!format::fits(f, x) || !sm90::supports_spec(c.spec)) continue;
-      c.spec.act = input_name.size() % 2 == 0 ? activation::Activation::swiglu : activation::Activation::relu2;
-      const Problem p = make_problem(c, rng);
-      const DeviceProblem d(p);
-      const auto moe = prepared(p);
-      const auto operand = sm90::gemm_problem(c.spec, 5).operand;
-      for (const sm90::Instance& i : sm90::instances())
-        if (i.operand == operand) run_plain(*moe, d, {i.name(), {2, 1}});
-    }
+    for (const auto& [x, input_name] : format::kInputFormats)
+      for (bool f32_sums : {false, true}) {
+        Case c = case_of(f, x, 5);
+        c.spec.hidden = 1184;
+        c.spec.fp8_f32_sums = f32_sums;
+        if (!format::fits(f, x) || (f32_sums && !format::is_fp8(f)) || !sm90::supports_spec(c.spec)) continue;
+        c.spec.act = input_name.size() % 2 == 0 ? activation::Activation::swiglu : activation::Activation::relu2;
+        const Problem p = make_problem(c, rng);
+        const DeviceProblem d(p);
+        const auto moe = prepared(p);
+        const auto operand = sm90::gemm_problem(c.spec, 5).operand;
+        for (const sm90::Instance& i : sm90::instances())
+          if (i.operand == operand) run_plain(*moe, d, {i.name(), {2, 1}});
+      }
 }
 
 // Weights that are streamed before the tables are there.

@@ -7,27 +7,35 @@ namespace {
 
 using format::Format;
 
-// Weight and input formats that run on an operand.
-std::vector<std::pair<Format, format::InputFormat>> formats_of(sm90::Operand op) {
-  std::vector<std::pair<Format, format::InputFormat>> out;
+// Weight and input formats that run on an operand, and whether FP8 sums are float32.
+struct Formats {
+  Format weights;
+  format::InputFormat inputs;
+  bool f32_sums;
+};
+std::vector<Formats> formats_of(sm90::Operand op) {
+  std::vector<Formats> out;
   for (const auto& [f, name] : format::kFormats)
-    for (const auto& [x, input_name] : format::kInputFormats) {
-      MoeSpec s;
-      s.experts = 4, s.top_k = 2, s.hidden = s.inter = 128;
-      s.weights = f, s.inputs = x;
-      if (format::fits(f, x) && sm90::supports_spec(s) && sm90::gemm_problem(s, 1).operand == op) out.push_back({f, x});
-    }
+    for (const auto& [x, input_name] : format::kInputFormats)
+      for (bool f32_sums : {false, true}) {
+        MoeSpec s;
+        s.experts = 4, s.top_k = 2, s.hidden = s.inter = 128;
+        s.weights = f, s.inputs = x, s.fp8_f32_sums = f32_sums;
+        if (!format::fits(f, x) || (f32_sums && !format::is_fp8(f)) || !sm90::supports_spec(s)) continue;
+        if (sm90::gemm_problem(s, 1).operand == op) out.push_back({f, x, f32_sums});
+      }
   return out;
 }
 
-Case case_of(Format f, format::InputFormat x, int64_t hidden, int64_t inter, int64_t tokens) {
+Case case_of(const Formats& f, int64_t hidden, int64_t inter, int64_t tokens) {
   Case c;
   c.spec.experts = 4;
   c.spec.top_k = 2;
   c.spec.hidden = hidden;
   c.spec.inter = inter;
-  c.spec.weights = f;
-  c.spec.inputs = x;
+  c.spec.weights = f.weights;
+  c.spec.inputs = f.inputs;
+  c.spec.fp8_f32_sums = f.f32_sums;
   c.tokens = tokens;
   return c;
 }
@@ -56,9 +64,9 @@ class Tiles : public ::testing::TestWithParam<size_t> {
 TEST_P(Tiles, EveryActivation) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = fresh_rng();
-  for (const auto& [f, x] : formats_of(tile().operand))
+  for (const Formats& f : formats_of(tile().operand))
     for (const auto& [act, name] : activation::kActivations) {
-      Case c = case_of(f, x, 160, 96, 7);
+      Case c = case_of(f, 160, 96, 7);
       c.spec.act = act;
       check_case(c, {tile().name(), {0, 0}}, rng, all_);
       if (HasFailure()) return;
@@ -70,9 +78,9 @@ TEST_P(Tiles, EveryActivation) {
 TEST_P(Tiles, Passes) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = fresh_rng();
-  for (const auto& [f, x] : formats_of(tile().operand))
+  for (const Formats& f : formats_of(tile().operand))
     for (int64_t tokens : {1, tile().max_n, tile().max_n + 1, 5 * tile().max_n / 2}) {
-      Case c = case_of(f, x, 96, 64, tokens);
+      Case c = case_of(f, 96, 64, tokens);
       c.spec.experts = 2;
       c.spec.top_k = 1;
       c.choice = Choice::unpacked;
@@ -87,10 +95,10 @@ TEST_P(Tiles, Passes) {
 TEST_P(Tiles, Splits) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = fresh_rng();
-  for (const auto& [f, x] : formats_of(tile().operand))
+  for (const Formats& f : formats_of(tile().operand))
     for (const std::pair<int, int>& splits : {std::pair{2, 1}, std::pair{1, 3}, std::pair{5, 4}})
       for (const auto act : {activation::Activation::swiglu, activation::Activation::relu2}) {
-        Case c = case_of(f, x, 704, 544, 5);
+        Case c = case_of(f, 704, 544, 5);
         c.spec.act = act;
         check_case(c, {tile().name(), {splits.first, splits.second}}, rng, all_);
         if (HasFailure()) return;

@@ -69,7 +69,7 @@ TEST(MoeSpec, RoundTripOfRandomSpecs) {
     s.tokens = static_cast<int64_t>(rng());
     for (bool MoeSpec::*f :
          {&MoeSpec::bias, &MoeSpec::act_params, &MoeSpec::norm_topk, &MoeSpec::routed, &MoeSpec::weight_on_input,
-          &MoeSpec::finalize, &MoeSpec::fp8_block_trtllm, &MoeSpec::deterministic})
+          &MoeSpec::finalize, &MoeSpec::fp8_block_trtllm, &MoeSpec::fp8_f32_sums, &MoeSpec::deterministic})
       s.*f = flip();
     ASSERT_EQ(parse_moe_spec(to_string(s)), s) << to_string(s);
   }
@@ -114,6 +114,7 @@ TEST(MoeSpec, ContradictionsAreRefusedWithASentence) {
   refuses(good + " local_offset=14 local_experts=4", "4 experts from 14 on");
   refuses(good + " local_offset=1", "16 experts from 1 on");
   refuses(good + " fp8_block_trtllm=1", "fp8_block_trtllm");
+  refuses(good + " weights=mxfp8 fp8_f32_sums=1", "fp8_f32_sums is set with weights mxfp8");
   refuses(good + " tokens=-1", "tokens is -1");
   // Given weights take no scale, whatever the label of the method would.
   for (const char* ignored : {"routed_scale=2.5", "groups=4 top_groups=2", "norm_topk=0"})

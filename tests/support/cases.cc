@@ -126,7 +126,19 @@ void add_special_numerics(List& list) {
       s.dtype = dtype;
       s.fp8_block_trtllm = true;
       list.add(s, 6);
+      s.fp8_f32_sums = true;
+      list.add(s, 6);
     }
+  for (Format f : {Format::fp8_tensor, Format::fp8_channel, Format::fp8_block})
+    for (InputFormat x : {InputFormat::fp8_static, InputFormat::fp8_token, InputFormat::fp8_group})
+      for (Activation a : {Activation::swiglu, Activation::geglu, Activation::relu2})
+        for (int64_t tokens : {3, 70}) {
+          if (!format::fits(f, x)) continue;
+          MoeSpec s = spec_of(f, x, 328, 200, 6, 2);
+          s.act = a;
+          s.fp8_f32_sums = true;
+          list.add(s, tokens);
+        }
   for (Format f : {Format::fp8_tensor, Format::bf16})
     for (bool on_input : {false, true}) {
       MoeSpec s = spec_of(f, f == Format::bf16 ? InputFormat::plain : InputFormat::fp8_static, 128, 64, 16, 1);
@@ -309,6 +321,7 @@ Case random_case(std::mt19937& rng) {
   c.spec.bias = random.one_in(3);
   c.spec.act_params = activation::takes_params(c.spec.act) && random.one_in(2);
   c.spec.fp8_block_trtllm = inputs == InputFormat::fp8_group && random.one_in(2);
+  c.spec.fp8_f32_sums = format::is_fp8(f) && random.one_in(2);
   c.spec.finalize = !random.one_in(5);
   set_method(c.spec, pick(routing::kMethods));
   if (c.spec.groups > 1) c.spec.top_k = std::min(c.spec.top_k, experts / 2);

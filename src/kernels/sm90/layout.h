@@ -23,21 +23,32 @@ enum class Operand : uint8_t {
   mxfp8,      // decoded in registers to bf16: e4m3 * 2^k is exact there
   nvfp4,      // decoded in registers to bf16: e2m1 * e4m3 is exact there
   mxfp4,
+  fp8_f32,        // fp8 with sums in float32: decoded as mxfp8 with k = 0
+  fp8_block_f32,  // fp8_block likewise
 };
 
-constexpr bool is_fp8(Operand o) { return o == Operand::fp8 || o == Operand::fp8_block; }
+HD constexpr bool is_fp8(Operand o) { return o == Operand::fp8 || o == Operand::fp8_block; }
 
-constexpr bool decodes(Operand o) { return o == Operand::mxfp8 || o == Operand::nvfp4 || o == Operand::mxfp4; }
+HD constexpr bool decodes_e4m3(Operand o) {
+  return o == Operand::mxfp8 || o == Operand::fp8_f32 || o == Operand::fp8_block_f32;
+}
+
+HD constexpr bool decodes(Operand o) { return decodes_e4m3(o) || o == Operand::nvfp4 || o == Operand::mxfp4; }
+
+HD constexpr bool block_scaled(Operand o) { return o == Operand::fp8_block || o == Operand::fp8_block_f32; }
 
 inline constexpr int kTileRows = 128;
-HD constexpr int slab_k(Operand o) { return o == Operand::fp8 || o == Operand::fp8_block ? 128 : 64; }
+HD constexpr int slab_k(Operand o) { return is_fp8(o) ? 128 : 64; }
+// Slabs that share a pair of block scales, 128 columns, and how many such runs `slabs` are.
+HD constexpr int slabs_a_scale(Operand o) { return block_scaled(o) ? 128 / slab_k(o) : 1; }
+HD constexpr int scale_runs(Operand o, int slabs) { return (slabs + slabs_a_scale(o) - 1) / slabs_a_scale(o); }
 // Of 128 rows: codes, then block scales where the operand has them, a byte each: rows r and r + 8 of 16 lie together,
 // the one's and the other's of every group in turn (operand.cuh).
 HD constexpr int slab_code_bytes(Operand o) {
-  return o == Operand::mxfp8 ? 8192 : o == Operand::nvfp4 || o == Operand::mxfp4 ? 4096 : 16384;
+  return decodes_e4m3(o) ? 8192 : o == Operand::nvfp4 || o == Operand::mxfp4 ? 4096 : 16384;
 }
 HD constexpr int slab_bytes(Operand o) {
-  return slab_code_bytes(o) + (o == Operand::nvfp4 ? 512 : o == Operand::mxfp8 || o == Operand::mxfp4 ? 256 : 0);
+  return slab_code_bytes(o) + (o == Operand::nvfp4 ? 512 : decodes(o) ? 256 : 0);
 }
 
 // Where 16-byte piece `piece` (0..7) of row `row` lies inside a slab of swizzled rows.
@@ -60,7 +71,9 @@ struct WeightShape {
   }
   HD int64_t bytes() const { return experts * row_tiles() * slabs() * slab_bytes(operand); }
   HD int64_t row_scales() const { return experts * row_tiles() * kTileRows; }
-  HD int64_t block_scales() const { return operand == Operand::fp8_block ? experts * row_tiles() * slabs() * 4 : 0; }
+  HD int64_t block_scales() const {
+    return block_scaled(operand) ? experts * row_tiles() * scale_runs(operand, slabs()) * 4 : 0;
+  }
 };
 
 // At most `count` rows of one expert, processed in one pass over its weights.

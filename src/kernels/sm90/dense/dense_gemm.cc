@@ -154,6 +154,7 @@ void DenseGemm::run(const DenseCall& call, Stream stream) const {
   r.static_scale = input_scales_.as<InputScale>();
   r.out = p.x;
   r.out_slabs = matrix_.shape.slabs();
+  r.scale_runs = scale_runs(tile.operand, r.out_slabs);
   r.row_scale = rows_scaled ? p.row_scale : nullptr;
   r.block_scale = p.block_scale;
   rows.coding = coding_of(spec_.inputs);

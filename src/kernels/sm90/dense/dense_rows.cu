@@ -86,10 +86,9 @@ __global__ void __launch_bounds__(kThreads) dense_rows_kernel(const __grid_const
     for (int i = thread; i < p.tiles * a.units; i += all) a.arrivals[i] = 0;
   for (int token = static_cast<int>(blockIdx.x); token < tokens; token += static_cast<int>(gridDim.x)) {
     const int pass = token / p.per, n = token % p.per, row_base = pass * p.per;
-    const int64_t base = static_cast<int64_t>(row_base) * r.out_slabs;
     const int count = pass + 1 < p.tiles ? p.per : p.last;
     const Tile tile{0, row_base, count, round_up(count, a.step_n)};
-    const Target target{r.out + base * 128, r.block_scale + base, tile.padded, n, token, padding_after(tile, n)};
+    const Target target = target_of(r, tile, n);
     if (r.tokens != nullptr)
       write_token<kThreads>(r, token, &target, 1, 0, 1, shared);
     else

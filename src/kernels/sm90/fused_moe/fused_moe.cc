@@ -20,6 +20,8 @@ namespace sluice::sm90 {
 
 namespace {
 
+Operand operand_of(const MoeSpec& spec) { return sm90::operand_of(spec.weights, spec.fp8_f32_sums); }
+
 // What GEMM1 leaves for GEMM2: final rows where its tile holds every column that the rounding needs.
 Store store_of(const MoeSpec& spec, Operand op) {
   const Round r = round_of(spec.inputs);
@@ -40,7 +42,7 @@ bool starts_early(const MoeSpec& spec, const Instance& tile) {
 }  // namespace
 
 Support supports_spec(const MoeSpec& spec) {
-  const Operand op = operand_of(spec.weights);
+  const Operand op = operand_of(spec);
   const Round r = round_of(spec.inputs);
   const auto inputs = name_of(format::kInputFormats, spec.inputs);
   const auto weights = name_of(format::kFormats, spec.weights);
@@ -48,11 +50,11 @@ Support supports_spec(const MoeSpec& spec) {
     return Support::no("hidden states must be bfloat16 or float32");
   if (r == Round::plain && spec.dtype == DType::f32)
     return Support::no("float32 inputs that are not rounded have no tensor core path; use bfloat16");
-  if (op == Operand::fp8_block && r != Round::fp8_group)
+  if (block_scaled(op) && r != Round::fp8_group)
     return Support::no(fmt::format("fp8_block weights take fp8_group inputs on sm90, not {}", inputs));
-  if (op == Operand::fp8 && r != Round::fp8_static && r != Round::fp8_token)
+  if (sm90::operand_of(spec.weights) == Operand::fp8 && r != Round::fp8_static && r != Round::fp8_token)
     return Support::no(fmt::format("{} weights take fp8_static or fp8_token inputs on sm90, not {}", weights, inputs));
-  if (op != Operand::fp8_block && r == Round::fp8_group)
+  if (!block_scaled(op) && r == Round::fp8_group)
     return Support::no(fmt::format("fp8_group inputs need fp8_block weights on sm90, not {}", weights));
   if (spec.top_k > kMaxTopK) return Support::no(fmt::format("top_k is {}; sm90 takes up to {}", spec.top_k, kMaxTopK));
   if (spec.experts > kMaxExperts)
@@ -65,10 +67,10 @@ Support supports_spec(const MoeSpec& spec) {
 
 namespace {
 
-WeightShape second_shape(const MoeSpec& s) { return {operand_of(s.weights), s.locals(), s.hidden, s.inter, false, 0}; }
+WeightShape second_shape(const MoeSpec& s) { return {operand_of(s), s.locals(), s.hidden, s.inter, false, 0}; }
 // Every slab of GEMM2's rows must be written by some row tile of GEMM1.
 WeightShape first_shape(const MoeSpec& s) {
-  const Operand op = operand_of(s.weights);
+  const Operand op = operand_of(s);
   const int64_t columns = static_cast<int64_t>(second_shape(s).slabs()) * slab_k(op);
   return {op, s.locals(), s.inter, s.hidden, s.gated(), ceil_div<int64_t>(columns, s.gated() ? 64 : 128)};
 }
@@ -202,7 +204,8 @@ FusedMoe::Plan FusedMoe::plan(int64_t tokens, const GemmForce& force, void* work
     const int64_t slabs = m.shape.slabs();
     (g == 0 ? p.x1 : p.x2) = static_cast<uint8_t*>(take(p.rows * slabs * 128));
     (g == 0 ? p.x1_row_scale : p.x2_row_scale) = scales_rows(round) ? floats(p.rows) : nullptr;
-    (g == 0 ? p.x1_block_scale : p.x2_block_scale) = round == Round::fp8_group ? floats(p.rows * slabs) : nullptr;
+    (g == 0 ? p.x1_block_scale : p.x2_block_scale) =
+        round == Round::fp8_group ? floats(p.rows * scale_runs(tile.operand, m.shape.slabs())) : nullptr;
   }
   const int64_t middle = p.store == Store::activated ? spec_.inter
                          : p.store == Store::raw     ? spec_.inter * (spec_.gated() ? 2 : 1)
@@ -261,6 +264,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   rows.static_scale = input_scales_.as<InputScale>();
   rows.out = p.x1;
   rows.out_slabs = first_.shape.slabs();
+  rows.scale_runs = scale_runs(tile.operand, rows.out_slabs);
   rows.row_scale = p.x1_row_scale;
   rows.block_scale = p.x1_block_scale;
   rows.ids = p.tables.ids;
@@ -354,6 +358,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
     rows.static_scale = one.out_scale;
     rows.out = p.x2;
     rows.out_slabs = second_.shape.slabs();
+    rows.scale_runs = scale_runs(tile.operand, rows.out_slabs);
     rows.row_scale = p.x2_row_scale;
     rows.block_scale = p.x2_block_scale;
     launch_requantize(rows, p.rows, stream, call.pdl);

@@ -19,11 +19,11 @@ struct GemmTile {
 
   static constexpr int w_bytes = kMTiles * kSlabs * slab_bytes(kOp);
   static constexpr int x_bytes = kSlabs * kMaxN * 128;
-  static constexpr bool block_scaled = kOp == Operand::fp8_block;
+  static constexpr bool block_scaled = sm90::block_scaled(kOp);
   // Lanes read codes or scales of a stage themselves, so each says that it has; else the tensor cores read for a warp.
   static constexpr bool lanes_read = block_scaled || decodes(kOp);
   static constexpr int w_aligned = (w_bytes + 1023) / 1024 * 1024;
-  static constexpr int scale_bytes = block_scaled ? (kMaxN * 4 + kMTiles * 16) * kSlabs : 0;
+  static constexpr int scale_bytes = block_scaled ? kMaxN * 4 + kMTiles * 16 : 0;
   static constexpr int stage_bytes = (w_aligned + x_bytes + scale_bytes + 1023) / 1024 * 1024;
   // A warpgroup's part of the staging: 32 tokens x 64 rows in float32 (padded by 4 words against bank conflicts), or of
   // each warp 1 KB of values on their way to memory, two turns of 64 tokens' maxima and their scales.
@@ -39,7 +39,7 @@ struct GemmTile {
   static constexpr int stages = stages_fit > 16 ? 16 : stages_fit;
   static constexpr int smem_bytes = stages * stage_bytes + fixed_bytes;
   static_assert(stages >= 2);
-  static_assert(!block_scaled || kSlabs == 1);
+  static_assert(!block_scaled || kSlabs == slabs_a_scale(kOp));
   static_assert(kCluster == 1 || (kSlabs == 1 && kCluster == 2));
 };
 

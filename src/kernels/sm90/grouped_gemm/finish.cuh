@@ -132,7 +132,7 @@ __device__ __forceinline__ void store_pieces(const Gemm& g, const Brief<T>& b, A
 template <class T>
 struct RowFactors {
   // The operands of the formats that scale whole rows: FP8 per token, NVFP4 per token.
-  static constexpr bool can_own = T::op == Operand::fp8 || T::op == Operand::nvfp4;
+  static constexpr bool can_own = T::op == Operand::fp8 || T::op == Operand::fp8_f32 || T::op == Operand::nvfp4;
   const float* at;
   float shared;
   bool own;

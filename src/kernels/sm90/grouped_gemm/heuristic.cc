@@ -31,6 +31,10 @@ const char* name_of(Operand o) {
       return "nvfp4";
     case Operand::mxfp4:
       return "mxfp4";
+    case Operand::fp8_f32:
+      return "fp8_f32";
+    case Operand::fp8_block_f32:
+      return "fp8_block_f32";
   }
   return "?";
 }

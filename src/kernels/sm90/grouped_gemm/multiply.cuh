@@ -51,6 +51,23 @@ __device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared
   }
 }
 
+// Partial sums of 128 of K, times the block's two scales, of kPartN tokens from `first` on.
+template <class T, int kPartN>
+__device__ __forceinline__ void promote(const float (&part)[kPartN / 2], float* sums, const Shared<T>& smem, int stage,
+                                        int m, int first, bool gated) {
+  const float* ws = smem.w_scale(stage) + m * 4;
+  const float w_up = ws[0], w_gate = gated ? ws[1] : ws[0];
+  const float* xs = smem.x_scale(stage) + first + 2 * (threadIdx.x & 3);
+#pragma unroll
+  for (int j = 0; j < kPartN / 8; ++j) {
+    const float2 f = *reinterpret_cast<const float2*>(xs + 8 * j);
+    sums[4 * j + 0] = fmaf(part[4 * j + 0], f.x * w_up, sums[4 * j + 0]);
+    sums[4 * j + 1] = fmaf(part[4 * j + 1], f.y * w_up, sums[4 * j + 1]);
+    sums[4 * j + 2] = fmaf(part[4 * j + 2], f.x * w_gate, sums[4 * j + 2]);
+    sums[4 * j + 3] = fmaf(part[4 * j + 3], f.y * w_gate, sums[4 * j + 3]);
+  }
+}
+
 // FP8: partial sums of 128 of K, in one or two parts of N: both sums of 256 tokens at once would not fit in registers.
 template <class T, int N>
 __device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
@@ -80,17 +97,7 @@ __device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<
 #pragma unroll
         for (int i = 0; i < kPartN / 2; ++i) ptx::pin(part[i]);
         if constexpr (T::block_scaled) {
-          const float* ws = smem.w_scale(stage) + m * 4;
-          const float w_up = ws[0], w_gate = gated ? ws[1] : ws[0];
-          const float* xs = smem.x_scale(stage) + p * kPartN + 2 * (lane & 3);
-#pragma unroll
-          for (int j = 0; j < kPartN / 8; ++j) {
-            const float2 f = *reinterpret_cast<const float2*>(xs + 8 * j);
-            sums[4 * j + 0] = fmaf(part[4 * j + 0], f.x * w_up, sums[4 * j + 0]);
-            sums[4 * j + 1] = fmaf(part[4 * j + 1], f.y * w_up, sums[4 * j + 1]);
-            sums[4 * j + 2] = fmaf(part[4 * j + 2], f.x * w_gate, sums[4 * j + 2]);
-            sums[4 * j + 3] = fmaf(part[4 * j + 3], f.y * w_gate, sums[4 * j + 3]);
-          }
+          promote<T, kPartN>(part, sums, smem, stage, m, p * kPartN, gated);
         } else {
 #pragma unroll
           for (int i = 0; i < kPartN / 2; ++i) sums[i] += part[i];
@@ -155,6 +162,43 @@ __device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Sha
   }
 }
 
+// FP8 block with sums in float32: a stage is 128 of K, decoded in halves.
+template <class T, int N>
+__device__ __forceinline__ void multiply_decoded_blocks(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
+                                                        int slabs, bool gated) {
+  using D = Decode<T::op>;
+  const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31;
+  const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.x(0)));
+#pragma unroll 1
+  for (; slabs > 0; slabs -= T::slabs) {
+    const int stage = ring.stage();
+    ptx::mbarrier_wait(smem.full + stage, ring.phase());
+#pragma unroll
+    for (int m = 0; m < T::m_tiles; ++m) {
+      float part[N / 2];
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) part[i] = 0.0f;
+#pragma unroll
+      for (int s = 0; s < T::slabs; ++s) {
+        if (s > 0 && s >= slabs) break;
+        uint32_t a[16];
+        D::expand(D::fetch(smem.w(stage) + (s + m * T::slabs) * slab_bytes(T::op), wg, thread), a);
+        const uint64_t x = ptx::swizzled_desc(x0 + stage * (T::stage_bytes >> 4) + (s * (N * 128) >> 4));
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) ptx::Wgmma<N>::bf16_rs(part, a + 4 * k, x + 2 * k, 1);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+      }
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) ptx::pin(part[i]);
+      promote<T, N>(part, acc[m], smem, stage, m, 0, gated);
+    }
+    release_stage(smem, stage, lane);
+    ring.next();
+  }
+}
+
 template <class T, int N>
 __device__ __forceinline__ void multiply(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
                                          bool gated) {
@@ -166,6 +210,8 @@ __device__ __forceinline__ void multiply(Accumulators<T>& acc, const Shared<T>& 
     multiply_bf16<T, N>(acc, smem, ring, slabs);
   else if constexpr (is_fp8(T::op))
     multiply_fp8<T, N>(acc, smem, ring, slabs, gated);
+  else if constexpr (T::block_scaled)
+    multiply_decoded_blocks<T, N>(acc, smem, ring, slabs, gated);
   else
     multiply_decoded<T, N>(acc, smem, ring, slabs);
 #pragma unroll

@@ -143,4 +143,9 @@ struct Decode<Operand::mxfp8> {
   }
 };
 
+template <>
+struct Decode<Operand::fp8_f32> : Decode<Operand::mxfp8> {};
+template <>
+struct Decode<Operand::fp8_block_f32> : Decode<Operand::mxfp8> {};
+
 }  // namespace sluice::sm90

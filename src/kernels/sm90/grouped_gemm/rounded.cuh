@@ -17,8 +17,11 @@ __device__ inline bool activates_in_registers(const Gemm& g) {
       g.bias != nullptr || g.alpha != nullptr || g.beta != nullptr || g.limit != nullptr || g.pair_weight != nullptr;
   return rounds_in_registers(g.act, parameters);
 }
+template <class T>
 __device__ inline bool rounds_in_registers(const Gemm& g) {
-  const bool rows = g.store == Store::rows && (g.round == Round::plain || group_columns(g.round) != 0);
+  const bool rows =
+      g.store == Store::rows && (T::op == Operand::fp8_f32 ? g.round == Round::fp8_static
+                                                           : g.round == Round::plain || group_columns(g.round) != 0);
   const bool codes = g.store == Store::rows_e4m3 && g.round == Round::fp8_static;
   return (rows || codes || g.store == Store::rows_group) && activates_in_registers(g);
 }
@@ -29,7 +32,8 @@ struct Rounding {
   static constexpr int pieces = tokens / 8;  // of 8 tokens
   static constexpr int warp_columns = kGated ? 8 : 16;
   static constexpr bool codes = is_fp8(T::op);
-  static constexpr bool block_scales = T::block_scaled || decodes(T::op);
+  static constexpr bool static_scale = T::op == Operand::fp8 || T::op == Operand::fp8_f32;
+  static constexpr bool block_scales = T::block_scaled || (decodes(T::op) && !static_scale);
   // A gated group of 128 columns is two row tiles.
   static constexpr int joint = T::block_scaled && kGated ? T::m_tiles : 1;
   static_assert(!T::block_scaled || !kGated || T::m_tiles == 2);
@@ -124,10 +128,11 @@ __device__ __forceinline__ void make_scales(const Gemm& g, const Brief<T>& b, in
     float2 s;
     if constexpr (T::block_scaled) {
       s = {group_scale(bits), 0.0f};
-      const int n = first_token + token, slab = row_tile * (kGated ? 64 : 128) >> 7;
-      if (group.index == 0 && group.warp == 0 && n < b.tile.padded && slab < g.out_slabs)
-        g.out_block_scale[static_cast<int64_t>(b.tile.row_base) * g.out_slabs +
-                          static_cast<int64_t>(slab) * b.tile.padded + n] = s.x;
+      const int n = first_token + token, run = row_tile * (kGated ? 64 : 128) >> 7;
+      const int runs = scale_runs(T::op, g.out_slabs);
+      if (group.index == 0 && group.warp == 0 && n < b.tile.padded && run < runs)
+        g.out_block_scale[static_cast<int64_t>(b.tile.row_base) * runs + static_cast<int64_t>(run) * b.tile.padded +
+                          n] = s.x;
     } else if (g.round == Round::mxfp8) {
       const uint8_t code = format::mxfp8_scale(format::amax_value(bits));
       s = {format::e8m0_inverse(code), format::e8m0_to_float(code)};
@@ -144,6 +149,7 @@ template <class T>
 __device__ __forceinline__ void round_pair(Round round, float& a, float& b, const float4& s) {
   if constexpr (T::block_scaled) {
     a = ptx::divide(a, s.x), b = ptx::divide(b, s.z);
+    if constexpr (decodes(T::op)) ptx::cvt_f32x2_f16x2(ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(b, a)), a, b);
   } else if (round == Round::mxfp8) {
     ptx::cvt_f32x2_f16x2(ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(b * s.z, a * s.x)), a, b);
     a *= s.y, b *= s.w;
@@ -205,10 +211,13 @@ __device__ __forceinline__ void store_sums(const Gemm& g, const Brief<T>& b, con
                  (static_cast<int64_t>(b.tile.row_base) * g.out_slabs + static_cast<int64_t>(slab) * padded) * 128 +
                  (R::codes ? column & 8 : 0);
   uint8_t* staging = warp_values(smem, group);
-  const float inverse = R::codes && !T::block_scaled ? b.out_scale.inverse : 1.0f;
+  const float inverse = R::static_scale ? b.out_scale.inverse : 1.0f;
   const auto word = [&](float low, float high) {
-    return R::codes ? ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(high * inverse, low * inverse))
-                    : ptx::cvt_bf16x2_f32(high, low);
+    if constexpr (!R::codes && !R::static_scale) return ptx::cvt_bf16x2_f32(high, low);
+    const uint32_t halves = ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(high * inverse, low * inverse));
+    if constexpr (R::codes) return halves;
+    ptx::cvt_f32x2_f16x2(halves, low, high);
+    return ptx::cvt_bf16x2_f32(high, low);
   };
   // Lane i addresses row i % 8 of matrix i / 8, which are 8 columns of 8 tokens: of four pieces, or both halves of two.
   uint8_t* to = kGated ? staging + lane * 16 : staging + pair_of_halves((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);

@@ -63,17 +63,18 @@ __device__ __forceinline__ void stream_weights(const GroupedGemmArgs& args, cons
       if (kEarly && waits && slab == t.begin + T::stages * T::slabs) wait();
       ptx::mbarrier_wait(smem.empty + ring.stage(), ring.phase() ^ 1u);
       uint64_t* full = smem.full + ring.stage();
-      ptx::mbarrier_arrive_expect_tx(full,
-                                     T::m_tiles * (count * slab_bytes(T::op) + (T::block_scaled ? 16 * count : 0)));
+      ptx::mbarrier_arrive_expect_tx(full, T::m_tiles * (count * slab_bytes(T::op) + (T::block_scaled ? 16 : 0)));
 #pragma unroll
       for (int m = 0; m < T::m_tiles; ++m) {
         // A missing last row tile is read again from its neighbour; its results are not stored.
         const int row_tile = min(t.unit * T::m_tiles + m, g.row_tiles - 1);
-        const int64_t at = (static_cast<int64_t>(expert) * g.row_tiles + row_tile) * g.slabs + slab;
+        const int64_t tile = static_cast<int64_t>(expert) * g.row_tiles + row_tile, at = tile * g.slabs + slab;
         ptx::cp_async_bulk(smem.w(ring.stage()) + m * T::slabs * slab_bytes(T::op), g.weights + at * slab_stride,
                            count * slab_bytes(T::op), full, policy);
         if constexpr (T::block_scaled)
-          ptx::cp_async_bulk(smem.w_scale(ring.stage()) + m * 4, g.block_scale + at * 4, 16, full, policy);
+          ptx::cp_async_bulk(smem.w_scale(ring.stage()) + m * 4,
+                             g.block_scale + (tile * scale_runs(T::op, g.slabs) + slab / T::slabs) * 4, 16, full,
+                             policy);
       }
       ring.next();
     }
@@ -116,7 +117,8 @@ __device__ __forceinline__ void stream_rows(const GroupedGemmArgs& args, const S
       ptx::fence_proxy_async();
     }
     const uint8_t* x = g.x + static_cast<int64_t>(tile.row_base) * g.slabs * 128;
-    const float* scales = T::block_scaled ? g.x_block_scale + static_cast<int64_t>(tile.row_base) * g.slabs : nullptr;
+    const float* scales =
+        T::block_scaled ? g.x_block_scale + static_cast<int64_t>(tile.row_base) * scale_runs(T::op, g.slabs) : nullptr;
     for (int slab = t.begin; slab < t.end; slab += T::slabs) {
       const int count = min(T::slabs, t.end - slab);
       ptx::mbarrier_wait(smem.empty + ring.stage(), ring.phase() ^ 1u);
@@ -127,7 +129,7 @@ __device__ __forceinline__ void stream_rows(const GroupedGemmArgs& args, const S
       copy_rows<T>(smem.x(ring.stage()), x + static_cast<int64_t>(slab) * tile.padded * 128, bytes, 128, full, policy);
       if constexpr (T::block_scaled)
         copy_rows<T>(reinterpret_cast<uint8_t*>(smem.x_scale(ring.stage())),
-                     reinterpret_cast<const uint8_t*>(scales + static_cast<int64_t>(slab) * tile.padded),
+                     reinterpret_cast<const uint8_t*>(scales + static_cast<int64_t>(slab / T::slabs) * tile.padded),
                      tile.padded * 4, 16, full, policy);
       ring.next();
     }

@@ -39,7 +39,11 @@ __device__ inline Task task_of(const GroupedGemmArgs& args, int index, int num_t
   if constexpr (T::cluster > 1) t.unit += ptx::cluster_ctarank();
   t.tile = index / groups;
   t.begin = 0, t.end = g.slabs;
-  if (g.splits > 1) t.begin = g.slabs * t.split / g.splits, t.end = g.slabs * (t.split + 1) / g.splits;
+  if (g.splits > 1) {  // between scales
+    const int runs = scale_runs(T::op, g.slabs);
+    t.begin = runs * t.split / g.splits * slabs_a_scale(T::op);
+    t.end = min(runs * (t.split + 1) / g.splits * slabs_a_scale(T::op), g.slabs);
+  }
   return t;
 }
 

@@ -53,7 +53,8 @@ void PreparedMatrix::fill(const weights::QuantTensor& up, const weights::QuantTe
     const int64_t tiles = first * shape.row_tiles();
     args.weights = weights.as<uint8_t>() + tiles * shape.slabs() * slab_bytes(shape.operand);
     if (row_scale.bytes() > 0) args.row_scale = row_scale.as<float>() + tiles * kTileRows;
-    if (block_scale.bytes() > 0) args.block_scale = block_scale.as<float>() + tiles * shape.slabs() * 4;
+    if (block_scale.bytes() > 0)
+      args.block_scale = block_scale.as<float>() + tiles * scale_runs(shape.operand, shape.slabs()) * 4;
     launch_prepare(args, stream);
   }
   if (host_bytes > 0) synchronize(stream);  // the staged copies go away

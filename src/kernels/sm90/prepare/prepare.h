@@ -24,16 +24,17 @@ struct PrepareArgs {
   float* block_scale;       // shape.block_scales()
 };
 
-// What a format becomes. fp8_tensor and fp8_channel share one operand: their scales are both the rows'.
-constexpr Operand operand_of(format::Format f) {
+// What a format becomes. fp8_tensor and fp8_channel share one operand: their scales are both the rows'. f32_sums: FP8
+// weights are decoded, because the tensor cores' FP8 instructions keep 14 bits of a sum.
+constexpr Operand operand_of(format::Format f, bool f32_sums = false) {
   switch (f) {
     case format::Format::bf16:
       return Operand::bf16;
     case format::Format::fp8_tensor:
     case format::Format::fp8_channel:
-      return Operand::fp8;
+      return f32_sums ? Operand::fp8_f32 : Operand::fp8;
     case format::Format::fp8_block:
-      return Operand::fp8_block;
+      return f32_sums ? Operand::fp8_block_f32 : Operand::fp8_block;
     case format::Format::mxfp8:
       return Operand::mxfp8;
     case format::Format::nvfp4:
@@ -43,7 +44,7 @@ constexpr Operand operand_of(format::Format f) {
   }
   return Operand::bf16;
 }
-constexpr bool has_row_scale(Operand o) { return o != Operand::bf16 && o != Operand::fp8_block; }
+constexpr bool has_row_scale(Operand o) { return o != Operand::bf16 && !block_scaled(o); }
 
 void launch_prepare(const PrepareArgs& args, Stream stream);
 

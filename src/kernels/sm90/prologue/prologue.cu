@@ -155,8 +155,7 @@ __device__ __forceinline__ void prologue(const RouteArgs& r, const RowsArgs& a, 
       const int count = pass + 1 < p.tiles ? p.per : p.last;
       const Tile tile{e, row_base, count, stepped(count, r.step_n)};
       const int at = __popc(ballot & ((1u << lane) - 1u)) + (warp == 1 ? __popc(shared[0]) : 0);
-      const int64_t base = static_cast<int64_t>(row_base) * a.out_slabs;
-      targets[at] = {a.out + base * 128, a.block_scale + base, tile.padded, n, row_base + n, padding_after(tile, n)};
+      targets[at] = target_of(a, tile, n);
     }
     __syncthreads();
     if (blockIdx.y == 0) {

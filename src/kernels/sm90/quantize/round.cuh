@@ -56,9 +56,9 @@ __device__ inline float block_inverse(float scale, format::Nvfp4Global global) {
 }
 
 // What the bf16 operand of the next GEMM holds for v[8]: codes times block scales, exact in bf16. Static and row
-// factors stay outside: they multiply GEMM results.
+// factors and those of 128 columns stay outside: they multiply GEMM results or sums.
 __device__ inline uint4 rounded_bf16(Round round, const float (&v)[8], uint32_t amax, format::Nvfp4Global global,
-                                     float static_inverse, float row_scale) {
+                                     float static_inverse, float divisor) {
   float r[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) r[i] = v[i];
@@ -75,10 +75,9 @@ __device__ inline uint4 rounded_bf16(Round round, const float (&v)[8], uint32_t 
     const float scale = block_scale(amax, global), inverse = block_inverse(scale, global);
 #pragma unroll
     for (int i = 0; i < 8; ++i) r[i] = e2m1_value(r[i] * inverse) * scale;
-  } else if (round != Round::plain) {  // fp8_static, fp8_token
+  } else if (round != Round::plain) {  // fp8_static, fp8_token, fp8_group
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      r[i] = round == Round::fp8_static ? r[i] * static_inverse : ptx::divide(r[i], row_scale);
+    for (int i = 0; i < 8; ++i) r[i] = round == Round::fp8_static ? r[i] * static_inverse : ptx::divide(r[i], divisor);
     e4m3_values4(r);
     e4m3_values4(r + 4);
   }

@@ -11,6 +11,7 @@ namespace {
 constexpr int kThreads = 128;
 
 // A block a token: rounds it once and writes it for each of its local experts.
+template <bool kGroups>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ RowsArgs a) {
   __shared__ Target targets[kMaxTopK];
   __shared__ int num_targets;
@@ -35,9 +36,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
         const Tile tile = a.tiles[a.expert_tile[e] + place / per];
         const int n = place % per;
         row = tile.row_base + n;
-        const int64_t base = static_cast<int64_t>(tile.row_base) * a.out_slabs;
-        targets[atomicAdd(&num_targets, 1)] = {a.out + base * 128,    a.block_scale + base, tile.padded, n, row,
-                                               padding_after(tile, n)};
+        targets[atomicAdd(&num_targets, 1)] = target_of(a, tile, n);
         a.row_pair[row] = static_cast<int32_t>(pair);
       }
       a.pair_row[pair] = row;
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
     if (a.zero_absent != nullptr)
       for (int k = 0; k < a.top_k; ++k)
         if (a.rank[token * a.top_k + k] < 0) clear_row<kThreads>(a, token * a.top_k + k);
-    if (num_targets != 0) write_token<kThreads>(a, token, targets, num_targets, 0, 1, shared);
+    if (num_targets != 0) write_token<kThreads, kGroups>(a, token, targets, num_targets, 0, 1, shared);
   }
 }
 
@@ -63,8 +62,7 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
     const Tile tile = a.tiles[tile_index];
     const int n = row - tile.row_base;
     if (n >= tile.count) continue;
-    const int64_t base = static_cast<int64_t>(tile.row_base) * a.out_slabs;
-    const Target target{a.out + base * 128, a.block_scale + base, tile.padded, n, row, padding_after(tile, n)};
+    const Target target = target_of(a, tile, n);
     const auto load = [&](int column, float(&v)[8]) { load_result8(a, row, tile.expert, column, v); };
     float row_amax = 0.0f;
     if (a.row_scale != nullptr) {
@@ -81,6 +79,7 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
     round_row<kThreads>(a, row_amax, &row_scale, 0, 1, load,
                         [&](int column, uint4 packed, uint2 codes, float scale, bool first) {
                           store8(a, target, column, packed, codes, scale, first);
+                          if (!a.e4m3 && a.round == Round::fp8_group && first) store_scale(target, column, scale);
                         });
     if (a.row_scale != nullptr && threadIdx.x == 0) a.row_scale[row] = row_scale;
   }
@@ -90,7 +89,9 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
 
 void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
   const int64_t blocks = args.max_tokens < 16384 ? args.max_tokens : 16384;
-  launch(gather_kernel, static_cast<int>(blocks > 0 ? blocks : 1), kThreads, 0, stream, pdl, args);
+  const bool groups = !args.e4m3 && args.round == Round::fp8_group;
+  launch(groups ? gather_kernel<true> : gather_kernel<false>, static_cast<int>(blocks > 0 ? blocks : 1), kThreads, 0,
+         stream, pdl, args);
 }
 
 void launch_requantize(const RowsArgs& args, int64_t max_rows, Stream stream, bool pdl) {

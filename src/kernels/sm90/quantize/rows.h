@@ -27,9 +27,9 @@ struct RowsArgs {
   bool e4m3;                       // rows hold codes (FP8 tensor cores), else bf16
   const InputScale* static_scale;  // never null
   uint8_t* out;                    // rows layout
-  int out_slabs;
-  float* row_scale;    // [rows]: fp8_token, nvfp4_token
-  float* block_scale;  // fp8_group: [tile][slab][padded]
+  int out_slabs, scale_runs;       // runs of 128 columns with a scale
+  float* row_scale;                // [rows]: fp8_token, nvfp4_token
+  float* block_scale;              // fp8_group: [tile][128 columns][padded]
   // Tables (route.h).
   const int32_t *ids, *rank, *counts, *expert_tile, *expert_per;
   const Tile* tiles;
