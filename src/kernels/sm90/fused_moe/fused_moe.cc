@@ -14,6 +14,7 @@
 #include "kernels/sm90/prologue/prologue.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/quantize/rows.h"
+#include "kernels/sm90/quantize/token_rows.h"
 #include "kernels/sm90/route/route.h"
 
 namespace sluice::sm90 {
@@ -22,10 +23,17 @@ namespace {
 
 Operand operand_of(const MoeSpec& spec) { return sm90::operand_of(spec.weights, spec.fp8_f32_sums); }
 
+// NVFP4 per token rounds the activation to the run's bf16 before it looks for a row's largest, so GEMM1 leaves such
+// rows where GEMM2 reads them, and a kernel between the two replaces them.
+bool rounds_in_place(const MoeSpec& spec) {
+  return round_of(spec.inputs) == Round::nvfp4_token && spec.dtype == DType::bf16;
+}
+
 // What GEMM1 leaves for GEMM2: final rows where its tile holds every column that the rounding needs.
 Store store_of(const MoeSpec& spec, Operand op) {
   const Round r = round_of(spec.inputs);
   if (spec.fp8_block_trtllm) return Store::raw;
+  if (rounds_in_place(spec)) return Store::rows;
   if (scales_rows(r)) return Store::activated;
   if (r == Round::fp8_group)
     return rounds_in_registers(spec.act, spec.bias || spec.act_params || spec.weight_on_input) ? Store::rows_group
@@ -219,6 +227,32 @@ int64_t FusedMoe::workspace_bytes(int64_t tokens, const GemmForce& force) const 
   return plan(tokens, force, nullptr).bytes;
 }
 
+// GEMM1's rows to those of GEMM2 where that takes a launch of its own. `rows`: of the tokens.
+void FusedMoe::round_between(const Plan& p, const Gemm& first, RowsArgs rows, Stream stream, bool pdl) const {
+  if (rounds_in_place(spec_)) {
+    const TokenRowsArgs args{p.x2, second_.shape.slabs(), p.x2_row_scale, p.tables.tiles, p.tables.header};
+    return launch_token_rows(args, p.tiles, p.choice.instance.max_n, stream, pdl);
+  }
+  rows.tokens = nullptr;
+  rows.rows = p.middle;
+  rows.columns = static_cast<int>(spec_.inter);
+  rows.raw = p.store == Store::raw;
+  rows.gated = spec_.gated();
+  rows.act = spec_.act;
+  rows.bias = bias_up_.as<float>();
+  rows.bias_gate = bias_gate_.as<float>();
+  rows.alpha = alpha_.as<float>();
+  rows.beta = beta_.as<float>();
+  rows.limit = limit_.as<float>();
+  rows.static_scale = first.out_scale;
+  rows.out = p.x2;
+  rows.out_slabs = second_.shape.slabs();
+  rows.scale_runs = scale_runs(p.choice.instance.operand, rows.out_slabs);
+  rows.row_scale = p.x2_row_scale;
+  rows.block_scale = p.x2_block_scale;
+  launch_requantize(rows, p.rows, stream, pdl);
+}
+
 void FusedMoe::run(const MoeCall& call, Stream stream) const {
   if (call.tokens == 0) return;
   const DeviceGuard guard(device_);
@@ -316,7 +350,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   }
   Gemm& one = gemm.gemm[0];
   one.store = p.store;
-  one.round = round;
+  one.round = rounds_in_place(spec_) ? Round::plain : round;
   one.gated = spec_.gated();
   one.act = spec_.act;
   one.columns = static_cast<int>(spec_.inter);
@@ -337,31 +371,13 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   two.bias = bias_down_.as<float>();
   two.out = spec_.finalize ? p.results : call.output;
 
-  if (p.middle == nullptr) {
+  if (p.middle == nullptr && !rounds_in_place(spec_)) {
     gemm.gemms = 2;
     launch_grouped_gemm(gemm, tile, stream, call.pdl);
   } else {
     gemm.gemms = 1;
     launch_grouped_gemm(gemm, tile, stream, call.pdl);
-    rows.tokens = nullptr;
-    rows.rows = p.middle;
-    rows.columns = static_cast<int>(spec_.inter);
-    rows.raw = p.store == Store::raw;
-    rows.gated = spec_.gated();
-    rows.act = spec_.act;
-    rows.bias = bias_up_.as<float>();
-    rows.bias_gate = bias_gate_.as<float>();
-    rows.alpha = alpha_.as<float>();
-    rows.beta = beta_.as<float>();
-    rows.limit = limit_.as<float>();
-    rows.round_to_bf16_first = round == Round::nvfp4_token && !f32;
-    rows.static_scale = one.out_scale;
-    rows.out = p.x2;
-    rows.out_slabs = second_.shape.slabs();
-    rows.scale_runs = scale_runs(tile.operand, rows.out_slabs);
-    rows.row_scale = p.x2_row_scale;
-    rows.block_scale = p.x2_block_scale;
-    launch_requantize(rows, p.rows, stream, call.pdl);
+    round_between(p, one, rows, stream, call.pdl);
     gemm.gemm[0] = two;
     gemm.arrivals[0] = gemm.arrivals[1];
     gemm.ticket = 1;

@@ -42,6 +42,9 @@ struct MoeCall {
   GemmForce force;  // of tile and splits, for tests and benchmarks
 };
 
+struct Gemm;
+struct RowsArgs;
+
 class FusedMoe {
  public:
   // Allocates on the current device; `multiprocessors` 0 asks it. Weights follow by set_weights.
@@ -68,6 +71,7 @@ class FusedMoe {
  private:
   struct Plan;
   Plan plan(int64_t tokens, const GemmForce& force, void* workspace) const;
+  void round_between(const Plan& p, const Gemm& first, RowsArgs rows, Stream stream, bool pdl) const;
 
   MoeSpec spec_;
   int device_, multiprocessors_;

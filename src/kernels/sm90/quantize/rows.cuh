@@ -59,9 +59,6 @@ __device__ inline void round_group128(float (&x)[8]) {
 __device__ inline void load_result8(const RowsArgs& a, int64_t row, int expert, int column, float (&v)[8]) {
   if (!a.raw) {
     load_row8(a.rows + row * a.columns, a.columns, column, v);
-    if (a.round_to_bf16_first)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = round_to_bf16(v[i]);
     return;
   }
   float gate[8] = {};

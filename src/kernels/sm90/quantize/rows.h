@@ -21,7 +21,6 @@ struct RowsArgs {
   bool raw, gated;
   activation::Activation act;
   const float *bias, *bias_gate, *alpha, *beta, *limit;
-  bool round_to_bf16_first;  // nvfp4_token: the activation is rounded to the run's type before its row's amax
 
   Round round;
   bool e4m3;                       // rows hold codes (FP8 tensor cores), else bf16

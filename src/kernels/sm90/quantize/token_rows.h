@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// GEMM1's bf16 rows to NVFP4 with a global scale of each row, in place in the rows layout.
+#pragma once
+
+#include "kernels/sm90/device.h"
+#include "kernels/sm90/layout.h"
+
+namespace sluice::sm90 {
+
+struct TokenRowsArgs {
+  uint8_t*
+      rows;  // rows layout of `slabs` slabs of 64 columns: activations on entry, codes times block scales on return
+  int slabs;
+  float* row_scale;  // [rows]: decode factors
+  const Tile* tiles;
+  const Header* header;
+};
+
+// max_tiles, max_n: most tiles, and most rows of one.
+void launch_token_rows(const TokenRowsArgs& args, int64_t max_tiles, int max_n, Stream stream, bool pdl);
+
+}  // namespace sluice::sm90
