@@ -8,7 +8,7 @@
 namespace sluice::kernels::cpu {
 
 namespace {
-constexpr int64_t kTileFloats = int64_t{kMaxUnits} * kMaxRows * kTileCols;
+constexpr int64_t kTileFloats = int64_t{kMaxUnits} * kUnitOut;
 constexpr int64_t kLookAheadBytes = 16384;  // about how far the kernels prefetch (micro/tile.h)
 
 // A group's rows in blocks of at most kMaxRows: a row block by a run of units is a task.
@@ -98,7 +98,7 @@ void grouped_gemm(Context& ctx, const Operand& x, const weights::PanelStack& w, 
       a.next_scales = following.scales;
       x.choice.gemm(a);
       for (int i = 0; i < a.units; ++i)
-        sink(TileOut{b.group, u + i, b.row, a.m, a.panels, a.out + int64_t{i} * kMaxRows * kTileCols, worker});
+        sink(TileOut{b.group, u + i, b.row, a.m, a.panels, a.out + int64_t{i} * kUnitOut, worker});
     }
   });
 }

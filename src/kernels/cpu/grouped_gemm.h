@@ -41,7 +41,7 @@ struct GroupedRows {
 
 // Working memory of a call: for each worker the tiles of a kernel's call and decoded weights, and the list of tasks.
 struct GemmMemory {
-  float* tiles = nullptr;      // [workers][kMaxUnits][kMaxRows][kTileCols]
+  float* tiles = nullptr;      // [workers][kMaxUnits][kUnitOut]
   uint8_t* scratch = nullptr;  // [workers][kScratchBytes]
   int64_t* blocks = nullptr;   // [3 * max_blocks + 1]
 };

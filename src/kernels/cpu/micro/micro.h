@@ -56,9 +56,12 @@ struct FixedRow {
         bytes(rest + k * static_cast<int64_t>(sizeof(FixedRest))) {}
 };
 
-inline constexpr int kTileCols = 32;         // columns of a unit (weights/panel.h)
-inline constexpr int kMaxRows = 128;         // input rows in one call
-inline constexpr int kMaxUnits = 2;          // units in one call
+inline constexpr int kTileCols = 32;  // columns of a unit (weights/panel.h)
+inline constexpr int kMaxRows = 128;  // input rows in one call
+inline constexpr int kMaxUnits = 2;   // units in one call
+// Floats from a unit's outputs to the next one's: not whole pages, as a load waits for earlier stores whose addresses
+// have the same low 12 bits.
+inline constexpr int kUnitOut = kMaxRows * kTileCols + 512;
 inline constexpr int kScratchBytes = 40960;  // decoded weights of one chunk
 
 // For each unit out[m][32] = (sum over k of x[row][k] * w[n][k]) * row_scale[n] * x_scale[row] for the rows of the
@@ -84,7 +87,7 @@ struct GemmArgs {
   int64_t x_group_stride = 0;       // floats
   int m = 0;                        // <= kMaxRows
 
-  float* out = nullptr;        // [kMaxRows][kTileCols] a unit, m rows of it written
+  float* out = nullptr;        // a unit [kMaxRows][kTileCols], m rows of it written, kUnitOut further the next
   uint8_t* scratch = nullptr;  // kScratchBytes, 64-byte aligned
 };
 using GemmFn = void (*)(const GemmArgs&);

@@ -35,7 +35,7 @@ static void gemm_mxfp4_dot(const GemmArgs& a) {
   for (int u = 0; u < a.units; ++u) {
     scale_outputs<Avx512>(one);
     one.row_scale += 16 * a.panels;
-    one.out += kMaxRows * kTileCols;
+    one.out += kUnitOut;
   }
 }
 

@@ -47,7 +47,7 @@ static void run_fixed_packed(const GemmArgs& a, const uint8_t* const* x) {
       FixedQuads q[kPanels];
 #pragma GCC unroll 2
       for (int p = 0; p < kPanels; ++p) {
-        q[p] = decode_quads(codes + 64 * (i * kPanels + p));
+        q[p] = decode_quads(_mm512_loadu_si512(codes + 64 * (i * kPanels + p)));
         all[p] = add_quads(all[p], q[p]);
       }
 #pragma GCC unroll 2
@@ -91,7 +91,7 @@ static void run_fixed_packed(const GemmArgs& a, const uint8_t* const* x) {
       add_fixed_rest<kPanels>(
           r.begin, r.end, out,
           [&](uint32_t i, int p) __attribute__((always_inline)) {
-            const FixedQuads q = decode_quads(a.codes + ((k0 + i) / 8 * kPanels + p) * 64);
+            const FixedQuads q = decode_quads(_mm512_loadu_si512(a.codes + ((k0 + i) / 8 * kPanels + p) * 64));
             return dot_bytes(_mm512_setzero_si512(), select_byte(i % 8), quad_of(i % 8) == 0 ? q.w[0] : q.w[1]);
           },
           [&](uint32_t block, int p) __attribute__((always_inline)) {
@@ -118,7 +118,7 @@ static void run_fixed_few(const GemmArgs& a, const uint8_t* const* x) {
       if (a.m == 4) run_fixed_packed<kPlanes, 4, kPanels>(one, x);
     one.codes += a.unit_codes;
     one.scales += a.unit_scales;
-    one.out += kMaxRows * kTileCols;
+    one.out += kUnitOut;
   }
 }
 

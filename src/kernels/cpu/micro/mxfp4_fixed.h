@@ -9,14 +9,20 @@ namespace {
 
 inline constexpr int kFixedQuads = kFixedBlock / 4;
 
+// GCC would load a value again for every use of it.
+SLUICE_INLINE __m512i keep(__m512i v) {
+  __asm__("" : "+v"(v));
+  return v;
+}
+
 // 8 k of a panel as bytes 2w: (k0 k4 k1 k5), (k2 k6 k3 k7) of each row.
 struct FixedQuads {
   __m512i w[2];
 };
-SLUICE_INLINE FixedQuads decode_quads(const uint8_t* codes) {
+SLUICE_INLINE FixedQuads decode_quads(__m512i raw) {
   // 2 * {0, .5, 1, 1.5, 2, 3, 4, 6, -0, ...}
   const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-  const __m512i low = _mm512_set1_epi8(0x0f), raw = _mm512_loadu_si512(codes);
+  const __m512i low = _mm512_set1_epi8(0x0f);
   return {{_mm512_shuffle_epi8(table, _mm512_and_si512(raw, low)),
            _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(raw, 4), low))}};
 }
@@ -48,7 +54,7 @@ struct FixedX {
 };
 
 // Where the outputs of panel p begin: two panels a unit.
-SLUICE_INLINE int out_of(int p) { return p / 2 * kMaxRows * kTileCols + p % 2 * 16; }
+SLUICE_INLINE int out_of(int p) { return p / 2 * kUnitOut + p % 2 * 16; }
 
 // The rest of one row in a chunk. Weights(k, panel) gives them as integers, Scales(block, panel) theirs.
 template <int kPanels, class Weights, class Scales>

@@ -9,24 +9,31 @@ namespace {
 
 inline constexpr int kFixedTileRows = 6;  // by 4 panels: 10 loads for 24 dots
 
-// GCC would load a value again for every use of it.
-SLUICE_INLINE __m512i keep(__m512i v) {
-  __asm__("" : "+v"(v));
-  return v;
-}
-
-// Decoded weights of a chunk, kPanels panels: bytes [k / 4][kPanels][64]; for each 32 k bias corrections [kPanels][16]
-// and scales [kPanels][16].
+// Decoded weights of a chunk. A load waits for every earlier store of the same low 12 address bits that has not left
+// the core, and about 56 of them are on their way: with front to back writing that is most of a page, and decoding took
+// a third longer. So a unit's decoded weights advance through a page as fast as its codes, 512 bytes for 32 k, and
+// begin where stores stay behind loads: bytes [k / 4][kUnitPanels][64] in the same part of two pages, bias corrections
+// [kUnitPanels][16] and scales [kUnitPanels][16] in that of a third.
 template <int kPanels>
 struct FixedWeights {
-  static constexpr int64_t kBytes = kFixedChunk / 4 * 64 * kPanels, kBlocks = kFixedChunk / kFixedBlock;
-  uint8_t* bytes;
-  uint8_t* corrections;
-  uint8_t* scales;
-  explicit FixedWeights(uint8_t* scratch)
-      : bytes(scratch), corrections(scratch + kBytes), scales(corrections + kBlocks * 64 * kPanels) {}
-  static constexpr int64_t scratch_bytes() { return kBytes + 2 * kBlocks * 64 * kPanels; }
+  static constexpr int kUnitPanels = kPanels < 2 ? kPanels : 2, kUnits = kPanels / kUnitPanels;
+  static constexpr int64_t kBlockBytes = 256 * kUnitPanels;  // of a page, and of codes
+  static constexpr int64_t kUnitBytes = 3 * kPage, kBehind = 768;
+  uint8_t* units[kUnits];
+  // `codes` of the first chunk: of two panels, the following ones are whole pages away.
+  FixedWeights(uint8_t* scratch, const uint8_t* codes, int64_t unit_codes) {
+    for (int u = 0; u < kUnits; ++u) {
+      const auto at = reinterpret_cast<uintptr_t>(codes + u * unit_codes) - kBehind;
+      units[u] = scratch + u * (kUnitBytes + kPage) + ((at - reinterpret_cast<uintptr_t>(scratch)) & (kPage - 64));
+    }
+  }
+  uint8_t* block(int p, int64_t b) const { return units[p / 2] + b * kBlockBytes + p % 2 * 64; }
+  static constexpr int64_t scratch_bytes() { return kUnits * (kUnitBytes + kPage); }
 };
+// From block(): the bytes of four k, what the third page holds.
+constexpr int64_t quad_at(int panels, int q) { return q / 4 * kPage + q % 4 * 64 * (panels < 2 ? panels : 2); }
+constexpr int64_t kCorrectionsAt = 2 * kPage;
+constexpr int64_t scales_at(int panels) { return 2 * kPage + 64 * (panels < 2 ? panels : 2); }
 
 // What the tiles of a call bring to L2: the weights of the next one, in the order of page_ahead().
 struct FixedAhead {
@@ -47,7 +54,7 @@ SLUICE_INLINE const uint8_t* next_four(FixedAhead& a) {
 template <int kPlanes, int kRows, int kPanels>
 static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, const FixedX* x, float* out, bool first,
                            FixedAhead& ahead) {
-  constexpr bool kInRegisters = kRows * kPanels <= 4;
+  constexpr bool kInRegisters = kRows * kPanels <= 12;
   __m512 acc[kRows][kPanels];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m)
@@ -57,8 +64,7 @@ static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, cons
       if (kInRegisters) acc[m][p] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
       if (!kInRegisters && first) _mm512_storeu_ps(to, _mm512_setzero_ps());
     }
-  const uint8_t* bytes = weights.bytes;
-  const uint8_t *scales = weights.scales, *corrections = weights.corrections;
+  const FixedWeights<kPanels> from = weights;  // what is stored may not change it
   FixedX row[kRows];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) row[m] = x[m];
@@ -66,7 +72,7 @@ static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, cons
     __m512i sum[kRows][kPanels];
 #pragma GCC unroll 4
     for (int p = 0; p < kPanels; ++p) {
-      const __m512i start = _mm512_load_si512(corrections + 64 * (b * kPanels + p));
+      const __m512i start = _mm512_load_si512(from.block(p, b) + kCorrectionsAt);
 #pragma GCC unroll 8
       for (int m = 0; m < kRows; ++m) sum[m][p] = start;
     }
@@ -86,7 +92,7 @@ static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, cons
           const int q = kFixedQuads / 2 * half + i;
           __m512i w[kPanels];
 #pragma GCC unroll 4
-          for (int p = 0; p < kPanels; ++p) w[p] = keep(_mm512_load_si512(bytes + 64 * (q * kPanels + p)));
+          for (int p = 0; p < kPanels; ++p) w[p] = keep(_mm512_load_si512(from.block(p, b) + quad_at(kPanels, q)));
           if (four != nullptr) Avx512::prefetch_far(four + i * kPage);
 #pragma GCC unroll 8
           for (int m = 0; m < kRows; ++m) {
@@ -98,19 +104,20 @@ static void run_fixed_tile(const FixedWeights<kPanels>& weights, int64_t k, cons
         }
       }
     }
-    bytes += 64 * kFixedQuads * kPanels;
+    __m512i ws[kPanels];
+#pragma GCC unroll 4
+    for (int p = 0; p < kPanels; ++p) ws[p] = keep(_mm512_load_si512(from.block(p, b) + scales_at(kPanels)));
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
       const __m512 xs = _mm512_set1_ps(row[m].scales[2 * b + kPlanes - 2]);
 #pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p) {
-        const __m512 ws = _mm512_load_ps(scales + 64 * (b * kPanels + p));
         const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[m][p]), xs);
         if constexpr (kInRegisters) {
-          acc[m][p] = _mm512_fmadd_ps(part, ws, acc[m][p]);
+          acc[m][p] = _mm512_fmadd_ps(part, _mm512_castsi512_ps(ws[p]), acc[m][p]);
         } else {
           float* to = out + m * kTileCols + out_of(p);
-          _mm512_storeu_ps(to, _mm512_fmadd_ps(part, ws, _mm512_loadu_ps(to)));
+          _mm512_storeu_ps(to, _mm512_fmadd_ps(part, _mm512_castsi512_ps(ws[p]), _mm512_loadu_ps(to)));
         }
       }
     }
@@ -136,27 +143,27 @@ static void run_fixed_rows(const FixedWeights<kPanels>& weights, int64_t k, cons
 // k codes at k0 of kPanels panels: of one unit, or of two that follow each other.
 template <int kPanels>
 static void decode_fixed_chunk(const GemmArgs& a, int64_t k0, int64_t k, const FixedWeights<kPanels>& out) {
-  constexpr int kUnitPanels = kPanels < 2 ? kPanels : 2;
-  constexpr int kUnits = kPanels / kUnitPanels;
+  constexpr int kUnitPanels = FixedWeights<kPanels>::kUnitPanels;
 #pragma GCC unroll 2
-  for (int u = 0; u < kUnits; ++u) {
+  for (int u = 0; u < FixedWeights<kPanels>::kUnits; ++u) {
     const uint8_t* codes = a.codes + u * a.unit_codes + k0 / 8 * 64 * kUnitPanels;
     const uint8_t* scales = a.scales + u * a.unit_scales + k0 / kFixedBlock * 16 * kUnitPanels;
+    uint8_t* const unit = out.block(2 * u, 0);
     for (int64_t b = 0; b < k / kFixedBlock; ++b)
 #pragma GCC unroll 2
       for (int i = 0; i < kUnitPanels; ++i) {
-        const int p = u * kUnitPanels + i;
-        uint8_t* bytes = out.bytes + 64 * (b * kFixedQuads * kPanels + p);
+        uint8_t* to = unit + b * FixedWeights<kPanels>::kBlockBytes + 64 * i;
         __m512i all = _mm512_setzero_si512();
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-          const FixedQuads q = decode_quads(codes + 64 * ((4 * b + j) * kUnitPanels + i));
-          all = add_quads(all, q);
-          _mm512_store_si512(bytes + 64 * kPanels * (2 * j), q.w[0]);
-          _mm512_store_si512(bytes + 64 * kPanels * (2 * j + 1), q.w[1]);
+          const FixedQuads q = decode_quads(keep(_mm512_loadu_si512(codes + 64 * ((4 * b + j) * kUnitPanels + i))));
+          all = _mm512_add_epi8(all, _mm512_add_epi8(q.w[0], q.w[1]));  // at most 96
+          _mm512_store_si512(to + quad_at(kPanels, 2 * j), q.w[0]);
+          _mm512_store_si512(to + quad_at(kPanels, 2 * j + 1), q.w[1]);
         }
-        _mm512_store_si512(out.corrections + 64 * (b * kPanels + p), bias_correction(all));
-        _mm512_store_ps(out.scales + 64 * (b * kPanels + p), Avx512::scale_e8m0(scales + 16 * (b * kUnitPanels + i)));
+        _mm512_store_si512(to + kCorrectionsAt,
+                           bias_correction(dot_bytes(_mm512_setzero_si512(), _mm512_set1_epi8(1), all)));
+        _mm512_store_ps(to + scales_at(kPanels), Avx512::scale_e8m0(scales + 16 * (b * kUnitPanels + i)));
       }
   }
 }
@@ -165,7 +172,7 @@ template <int kPanels>
 static void run_fixed_many(const GemmArgs& a, const uint8_t* const* x) {
   static_assert(FixedWeights<kPanels>::scratch_bytes() <= kScratchBytes);
   const FixedRow at(a.k);
-  const FixedWeights<kPanels> weights(a.scratch);
+  const FixedWeights<kPanels> weights(a.scratch, a.codes, a.unit_codes);
   const int tiles = (a.m + kFixedTileRows - 1) / kFixedTileRows;
   const int64_t bytes = a.k / 8 * 64 * kPanels;
   FixedAhead ahead{a.next_codes, a.next_scales, 0, bytes, (kPanels + tiles - 1) / tiles};
@@ -191,11 +198,13 @@ static void run_fixed_many(const GemmArgs& a, const uint8_t* const* x) {
         add_fixed_rest<kPanels>(
             rest.begin, rest.end, a.out + static_cast<int64_t>(r) * kTileCols,
             [&](uint32_t j, int p) __attribute__((always_inline)) {
-              const __m512i w = _mm512_load_si512(weights.bytes + ((j / 8 * 2 + quad_of(j % 8)) * kPanels + p) * 64);
+              const int quad = static_cast<int>(j % kFixedBlock / 8 * 2 + quad_of(j % 8));
+              const __m512i w = _mm512_load_si512(weights.block(p, j / kFixedBlock) + quad_at(kPanels, quad));
               return dot_bytes(_mm512_setzero_si512(), select_byte(j % 8), w);
             },
-            [&](uint32_t block, int p)
-                __attribute__((always_inline)) { return _mm512_load_ps(weights.scales + 64 * (block * kPanels + p)); });
+            [&](uint32_t block, int p) __attribute__((always_inline)) {
+              return _mm512_load_ps(weights.block(p, block) + scales_at(kPanels));
+            });
       }
     }
   }
