@@ -3,24 +3,13 @@
 // nothing, reads nothing on the host and may be captured in a graph.
 #pragma once
 
-#include <string>
-
-#include "base/support.h"
 #include "kernels/sm90/device.h"
-#include "kernels/sm90/grouped_gemm/heuristic.h"
+#include "kernels/sm90/fused_moe/problem.h"
 #include "kernels/sm90/prepare/matrix.h"
 #include "spec/moe_spec.h"
 #include "weights/expert_weights.h"
 
 namespace sluice::sm90 {
-
-// What these kernels cannot do, in a sentence; says nothing about the device.
-Support supports_spec(const MoeSpec& spec);
-
-// What the heuristic is asked for a call of `tokens`; with spec.deterministic the answer does not depend on it.
-GemmProblem gemm_problem(const MoeSpec& spec, int64_t tokens);
-// For `sluice explain`: tile, splits and why, at spec.tokens (128 when it has none). Needs no device.
-std::string explain_choice(const MoeSpec& spec, int multiprocessors);
 
 // One call, device memory. Shapes and types as moe::MoeArgs.
 struct MoeCall {

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/fused_moe/problem.h"
+
+#include "base/math.h"
+#include "kernels/sm90/prepare/prepare.h"
+#include "kernels/sm90/quantize/input_round.h"
+#include "kernels/sm90/route/route.h"
+
+namespace sluice::sm90 {
+
+namespace {
+
+constexpr int64_t kFixedTokens = 128;  // what a deterministic tile is chosen for without a hint
+
+Operand operand_of(const MoeSpec& spec) { return sm90::operand_of(spec.weights, spec.fp8_f32_sums); }
+
+}  // namespace
+
+Support supports_spec(const MoeSpec& spec) {
+  const Operand op = operand_of(spec);
+  const Round r = round_of(spec.inputs);
+  const auto inputs = name_of(format::kInputFormats, spec.inputs);
+  const auto weights = name_of(format::kFormats, spec.weights);
+  if (spec.dtype != DType::bf16 && spec.dtype != DType::f32)
+    return Support::no("hidden states must be bfloat16 or float32");
+  if (r == Round::plain && spec.dtype == DType::f32)
+    return Support::no("float32 inputs that are not rounded have no tensor core path; use bfloat16");
+  if (block_scaled(op) && r != Round::fp8_group)
+    return Support::no(fmt::format("fp8_block weights take fp8_group inputs on sm90, not {}", inputs));
+  if (sm90::operand_of(spec.weights) == Operand::fp8 && r != Round::fp8_static && r != Round::fp8_token)
+    return Support::no(fmt::format("{} weights take fp8_static or fp8_token inputs on sm90, not {}", weights, inputs));
+  if (!block_scaled(op) && r == Round::fp8_group)
+    return Support::no(fmt::format("fp8_group inputs need fp8_block weights on sm90, not {}", weights));
+  if (spec.top_k > kMaxTopK) return Support::no(fmt::format("top_k is {}; sm90 takes up to {}", spec.top_k, kMaxTopK));
+  if (spec.experts > kMaxExperts)
+    return Support::no(fmt::format("experts is {}; sm90 takes up to {}", spec.experts, kMaxExperts));
+  if (spec.groups > 32) return Support::no(fmt::format("groups is {}; sm90 takes up to 32", spec.groups));
+  if (spec.fp8_block_trtllm && spec.weight_on_input)
+    return Support::no("fp8_block_trtllm with the weight on the input is not built for sm90");
+  return Support::yes();
+}
+
+WeightShape second_shape(const MoeSpec& s) { return {operand_of(s), s.locals(), s.hidden, s.inter, false, 0}; }
+WeightShape first_shape(const MoeSpec& s) {
+  const Operand op = operand_of(s);
+  const int64_t columns = static_cast<int64_t>(second_shape(s).slabs()) * slab_k(op);
+  return {op, s.locals(), s.inter, s.hidden, s.gated(), ceil_div<int64_t>(columns, s.gated() ? 64 : 128)};
+}
+
+GemmForce fixed_force(const MoeSpec& s, GemmForce force) {
+  if (!s.deterministic) return force;
+  for (int& splits : force.splits) splits = splits == 0 ? 1 : splits;
+  return force;
+}
+
+GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
+  const WeightShape first = first_shape(s), second = second_shape(s);
+  GemmProblem p{};
+  p.operand = first.operand;
+  p.tokens = !s.deterministic ? tokens : s.tokens > 0 ? s.tokens : kFixedTokens;
+  p.top_k = s.top_k;
+  p.experts = s.experts;
+  p.locals = s.locals();
+  p.row_tiles[0] = first.row_tiles();
+  p.row_tiles[1] = second.row_tiles();
+  p.slabs[0] = first.slabs();
+  p.slabs[1] = second.slabs();
+  return p;
+}
+
+std::string explain_choice(const MoeSpec& s, int multiprocessors) {
+  const GemmProblem p = gemm_problem(s, s.tokens > 0 ? s.tokens : kFixedTokens);
+  const GemmChoice c = choose_gemm(p, multiprocessors, fixed_force(s, {}));
+  return fmt::format("grouped_gemm {}, K in {} and {} parts{}: {}", c.instance.name(), c.splits[0], c.splits[1],
+                     s.deterministic ? ", the same for every batch" : "", reason(p, c, multiprocessors));
+}
+
+}  // namespace sluice::sm90
