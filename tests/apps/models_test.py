@@ -145,6 +145,11 @@ class Formats(Models):
         self.assertEqual(self.logits(BUNDLED, "--quantization", "fp8_block", "--fp8-block-numerics", "exact"), exact)
         self.assertNotEqual(self.logits(BUNDLED, "--quantization", "fp8_block", "--fp8-block-numerics", "trtllm"), exact)
 
+    def test_the_cpu_sums_fp8_in_float32_either_way(self):
+        for name in ("fp8", "fp8_block"):
+            self.assertEqual(self.logits(BUNDLED, "--quantization", name, "--fp8-sums", "float32"),
+                             self.logits(BUNDLED, "--quantization", name), name)
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

@@ -124,8 +124,9 @@ __device__ inline uint4 row_bytes16(const void* base, int64_t row, int64_t row_b
   return {w[0], w[1], w[2], w[3]};
 }
 
-// N pieces of 16 bytes of a row tile's rows, piece i * kThreads + threadIdx.x, `Pieces` a row from byte `first` on, up
-// to byte `end`. The test for alignment stands outside, so that all N loads are under way at once.
+// N pieces of 16 bytes of a row tile's rows, piece i * kThreads + threadIdx.x of `Pieces` a row; the first `pieces` of
+// a row, from byte `first` on, are read. The test for alignment stands outside, so that all N loads are under way at
+// once.
 template <int N, int Pieces>
 __device__ inline void read_pieces(const PrepareArgs& a, int64_t expert, int row_tile, int64_t row_bytes, int64_t first,
                                    int pieces, uint4 (&v)[N]) {
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(kThreads) slab_kernel(const __grid_constant__ 
   }
 }
 
-// Scale bytes of one slab of N rows, rows row(0), row(0) + every, ...; byte j belongs to group j.
+// Scale bytes of one slab of the N rows `row`, row + every, ...; byte j belongs to group j.
 template <Operand op, int N>
 __device__ inline void read_scales(const PrepareArgs& a, int64_t expert, int row_tile, int row, int every,
                                    int64_t row_groups, int slab, uint32_t (&read)[N]) {
