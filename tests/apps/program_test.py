@@ -1,90 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program from outside: help, exit codes, sentences, streams, interrupts, full disks.
+"""The program from outside: help, exit codes, sentences, streams, interrupts.
 
 usage: program_test.py PROGRAM SOURCE_FOLDER [unittest arguments]
 """
 import json
-import math
 import os
 import pathlib
 import pty
-import random
 import re
-import resource
-import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
-import time
 import unittest
 
-PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-MODEL = SOURCE / "models" / "tiny-nemotron-h"
-SPEC = "experts=8 top_k=2 hidden=64 inter=48 weights=bf16 act=swiglu routing=renormalize"
-# The checkpoint's card: 16 tokens of a held-out text and how transformers goes on in float32.
-PROMPT = "Henry meditated awhile all to himself early the next morning as"
-CONTINUATION = " he went down the hill to the house. He had been in the house for a long time, and had been in the house"
-
-# Address sanitizer takes terabytes of addresses: no limit of memory is possible under it.
-SANITIZED = b"__asan_init" in PROGRAM.read_bytes()
-
-OK, USAGE, FILE, UNSUPPORTED, MEMORY, INTERRUPTED = 0, 2, 3, 4, 5, 130
-
-
-def run(*words, env=None, **options):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-    return subprocess.run([PROGRAM, *map(str, words)], env={**clean, **(env or {})}, text=True, timeout=300,
-                          capture_output="stdout" not in options, **options)
-
-
-def memory_limit(megabytes):
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
-
-
-def wait_until_it_listens(process):
-    """Until the program has its handler of SIGINT: a loaded machine may take seconds to get that far."""
-    while process.poll() is None:
-        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-        if int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGINT - 1) & 1:
-            return
-        time.sleep(0.001)
-
-
-def commands(words=()):
-    """Every command and group, as tuples of words."""
-    yield words
-    listed = re.search(r"^Subcommands:\n((?:  .*\n?)+)", run(*words, "--help").stdout, re.MULTILINE)
-    for name in re.findall(r"^  (\w[\w-]*)", listed[1], re.MULTILINE) if listed else []:
-        yield from commands((*words, name))
-
-
-class Program(unittest.TestCase):
-    def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-test-"))
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def refused(self, code, needle, *words, **options):
-        """One sentence on standard error that holds `needle`, nothing on standard output, the documented code."""
-        result = run(*words, **options)
-        self.assertEqual(result.returncode, code, result.stderr)
-        self.assertEqual(result.stdout, "")
-        lines = [line for line in result.stderr.splitlines() if line.startswith("sluice: ")]
-        self.assertEqual(len(lines), 1, result.stderr)
-        self.assertIn(needle, lines[0])
-        return lines[0]
-
-    def copy_of_model(self):
-        copy = self.folder / "model"
-        shutil.copytree(MODEL, copy)
-        return copy
-
-    def edit_config(self, folder, **changes):
-        path = folder / "config.json"
-        config = json.loads(path.read_text())
-        config.update(changes)
-        path.write_text(json.dumps(config))
+from program_case import (
+    CONTINUATION, FILE, INTERRUPTED, MODEL, OK, PROGRAM, PROMPT, SANITIZED, SOURCE, SPEC, UNSUPPORTED, USAGE,
+    Program, commands, memory_limit, run)
 
 
 class Frame(Program):
@@ -320,162 +252,6 @@ class Models(Program):
         process.stdout.read(20)
         process.stdout.close()
         self.assertNotEqual(process.wait(60), OK)
-
-
-class Files(Program):
-    """Commands that write: nothing half-written under any circumstances."""
-
-    def input_ids(self, sequences=1):
-        """A safetensors file with input_ids [1, 4], or [sequences, 256]."""
-        ids = (5, 9, 300, 7) * (64 if sequences > 1 else 1) * sequences
-        shape = [sequences, len(ids) // sequences]
-        header = json.dumps({"input_ids": {"dtype": "I32", "shape": shape, "data_offsets": [0, 4 * len(ids)]}}).encode()
-        path = self.folder / "ids.safetensors"
-        path.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(i.to_bytes(4, "little") for i in ids))
-        return path
-
-    def eval_logits(self, output, **options):
-        return run("eval", "logits", "--model-path", MODEL, "--input-ids", self.input_ids(), "-o", output, **options)
-
-    def test_eval_writes_logits(self):
-        out = self.folder / "out.safetensors"
-        self.assertEqual(self.eval_logits(out).returncode, OK)
-        data = out.read_bytes()
-        header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
-        self.assertEqual(header["logits"]["dtype"], "F32")
-        self.assertEqual(header["logits"]["shape"], [1, 4, 4096])
-
-    def test_outputs_that_cannot_be_written(self):
-        self.assertEqual(self.eval_logits("/dev/full").returncode, FILE)
-        missing = self.eval_logits(self.folder / "no" / "such" / "out.safetensors")
-        self.assertEqual(missing.returncode, FILE, missing.stderr)
-        self.assertIn("no/such", missing.stderr)
-        self.assertIn(self.eval_logits(self.folder).returncode, (USAGE, FILE))
-
-    def test_file_size_limit_leaves_nothing(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        before = set(self.folder.iterdir()) | {self.folder / "ids.safetensors"}
-        result = self.eval_logits(self.folder / "out.safetensors", preexec_fn=limit)
-        self.assertEqual(result.returncode, OK if "out.safetensors" in os.listdir(self.folder) else FILE, result.stderr)
-        result = run("quantize", MODEL, self.folder / "q", "--format", "mxfp8", preexec_fn=limit)
-        self.assertEqual(result.returncode, FILE, result.stderr)
-        left = [p for p in self.folder.rglob("*") if p.is_file() and p not in before and p.name != "out.safetensors"]
-        self.assertEqual([p for p in left if "safetensors" in p.name], [])
-
-    def moe_case(self, tokens, hidden=256, inter=256):
-        """A case of `moe run` whose output has tokens * hidden * 2 bytes."""
-        sizes = {"hidden_states": [tokens, hidden], "routing_logits": [tokens, 2],
-                 "gemm1_weights": [2, inter, hidden], "gemm2_weights": [2, hidden, inter]}
-        header, end = {"__metadata__": {"spec": f"experts=2 top_k=2 hidden={hidden} inter={inter} act=relu2"}}, 0
-        for name, shape in sizes.items():
-            count = 2 * math.prod(shape)
-            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + count]}
-            end += count
-        text = json.dumps(header).encode()
-        path = self.folder / "case.safetensors"
-        path.write_bytes(len(text).to_bytes(8, "little") + text + b"\x11\x3c" * (end // 2))
-        return path
-
-    def test_interrupted_eval_and_moe_run_leave_nothing(self):
-        (self.folder / "text.txt").write_text((MODEL / "valid.txt").read_text())
-        out = self.folder / "out.safetensors"
-        out.write_bytes(b"older")
-        given = {self.moe_case(60_000), self.input_ids(sequences=60), self.folder / "text.txt", out}
-        for words in [("moe", "run", self.folder / "case.safetensors", "-o", out, "--threads", 1, "--trace"),
-                      ("eval", "logits", "--model-path", MODEL, "--input-ids", self.folder / "ids.safetensors", "-o", out),
-                      ("eval", "perplexity", "--model-path", MODEL, "--text", self.folder / "text.txt")]:
-            for stop in (signal.SIGINT, signal.SIGTERM):
-                with self.subTest(words=words[:2], signal=stop):
-                    process = subprocess.Popen([PROGRAM, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-                    wait_until_it_listens(process)
-                    time.sleep(0.3)
-                    process.send_signal(stop)
-                    stderr = process.communicate(timeout=20)[1]
-                    self.assertEqual(process.returncode, INTERRUPTED, stderr)
-                    self.assertTrue(stderr.endswith(b"sluice: interrupted\n"), stderr)
-                    self.assertEqual(set(self.folder.iterdir()), given)
-                    self.assertEqual(out.read_bytes(), b"older", "an existing output stays until the new one is whole")
-
-    def commands_that_write(self):
-        """Where nothing but their inputs may be left."""
-        out = self.folder / "out"
-        return {self.moe_case(40_000), self.input_ids()}, [
-            ("moe", "run", self.folder / "case.safetensors", "-o", out),
-            ("eval", "logits", "--model-path", MODEL, "--input-ids", self.folder / "ids.safetensors", "-o", out),
-            ("quantize", MODEL, out, "--format", "nvfp4", "--weight-only")]
-
-    def test_files_that_may_not_grow_leave_nothing(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        given, commands_that_write = self.commands_that_write()
-        for words in commands_that_write:
-            with self.subTest(words[0]):
-                self.refused(FILE, "cannot be written", *words, preexec_fn=limit)
-                self.assertEqual(set(self.folder.iterdir()), given)
-
-    @unittest.skipIf(SANITIZED, "no limit of memory under a sanitizer")
-    def test_out_of_memory_leaves_nothing(self):
-        given, commands_that_write = self.commands_that_write()
-        for words in [*commands_that_write, ("generate", "--model-path", MODEL, "--prompt", PROMPT)]:
-            with self.subTest(words[0]):
-                codes = []
-                for megabytes in (96, 64, 48, 40, 34, 30, 28):  # until it is too little
-                    result = run(*words, "--threads", 1, preexec_fn=memory_limit(megabytes))
-                    codes.append(result.returncode)
-                    if result.returncode != OK:
-                        break
-                    shutil.rmtree(self.folder / "out", ignore_errors=True)
-                    (self.folder / "out").unlink(missing_ok=True)
-                self.assertEqual(codes[-1], MEMORY, result.stderr)
-                self.assertEqual(set(self.folder.iterdir()), given)
-
-    def test_full_disk(self):
-        """A real one, where we may mount: 6 MB for 11 MB of weights."""
-        disk = self.folder / "disk"
-        disk.mkdir()
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], capture_output=True, text=True)
-        if mounted.returncode != 0:
-            self.skipTest(f"no disk can be mounted here: {mounted.stderr.strip()}")
-        self.addCleanup(subprocess.run, ["umount", disk], check=True)
-        sentence = self.refused(FILE, "No space left on device", "quantize", MODEL, disk / "q", "--format", "mxfp8")
-        self.assertIn("model.safetensors cannot be written", sentence)
-        self.assertEqual(list(disk.iterdir()), [])
-
-    def test_quantize_does_not_write_over(self):
-        taken = self.folder / "taken"
-        taken.mkdir()
-        (taken / "mine.txt").write_text("mine")
-        result = run("quantize", MODEL, taken, "--format", "mxfp8")
-        self.assertEqual(result.returncode, USAGE, result.stderr)
-        self.assertEqual([p.name for p in taken.iterdir()], ["mine.txt"])
-
-    def test_interrupted_quantize_leaves_no_part(self):
-        seed = random.randrange(1 << 30)
-        rng = random.Random(seed)
-        codes = set()
-        for attempt in range(12):
-            out = self.folder / f"q{attempt}"
-            process = subprocess.Popen([PROGRAM, "quantize", MODEL, out, "--format", "mxfp8"],
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            wait_until_it_listens(process)
-            time.sleep(attempt % 4 * rng.uniform(0.0, 0.08))  # at once, too: a quick machine is done after 0.05 s
-            process.send_signal(rng.choice([signal.SIGINT, signal.SIGTERM]))
-            code = process.wait(30)
-            codes.add(code)
-            self.assertIn(code, (OK, INTERRUPTED), f"seed {seed}")
-            if out.exists():
-                for file in out.glob("*.safetensors"):  # whole, or not there
-                    data = file.read_bytes()
-                    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
-                    end = max(v["data_offsets"][1] for k, v in header.items() if k != "__metadata__")
-                    self.assertEqual(len(data), 8 + int.from_bytes(data[:8], "little") + end, f"seed {seed}")
-            # A whole folder, or none; the signal may come after the last moment at which it is heard.
-            self.assertIn([p.name for p in self.folder.iterdir()], ([], [out.name]), f"seed {seed}")
-            shutil.rmtree(out, ignore_errors=True)
-        self.assertIn(INTERRUPTED, codes, f"seed {seed}: no attempt was interrupted")
 
 
 class Operator(Program):
