@@ -28,7 +28,7 @@ class Installed(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.prefix = cls.folder / "prefix"
         run("cmake", "--install", BUILD, "--prefix", cls.prefix)
-        cls.library = next(cls.prefix.glob("lib*/**/libsluice.so"))
+        cls.shared_object = next(cls.prefix.glob("lib*/**/libsluice.so"))
 
     def test_find_package(self):
         run("cmake", "-S", SOURCE / "tests" / "capi" / "installed", "-B", self.folder / "build", "-G", "Ninja",
@@ -41,7 +41,7 @@ class Installed(unittest.TestCase):
         # It says where it lies, wherever the prefix was moved.
         moved = self.folder / "moved"
         shutil.copytree(self.prefix, moved, symlinks=True)
-        library = moved / self.library.parent.relative_to(self.prefix)
+        library = moved / self.shared_object.parent.relative_to(self.prefix)
         flags = run("pkg-config", "--cflags", "--libs", "sluice", env={"PATH": "/usr/bin:/bin", "PKG_CONFIG_PATH":
                                                                        str(library / "pkgconfig")}).split()
         self.assertTrue(all(str(moved) in f or f == "-lsluice" for f in flags), flags)
@@ -50,12 +50,12 @@ class Installed(unittest.TestCase):
 
     def test_exports_the_c_abi_and_nothing_else(self):
         declared = set(re.findall(r"\b(sluice_\w+)\(", (self.prefix / "include" / "sluice" / "c.h").read_text()))
-        symbols = {line.split()[-1].split("@")[0] for line in run("nm", "-D", "--defined-only", self.library).splitlines()}
+        symbols = {line.split()[-1].split("@")[0] for line in run("nm", "-D", "--defined-only", self.shared_object).splitlines()}
         self.assertEqual({s for s in symbols if not s.startswith("sluice_")}, set())
         self.assertEqual(symbols, declared - {"sluice_init"})  # a template of the header
 
     def test_needs_only_the_run_time(self):
-        needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", self.library))
+        needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", self.shared_object))
         foreign = [n for n in needed if not re.match(r"(libc|libm|libstdc\+\+|libgcc_s|ld-linux.*|libpthread|libdl|librt)\.so", n)]
         self.assertEqual(foreign, [])
 
