@@ -5,6 +5,7 @@
 
 #include "kernels/sm90/device.h"
 #include "kernels/sm90/fused_moe/problem.h"
+#include "kernels/sm90/grouped_gemm/args.h"
 #include "kernels/sm90/prepare/matrix.h"
 #include "spec/moe_spec.h"
 #include "weights/expert_weights.h"
@@ -67,6 +68,7 @@ class FusedMoe {
   Matrix first_, second_;
   DeviceBuffer bias_up_, bias_gate_, bias_down_, alpha_, beta_, limit_;
   DeviceBuffer input_scales_;  // InputScale of each GEMM
+  InputScale sent_scales_[2];  // what it holds
   DeviceBuffer rehearsal_;     // rehearsal_bytes()
   bool filled_ = false;
 };

@@ -14,7 +14,8 @@ void PreparedMatrix::allocate() {
 }
 
 // The experts of one matrix, in parts that bound the staged copy of host weights.
-void PreparedMatrix::fill(const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream) {
+void PreparedMatrix::fill(const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream,
+                          bool follows) {
   constexpr int64_t kStagedBytes = int64_t{256} << 20;
   const int64_t experts = shape.experts;
   const Tensor* const from[6] = {&up.codes,
@@ -55,7 +56,7 @@ void PreparedMatrix::fill(const weights::QuantTensor& up, const weights::QuantTe
     if (row_scale.bytes() > 0) args.row_scale = row_scale.as<float>() + tiles * kTileRows;
     if (block_scale.bytes() > 0)
       args.block_scale = block_scale.as<float>() + tiles * scale_runs(shape.operand, shape.slabs()) * 4;
-    launch_prepare(args, stream);
+    launch_prepare(args, stream, follows && host_bytes == 0);
   }
   if (host_bytes > 0) synchronize(stream);  // the staged copies go away
 }

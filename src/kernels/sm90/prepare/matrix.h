@@ -14,8 +14,9 @@ struct PreparedMatrix {
 
   void allocate();  // for `shape`, on the current device
   // From host memory (staged in parts; returns when all is copied) or this device's (in place, 16-byte aligned, nothing
-  // waits), in stream order. gate: null unless shape.gated.
-  void fill(const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream);
+  // waits), in stream order. gate: null unless shape.gated. follows: the stream's last launch is another matrix's fill,
+  // which may still run when this one begins.
+  void fill(const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream, bool follows = false);
   int64_t bytes() const { return weights.bytes() + row_scale.bytes() + block_scale.bytes(); }
 };
 

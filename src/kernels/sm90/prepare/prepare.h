@@ -46,6 +46,7 @@ constexpr Operand operand_of(format::Format f, bool f32_sums = false) {
 }
 constexpr bool has_row_scale(Operand o) { return o != Operand::bf16 && !block_scaled(o); }
 
-void launch_prepare(const PrepareArgs& args, Stream stream);
+// pdl: the launch before it in the stream is of the same preparation, and need not be complete.
+void launch_prepare(const PrepareArgs& args, Stream stream, bool pdl);
 
 }  // namespace sluice::sm90
