@@ -41,6 +41,16 @@ TEST(Heuristic, PassesGrowWithTheBatch) {
   }
 }
 
+// Its activation's scale of 128 gated columns takes 256 weight rows; without a gate 128 do, which keeps more blocks
+// busy.
+TEST(Heuristic, Fp8BlockRoundsInItsTile) {
+  MoeSpec s = qwen(format::Format::fp8_block);
+  for (int64_t tokens : {1, 8, 128, 2048})
+    EXPECT_EQ(sm90::choose_gemm(sm90::gemm_problem(s, tokens), 132).instance.m_tiles, 2) << tokens;
+  s.act = activation::Activation::relu2;
+  EXPECT_EQ(sm90::choose_gemm(sm90::gemm_problem(s, 1), 132).instance.m_tiles, 1);
+}
+
 TEST(Heuristic, ForcedTilesAndSplitsAreTaken) {
   const auto p = sm90::gemm_problem(qwen(format::Format::nvfp4), 8);
   for (const auto& i : sm90::instances()) {

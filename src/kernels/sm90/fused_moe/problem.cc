@@ -65,6 +65,7 @@ GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
   p.row_tiles[1] = second.row_tiles();
   p.slabs[0] = first.slabs();
   p.slabs[1] = second.slabs();
+  p.gated = s.gated();
   return p;
 }
 

@@ -20,6 +20,8 @@ struct GemmTile {
   static constexpr int w_bytes = kMTiles * kSlabs * slab_bytes(kOp);
   static constexpr int x_bytes = kSlabs * kMaxN * 128;
   static constexpr bool block_scaled = sm90::block_scaled(kOp);
+  // A gated group of 128 columns is two row tiles.
+  static constexpr bool rounds_gated = !block_scaled || kMTiles == 2;
   // Lanes read codes or scales of a stage themselves, so each says that it has; else the tensor cores read for a warp.
   static constexpr bool lanes_read = block_scaled || decodes(kOp);
   static constexpr int w_aligned = (w_bytes + 1023) / 1024 * 1024;

@@ -83,7 +83,7 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForc
   bool found = false;
   for (const Instance& i : kInstances) {
     if (i.operand != p.operand) continue;
-    if (!forced.empty() && i.name() != forced) continue;
+    if (forced.empty() ? !i.rounds(p.gated) : i.name() != forced) continue;
     // Rows are in ascending order of max_n: the first that holds a likely expert in one pass, or the largest. But where
     // that leaves over three of four blocks without work (one small matrix), several narrow passes are quicker.
     if (found && forced.empty() && likely_tiles(p, i) * units(p, 0, i) < 0.24 * slots(i)) break;

@@ -13,6 +13,8 @@ struct Instance {
   Operand operand;
   int m_tiles, max_n, slabs, blocks_per_sm, cluster;
   int step_n() const { return max_n <= 64 ? 8 : 16; }
+  // Whether GEMM1 can round its rows: FP8 block's scale of 128 gated columns takes two row tiles.
+  bool rounds(bool gated) const { return !gated || !block_scaled(operand) || m_tiles == 2; }
   std::string name() const;  // "nvfp4_128x64_k128"
   bool operator==(const Instance&) const = default;
 };
@@ -22,6 +24,7 @@ struct GemmProblem {
   Operand operand;
   int64_t tokens, top_k, experts, locals;
   int row_tiles[2], slabs[2];
+  bool gated;
 };
 struct GemmChoice {
   Instance instance;

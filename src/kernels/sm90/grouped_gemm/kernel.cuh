@@ -21,8 +21,7 @@ __device__ __forceinline__ bool finish_task(const GroupedGemmArgs& args, const B
   if (g.store == Store::result && !g.out_f32 && g.columns % 8 == 0)
     store_results<T>(g, b, acc, smem, group);
   else if (rounds_in_registers<T>(g))
-    g.gated ? store_rounded<T, true>(g, b, acc, smem, group, turn)
-            : store_rounded<T, false>(g, b, acc, smem, group, turn);
+    store_rounded<T>(g, b, acc, smem, group, turn);
   else if (RowFactors<T>::can_own && g.store == Store::activated && activates_in_registers(g))
     g.gated ? store_activated<T, true>(g, b, acc, group) : store_activated<T, false>(g, b, acc, group);
   else

@@ -34,9 +34,7 @@ struct Rounding {
   static constexpr bool codes = is_fp8(T::op);
   static constexpr bool static_scale = T::op == Operand::fp8 || T::op == Operand::fp8_f32;
   static constexpr bool block_scales = T::block_scaled || (decodes(T::op) && !static_scale);
-  // A gated group of 128 columns is two row tiles.
   static constexpr int joint = T::block_scaled && kGated ? T::m_tiles : 1;
-  static_assert(!T::block_scaled || !kGated || T::m_tiles == 2);
 
   // Maxima of a warp [tokens], in two buffers: of this turn and of the last.
   __device__ static uint32_t* maxima(const Shared<T>& smem, int group, int warp, int turn) {
@@ -260,6 +258,7 @@ __device__ __forceinline__ void store_sums(const Gemm& g, const Brief<T>& b, con
 template <class T, bool kGated>
 __device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
                                               const Shared<T>& smem, const Group& group, int& turn) {
+  static_assert(!kGated || T::rounds_gated);
   using R = Rounding<T, kGated>;
   const RowFactors<T> factors(g, b, group);
   const int padded = b.tile.padded;
@@ -288,6 +287,14 @@ __device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, 
       }
     }
   }
+}
+
+template <class T>
+__device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
+                                              const Shared<T>& smem, const Group& group, int& turn) {
+  if constexpr (T::rounds_gated)
+    if (g.gated) return store_rounded<T, true>(g, b, acc, smem, group, turn);
+  store_rounded<T, false>(g, b, acc, smem, group, turn);
 }
 
 // float32 [row, columns] for the kernel that rounds whole rows: eight lanes have eight neighbouring columns of a token,
