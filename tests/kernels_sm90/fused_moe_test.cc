@@ -269,10 +269,12 @@ TEST(FusedMoe, EdgeCases) {
     check_case(base(f + " bias=1"), 12, ++seed);
     check_case(base(f + " bias=1 act_params=1"), 12, ++seed);
   }
-  // One launch before the GEMMs up to 1024 pairs: its shared memory at the size that needs no attribute, and most
-  // pairs.
+  // One launch before the GEMMs up to 512 pairs: its shared memory at the size that needs no attribute, and most pairs.
   check_case("experts=560 top_k=8 hidden=128 inter=64 routed=1", 64, ++seed);
-  for (int64_t tokens : {128, 129}) check_case("experts=96 top_k=8 hidden=128 inter=64 routed=1", tokens, ++seed);
+  // More pairs: numbered by the warps of a cluster, fewer where there are many experts.
+  for (int64_t tokens : {64, 65, 259}) check_case("experts=96 top_k=8 hidden=128 inter=64 routed=1", tokens, ++seed);
+  check_case("experts=1500 top_k=8 hidden=128 inter=64 routed=1", 300, ++seed);
+  check_case("experts=1500 top_k=8 hidden=128 inter=64 local_offset=20 local_experts=900", 500, ++seed);
   check_case("experts=900 top_k=16 hidden=4096 inter=32 routed=1", 64, ++seed);
   check_case(base("weights=fp8_block inputs=fp8_group fp8_block_trtllm=1"), 40, ++seed);
   check_case(base("weights=fp8_block inputs=fp8_group fp8_block_trtllm=1 act=relu2"), 3, ++seed);

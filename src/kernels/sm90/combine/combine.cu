@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/bf16.h"
 #include "kernels/ptx/bf16x2.cuh"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/combine/combine.h"
@@ -11,33 +12,56 @@ namespace {
 
 constexpr int kThreads = 128;
 
+// Eight columns of a token's experts; eight reads are under way at once.
+__device__ inline void add_bf16(const CombineArgs& a, int64_t token, int column, const int* present,
+                                const float* weights, float (&acc)[8]) {
+  constexpr int kBatch = 8;
+  const uint16_t* from = static_cast<const uint16_t*>(a.results) + token * a.top_k * a.columns + column;
+  for (int first = 0; first < a.top_k; first += kBatch) {
+    uint4 v[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      v[k] = uint4{};
+      if (first + k < a.top_k && present[first + k] != 0)
+        v[k] = *reinterpret_cast<const uint4*>(from + int64_t{first + k} * a.columns);
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const float w = first + k < a.top_k ? weights[first + k] : 0.0f;  // an absent one adds 0
+      const uint32_t words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        acc[2 * i] = fmaf(w, __uint_as_float(words[i] << 16), acc[2 * i]);
+        acc[2 * i + 1] = fmaf(w, __uint_as_float(words[i] & 0xffff0000u), acc[2 * i + 1]);
+      }
+    }
+  }
+}
+
+template <int kWidth>
+__device__ inline void add_results(const CombineArgs& a, int64_t token, int column, const int* present,
+                                   const float* weights, float (&acc)[kWidth]) {
+  if constexpr (kWidth == 8)
+    if (!a.f32) return add_bf16(a, token, column, present, weights, acc);
+  for (int k = 0; k < a.top_k; ++k) {
+    if (present[k] == 0) continue;
+    const int64_t at = (token * a.top_k + k) * a.columns + column;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float v = a.f32 ? static_cast<const float*>(a.results)[at + i]
+                            : bf16_to_float(static_cast<const uint16_t*>(a.results)[at + i]);
+      acc[i] = fmaf(weights[k], v, acc[i]);
+    }
+  }
+}
+
 // A thread 8 columns of one token when rows are 16-byte aligned, else 1.
 template <int kWidth>
 __device__ void combine_token(const CombineArgs& a, int64_t token, const int* present, const float* weights) {
   for (int column = (blockIdx.y * kThreads + threadIdx.x) * kWidth; column < a.columns;
        column += gridDim.y * kThreads * kWidth) {
     float acc[kWidth] = {};
-#pragma unroll 4
-    for (int k = 0; k < a.top_k; ++k) {
-      if (present[k] == 0) continue;
-      const int64_t at = (token * a.top_k + k) * a.columns + column;
-      const float w = weights[k];
-      if (a.f32) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) acc[i] = fmaf(w, static_cast<const float*>(a.results)[at + i], acc[i]);
-      } else if constexpr (kWidth == 8) {
-        const uint4 v = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.results) + at);
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          acc[2 * i] = fmaf(w, __uint_as_float(words[i] << 16), acc[2 * i]);
-          acc[2 * i + 1] = fmaf(w, __uint_as_float(words[i] & 0xffff0000u), acc[2 * i + 1]);
-        }
-      } else {
-        acc[0] =
-            fmaf(w, __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(a.results)[at]) << 16), acc[0]);
-      }
-    }
+    add_results(a, token, column, present, weights, acc);
     const int64_t at = token * a.columns + column;
     if (a.f32) {
 #pragma unroll
@@ -63,8 +87,9 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
   if (token >= tokens) return;
   if (static_cast<int>(threadIdx.x) < a.top_k) {
     const int64_t pair = token * a.top_k + threadIdx.x;
-    present[threadIdx.x] = a.pair_row[pair] >= 0;
-    weights[threadIdx.x] = a.weights != nullptr ? a.weights[pair] : 1.0f;
+    const bool here = a.pair_row[pair] >= 0;
+    present[threadIdx.x] = here;
+    weights[threadIdx.x] = !here ? 0.0f : a.weights != nullptr ? a.weights[pair] : 1.0f;
   }
   __syncthreads();
   if (a.columns % 8 == 0)
@@ -77,8 +102,8 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
 
 void launch_combine(const CombineArgs& args, Stream stream, bool pdl) {
   if (args.tokens == 0) return;
-  // Few tokens: spread a row's columns over blocks, so that one wave reads everything at once.
-  const int parts = args.tokens >= 256 ? 1 : (args.columns + 8 * kThreads - 1) / (8 * kThreads);
+  // Up to 1024 tokens a row's columns are spread over blocks, so that all reads are under way at once.
+  const int parts = args.tokens > 1024 ? 1 : (args.columns + 8 * kThreads - 1) / (8 * kThreads);
   launch(combine_kernel, dim3(static_cast<unsigned>(args.tokens), static_cast<unsigned>(parts)), kThreads, 0, stream,
          pdl, args);
 }

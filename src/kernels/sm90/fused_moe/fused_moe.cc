@@ -26,15 +26,17 @@ bool rounds_in_place(const MoeSpec& spec) {
 }
 
 // What GEMM1 leaves for GEMM2: final rows where its tile holds every column that the rounding needs.
-Store store_of(const MoeSpec& spec, Operand op) {
+Store store_of(const MoeSpec& spec, const Instance& tile) {
   const Round r = round_of(spec.inputs);
   if (spec.fp8_block_trtllm) return Store::raw;
   if (rounds_in_place(spec)) return Store::rows;
   if (scales_rows(r)) return Store::activated;
   if (r == Round::fp8_group)
-    return rounds_in_registers(spec.act, spec.bias || spec.act_params || spec.weight_on_input) ? Store::rows_group
-                                                                                               : Store::activated;
-  return is_fp8(op) ? Store::rows_e4m3 : Store::rows;
+    return tile.rounds(spec.gated()) &&
+                   rounds_in_registers(spec.act, spec.bias || spec.act_params || spec.weight_on_input)
+               ? Store::rows_group
+               : Store::activated;
+  return is_fp8(tile.operand) ? Store::rows_e4m3 : Store::rows;
 }
 
 // Rounding a long row takes long enough that weights may be streamed meanwhile (early.cuh): DeepSeek-V3, 8 tokens, BF16
@@ -68,7 +70,7 @@ int64_t FusedMoe::weight_bytes() const { return first_.bytes() + second_.bytes()
 void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
   const DeviceGuard guard(device_);
   first_.fill(w.up, spec_.gated() ? &w.gate : nullptr, stream);
-  second_.fill(w.down, nullptr, stream);
+  second_.fill(w.down, nullptr, stream, true);
   const auto upload = [&](DeviceBuffer& to, const Tensor& from, const char* name) {
     if (!filled_) to = DeviceBuffer(from.bytes());
     check(to.bytes() == from.bytes(), "{} was {} before this refit and is {} now; captured graphs could not follow",
@@ -87,7 +89,10 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
     scales[0] = input_scale(round, w.input_scale1);
     scales[1] = input_scale(round, w.input_scale2);
   }
-  copy_to_device(input_scales_.data(), scales, sizeof(scales), stream);
+  // A copy between two layers costs as much as a hundredth of one.
+  if (!filled_ || std::memcmp(scales, sent_scales_, sizeof(scales)) != 0)
+    copy_to_device(input_scales_.data(), scales, sizeof(scales), stream);
+  std::memcpy(sent_scales_, scales, sizeof(scales));
   filled_ = true;
 }
 
@@ -110,7 +115,7 @@ FusedMoe::Plan FusedMoe::plan(int64_t tokens, const GemmForce& force, void* work
   Plan p{};
   p.choice = choice(tokens, force);
   const Instance& tile = p.choice.instance;
-  p.store = store_of(spec_, tile.operand);
+  p.store = store_of(spec_, tile);
   const int64_t pairs = tokens * spec_.top_k, locals = spec_.locals();
   p.tiles = max_tiles(pairs, locals, tile.max_n);
   p.rows = max_rows(pairs, locals, tile.max_n, tile.step_n());
@@ -125,7 +130,7 @@ FusedMoe::Plan FusedMoe::plan(int64_t tokens, const GemmForce& force, void* work
   p.tables.ids = ints(pairs);
   p.tables.weights = floats(pairs);
   p.tables.rank = ints(pairs);
-  p.tables.counts = ints(route_blocks(tokens, spec_.top_k) * locals);
+  p.tables.counts = ints(int64_t{shares_of(static_cast<int>(locals))} * locals);
   p.tables.expert_tile = ints(locals);
   p.tables.expert_per = ints(locals);
   p.tables.tiles = static_cast<Tile*>(take(p.tiles * static_cast<int64_t>(sizeof(Tile))));
@@ -231,7 +236,10 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   rows.scale_runs = scale_runs(tile.operand, rows.out_slabs);
   rows.row_scale = p.x1_row_scale;
   rows.block_scale = p.x1_block_scale;
-  rows.ids = p.tables.ids;
+  rows.pairs = pairs_of(route);
+  rows.weights = call.logits == nullptr ? p.tables.weights : nullptr;
+  rows.chosen_ids = call.chosen_ids;
+  rows.chosen_weights = call.chosen_weights;
   rows.rank = p.tables.rank;
   rows.counts = p.tables.counts;
   rows.expert_tile = p.tables.expert_tile;

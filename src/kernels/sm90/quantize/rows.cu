@@ -2,7 +2,6 @@
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/quantize/rows.cuh"
-#include "kernels/sm90/route/route.h"
 
 namespace sluice::sm90 {
 
@@ -10,7 +9,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A block a token: rounds it once and writes it for each of its local experts.
+// A block a token, or several with a part of its columns each: rounds it once and writes it for each of its local
+// experts.
 template <bool kGroups>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ RowsArgs a) {
   __shared__ Target targets[kMaxTopK];
@@ -20,32 +20,38 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   ptx::griddepcontrol_wait();
   const int64_t tokens =
       a.num_tokens != nullptr ? min(static_cast<int64_t>(*a.num_tokens), a.max_tokens) : a.max_tokens;
-  const int per_block = tokens_per_block(a.top_k);
+  const int64_t share = tokens_a_share(a.max_tokens, a.locals);
+  const bool first = blockIdx.y == 0;
   for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     __syncthreads();
     if (threadIdx.x == 0) num_targets = 0;
     __syncthreads();
     if (static_cast<int>(threadIdx.x) < a.top_k) {
       const int64_t pair = token * a.top_k + threadIdx.x;
-      const int rank = a.rank[pair];
+      const int rank = a.rank[pair], id = a.pairs.id(pair);
+      if (first && a.weights != nullptr) a.weights[pair] = a.pairs.weight(pair);
+      if (first && a.chosen_ids != nullptr) a.chosen_ids[pair] = id >= 0 && id < a.experts ? id : -1;
+      if (first && a.chosen_weights != nullptr) a.chosen_weights[pair] = a.pairs.weight(pair);
       int row = -1;
       if (rank >= 0) {
-        const int e = a.ids[pair] - a.local_offset;
-        const int place = rank + a.counts[token / per_block * a.locals + e];
+        const int e = id - a.local_offset;
+        const int place = rank + a.counts[token / share * a.locals + e];
         const int per = a.expert_per[e];
         const Tile tile = a.tiles[a.expert_tile[e] + place / per];
         const int n = place % per;
         row = tile.row_base + n;
         targets[atomicAdd(&num_targets, 1)] = target_of(a, tile, n);
-        a.row_pair[row] = static_cast<int32_t>(pair);
+        if (first) a.row_pair[row] = static_cast<int32_t>(pair);
       }
-      a.pair_row[pair] = row;
+      if (first) a.pair_row[pair] = row;
     }
     __syncthreads();
-    if (a.zero_absent != nullptr)
+    if (first && a.zero_absent != nullptr)
       for (int k = 0; k < a.top_k; ++k)
         if (a.rank[token * a.top_k + k] < 0) clear_row<kThreads>(a, token * a.top_k + k);
-    if (num_targets != 0) write_token<kThreads, kGroups>(a, token, targets, num_targets, 0, 1, shared);
+    if (num_targets != 0)
+      write_token<kThreads, kGroups>(a, token, targets, num_targets, static_cast<int>(blockIdx.y),
+                                     static_cast<int>(gridDim.y), shared);
   }
 }
 
@@ -88,10 +94,14 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
 }  // namespace
 
 void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
+  // Up to 1024 tokens the columns of one are spread over blocks, so that all reads and stores are under way at once.
+  const int columns = args.out_slabs * (args.e4m3 ? 128 : 64);
   const int64_t blocks = args.max_tokens < 16384 ? args.max_tokens : 16384;
+  const int parts = blocks <= 1024 ? ceil_div(columns, 8 * kThreads) : 1;
   const bool groups = !args.e4m3 && args.round == Round::fp8_group;
-  launch(groups ? gather_kernel<true> : gather_kernel<false>, static_cast<int>(blocks > 0 ? blocks : 1), kThreads, 0,
-         stream, pdl, args);
+  launch(groups ? gather_kernel<true> : gather_kernel<false>,
+         dim3(static_cast<unsigned>(blocks > 0 ? blocks : 1), static_cast<unsigned>(parts)), kThreads, 0, stream, pdl,
+         args);
 }
 
 void launch_requantize(const RowsArgs& args, int64_t max_rows, Stream stream, bool pdl) {

@@ -5,6 +5,7 @@
 #include "activation/kind.h"
 #include "kernels/sm90/device.h"
 #include "kernels/sm90/grouped_gemm/args.h"
+#include "kernels/sm90/route/route.h"
 
 namespace sluice::sm90 {
 
@@ -29,8 +30,12 @@ struct RowsArgs {
   int out_slabs, scale_runs;       // runs of 128 columns with a scale
   float* row_scale;                // [rows]: fp8_token, nvfp4_token
   float* block_scale;              // fp8_group: [tile][128 columns][padded]
-  // Tables (route.h).
-  const int32_t *ids, *rank, *counts, *expert_tile, *expert_per;
+  // Routing and its tables (route.h). The gather leaves weights where the sum reads them, and the caller's copies.
+  Pairs pairs;
+  float* weights;         // null: there already
+  int32_t* chosen_ids;    // or null
+  float* chosen_weights;  // or null
+  const int32_t *rank, *counts, *expert_tile, *expert_per;
   const Tile* tiles;
   const Header* header;
   int32_t *pair_row, *row_pair;

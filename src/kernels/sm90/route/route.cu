@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/route/choose.cuh"
@@ -9,122 +11,100 @@ namespace {
 
 constexpr int kRouteThreads = 256, kRouteWarps = kRouteThreads / 32;
 
-// Chooses experts, then numbers the block's pairs within their experts, in the order of pairs: the same on every run.
+// A warp a token.
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_constant__ RouteArgs a) {
-  extern __shared__ float scores[];              // [warps][experts]
-  __shared__ int32_t local[kPairsPerBlock];      // local expert of each pair
-  int* counts = reinterpret_cast<int*>(scores);  // afterwards: [8][locals]
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int top_k = a.params.top_k, per_block = tokens_per_block(top_k);
+  extern __shared__ float scores[];  // [warps][experts]
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, top_k = a.params.top_k;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const int64_t tokens = real_tokens(a), first = static_cast<int64_t>(blockIdx.x) * per_block;
-  const int here = static_cast<int>(max(int64_t{0}, min(static_cast<int64_t>(per_block), tokens - first)));
+  const int64_t tokens = real_tokens(a);
+  for (int64_t t = int64_t{blockIdx.x} * kRouteWarps + warp; t < tokens; t += int64_t{gridDim.x} * kRouteWarps)
+    routing::Methods::visit(a.method, [&]<class M> {
+      choose<M>(a, t, scores + warp * a.params.experts, lane, a.tables.ids + t * top_k, a.tables.weights + t * top_k);
+    });
+}
 
-  if (a.logits != nullptr) {
-    for (int t = warp; t < here; t += kRouteWarps) {
-      const int64_t token = first + t;
-      routing::Methods::visit(a.method, [&]<class M> {
-        choose<M>(a, token, scores + warp * a.params.experts, lane, a.tables.ids + token * top_k,
-                  a.tables.weights + token * top_k);
-      });
+// Numbers this warp's pairs within their experts, in the order of pairs: the same on every run. counts [locals]: of
+// this warp, cleared.
+__device__ inline void number_pairs(const RouteArgs& a, int64_t begin, int64_t end, int* counts) {
+  constexpr int kBatch = 4;  // reads in flight
+  const int lane = threadIdx.x & 31;
+  const int bits = expert_bits(a.locals);
+  const Pairs pairs = pairs_of(a);
+  for (int64_t first = begin; first < end; first += 32 * kBatch) {
+    int expert[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int64_t pair = first + 32 * i + lane;
+      const int32_t id = pair < end ? pairs.id(pair) : -1;
+      const int e = id >= 0 && id < a.params.experts ? id - a.local_offset : -1;
+      expert[i] = e >= 0 && e < a.locals ? e : -1;
     }
-    __syncthreads();
-  } else {
-    for (int i = threadIdx.x; i < here * top_k; i += kRouteThreads) {
-      const int64_t pair = first * top_k + i;
-      routing::Values w{a.given_weights, a.given_bf16};
-      const int32_t given = a.given_ids[pair];
-      a.tables.ids[pair] = w ? given : routing::packed_id(given);
-      a.tables.weights[pair] = w ? w[pair] : routing::packed_weight(given);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int64_t pair = first + 32 * i + lane;
+      if (first + 32 * i >= end) break;
+      const int e = expert[i];
+      const uint32_t same = same_value(e >= 0 ? e : a.locals, bits);
+      const int before = __popc(same & ((1u << lane) - 1u)), seen = e >= 0 ? counts[e] : 0;
+      __syncwarp();
+      if (e >= 0 && before == 0) counts[e] = seen + __popc(same);
+      __syncwarp();
+      if (pair < end) a.tables.rank[pair] = e >= 0 ? seen + before : -1;
     }
   }
-  __syncthreads();
-
-  const int pairs = here * top_k;
-  for (int i = threadIdx.x; i < kPairsPerBlock; i += kRouteThreads) {
-    int32_t e = -1;
-    if (i < pairs) {
-      const int64_t pair = first * top_k + i;
-      const int32_t id = a.tables.ids[pair];
-      if (a.chosen_ids != nullptr) a.chosen_ids[pair] = id;
-      if (a.chosen_weights != nullptr) a.chosen_weights[pair] = a.tables.weights[pair];
-      e = id >= 0 && id < a.params.experts ? id - a.local_offset : -1;
-      if (e < 0 || e >= a.locals) e = -1;
-    }
-    local[i] = e;
-  }
-  for (int i = threadIdx.x; i < kRouteWarps * a.locals; i += kRouteThreads) counts[i] = 0;
-  __syncthreads();
-  // One warp numbers 32 pairs at once; the 8 groups are then put in order.
-  const int e = local[warp * 32 + lane];
-  const uint32_t same = __match_any_sync(0xffffffffu, e);
-  const int before = __popc(same & ((1u << lane) - 1u));
-  if (e >= 0 && before == 0) counts[warp * a.locals + e] = __popc(same);
-  __syncthreads();
-  for (int i = threadIdx.x; i < a.locals; i += kRouteThreads) {
-    int sum = 0;
-    for (int w = 0; w < kRouteWarps; ++w) {
-      const int c = counts[w * a.locals + i];
-      counts[w * a.locals + i] = sum;
-      sum += c;
-    }
-    a.tables.counts[static_cast<int64_t>(blockIdx.x) * a.locals + i] = sum;
-  }
-  __syncthreads();
-  if (warp * 32 + lane < pairs)
-    a.tables.rank[first * top_k + warp * 32 + lane] = e < 0 ? -1 : before + counts[warp * a.locals + e];
 }
 
 constexpr int kTableThreads = 1024;
 
-// Where each block's pairs of each expert begin; tiles; cleared counters. Few experts leave threads over: they share
-// an expert's blocks (one thread an expert took 27 us at 256 blocks of 128 experts).
-__global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_constant__ RouteArgs a, int blocks) {
+// A cluster: numbers pairs, tells where each share's pairs of an expert begin; its first block makes tiles and clears
+// counters.
+__global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_constant__ RouteArgs a) {
+  extern __shared__ int counts[];  // [warps][locals], then of each block [locals]
   __shared__ int warp_sums[32];
-  __shared__ int shares[kTableThreads];
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
   const RouteTables& t = a.tables;
-  int tiles_before = 0, rows_before = 0;
-  const int width = a.locals < kTableThreads ? round_up(a.locals, 32) : kTableThreads, parts = kTableThreads / width;
-  const int part = static_cast<int>(threadIdx.x) / width, lane = static_cast<int>(threadIdx.x) % width;
-  const int begin = blocks * part / parts, end = blocks * (part + 1) / parts;
-  for (int base = 0; base < a.locals; base += width) {
-    // Sixteen loads in flight. The first walk counts, the second writes where each block begins.
-    constexpr int kBatch = 16;
-    const bool mine = part < parts && base + lane < a.locals;
-    int32_t* counts = t.counts + base + lane;
-    const auto walk = [&](int count, bool write) {
-      for (int first = begin; first < end; first += kBatch) {
-        int here[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i)
-          here[i] = first + i < end ? counts[static_cast<int64_t>(first + i) * a.locals] : 0;
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if (write && first + i < end) counts[static_cast<int64_t>(first + i) * a.locals] = count;
-          count += here[i];
-        }
-      }
-      return count;
-    };
-    __syncthreads();
-    shares[threadIdx.x] = mine ? walk(0, false) : 0;
-    __syncthreads();
-    int before = 0, count = 0;
-    for (int i = 0; i < parts; ++i) {
-      if (i == part) before = count;
-      count += shares[i * width + lane];
+  const int warps = share_warps(a.locals), warp = static_cast<int>(threadIdx.x) >> 5;
+  const int rank = static_cast<int>(ptx::cluster_ctarank());
+  int* totals = counts + warps * a.locals;
+  for (int i = threadIdx.x; i < warps * a.locals; i += kTableThreads) counts[i] = 0;
+  ptx::cluster_sync();  // all blocks run, so that their memory may be written
+  ptx::griddepcontrol_wait();
+  if (warp < warps) {
+    const int64_t tokens = real_tokens(a), each = tokens_a_share(a.tokens, a.locals), top_k = a.params.top_k;
+    const int64_t share = rank * warps + warp;
+    number_pairs(a, min(share * each, tokens) * top_k, min((share + 1) * each, tokens) * top_k,
+                 counts + warp * a.locals);
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < a.locals; e += kTableThreads) {
+    int count = 0;
+#pragma unroll 8
+    for (int i = 0; i < warps; ++i) {
+      const int here = counts[i * a.locals + e];
+      counts[i * a.locals + e] = count;
+      count += here;
     }
-    if (mine) walk(before, true);
+    for (uint32_t block = 0; block < kShareBlocks; ++block) ptx::st_cluster(totals + rank * a.locals + e, block, count);
+  }
+  ptx::cluster_sync();
+  for (int e = threadIdx.x; e < a.locals; e += kTableThreads) {
+    int before = 0;
+    for (int block = 0; block < rank; ++block) before += totals[block * a.locals + e];
+    for (int i = 0; i < warps; ++i) t.counts[(rank * warps + i) * a.locals + e] = before + counts[i * a.locals + e];
+  }
+  if (rank != 0) return;
+  int tiles_before = 0, rows_before = 0;
+  for (int base = 0; base < a.locals; base += kTableThreads) {
     const int e = base + static_cast<int>(threadIdx.x);
-    if (part != 0) count = 0;  // one thread an expert from here
+    int count = 0;
+    if (e < a.locals)
+      for (int block = 0; block < kShareBlocks; ++block) count += totals[block * a.locals + e];
     const Passes p = passes_of(count, a.max_n, a.step_n);
     int tiles_total, rows_total;
     const int tile0 = tiles_before + block_exclusive_sum<kTableThreads>(p.tiles, warp_sums, &tiles_total);
     const int row0 = rows_before + block_exclusive_sum<kTableThreads>(p.rows, warp_sums, &rows_total);
-    if (part == 0 && e < a.locals) {
+    if (e < a.locals) {
       t.expert_tile[e] = tile0;
       t.expert_per[e] = p.per;
       for (int i = 0; i < p.tiles; ++i) {
@@ -145,10 +125,14 @@ __global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_cons
 }  // namespace
 
 void launch_route(const RouteArgs& args, Stream stream, bool pdl) {
-  const int64_t blocks = route_blocks(args.tokens, args.params.top_k);
-  const int smem = kRouteWarps * 4 * (args.params.experts > args.locals ? args.params.experts : args.locals);
-  launch(route_kernel, static_cast<int>(blocks), kRouteThreads, smem, stream, pdl, args);
-  launch(tables_kernel, 1, kTableThreads, 0, stream, pdl, args, static_cast<int>(blocks));
+  if (args.logits != nullptr) {
+    constexpr int64_t kMostBlocks = 4096;
+    const int64_t blocks = std::min(ceil_div<int64_t>(args.tokens, kRouteWarps), kMostBlocks);
+    launch(route_kernel, static_cast<unsigned>(blocks), kRouteThreads, kRouteWarps * 4 * args.params.experts, stream,
+           pdl, args);
+  }
+  launch_clusters(tables_kernel, kShareBlocks, kShareBlocks, kTableThreads,
+                  4 * (share_warps(args.locals) + kShareBlocks) * args.locals, stream, pdl, args);
 }
 
 }  // namespace sluice::sm90

@@ -6,6 +6,7 @@
 #include "kernels/sm90/device.h"
 #include "kernels/sm90/layout.h"
 #include "routing/methods.h"
+#include "routing/route.h"
 
 namespace sluice::sm90 {
 
@@ -16,8 +17,8 @@ inline constexpr int kMaxExperts = 2048;
 struct RouteTables {
   int32_t* ids;          // [pairs] global ids
   float* weights;        // [pairs]
-  int32_t* rank;         // [pairs] place among its block's pairs of the same expert; -1: not local
-  int32_t* counts;       // [blocks, locals]: pairs, then places where the block's pairs begin
+  int32_t* rank;         // [pairs] place among its share's pairs of the same expert; -1: not local
+  int32_t* counts;       // [shares, locals]: places where the share's pairs begin
   int32_t* expert_tile;  // [locals] first tile
   int32_t* expert_per;   // [locals] rows of a tile that is not the expert's last
   Tile* tiles;
@@ -48,11 +49,25 @@ struct RouteArgs {
   float* chosen_weights;
 };
 
-inline constexpr int kPairsPerBlock = 256;
-constexpr int tokens_per_block(int top_k) { return top_k >= kPairsPerBlock ? 1 : kPairsPerBlock / top_k; }
-inline int64_t route_blocks(int64_t tokens, int top_k) {
-  return ceil_div<int64_t>(tokens > 0 ? tokens : 1, tokens_per_block(top_k));
+// Experts and weights of pairs.
+struct Pairs {
+  const int32_t* ids;
+  routing::Values weights;  // nothing: packed with the ids
+  HD int32_t id(int64_t pair) const { return weights ? ids[pair] : routing::packed_id(ids[pair]); }
+  HD float weight(int64_t pair) const { return weights ? weights[pair] : routing::packed_weight(ids[pair]); }
+};
+// As the caller gave them, or as route_kernel chose them.
+HD inline Pairs pairs_of(const RouteArgs& a) {
+  if (a.logits != nullptr) return {a.tables.ids, {a.tables.weights, false}};
+  return {a.given_ids, {a.given_weights, a.given_bf16}};
 }
+
+// The warps of a cluster number the pairs, each of a share of the tokens. A counter an expert and warp must fit into
+// shared memory.
+inline constexpr int kShareBlocks = 8;
+HD constexpr int share_warps(int locals) { return locals <= 1024 ? 32 : 16; }
+HD constexpr int shares_of(int locals) { return kShareBlocks * share_warps(locals); }
+HD constexpr int64_t tokens_a_share(int64_t tokens, int locals) { return ceil_div<int64_t>(tokens, shares_of(locals)); }
 // The most tiles and rows that any routing of `pairs` local pairs can need.
 inline int64_t max_tiles(int64_t pairs, int64_t locals, int max_n) {
   const int64_t touched = pairs < locals ? pairs : locals;
@@ -62,7 +77,7 @@ inline int64_t max_rows(int64_t pairs, int64_t locals, int max_n, int step_n) {
   return round_up<int64_t>(pairs + max_tiles(pairs, locals, max_n) * (step_n - 1), step_n);
 }
 
-// Two launches: choose and count; tables.
+// Where logits are given, a launch that chooses; then one that numbers pairs and makes the tables.
 void launch_route(const RouteArgs& args, Stream stream, bool pdl);
 
 }  // namespace sluice::sm90
