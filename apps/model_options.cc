@@ -46,11 +46,10 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->capture_default_str()
       ->group(group);
   command
-      .add_option(
-          "--fp8-sums", o.fp8_sums,
-          "FP8 experts on Hopper: tensor-core adds 128 products in 14 bits, float32 decodes weights to bfloat16 "
-          "and adds as Blackwell and the CPU do")
-      ->check(CLI::IsMember({"tensor-core", "float32"}))
+      .add_option("--fp8-sums", o.fp8_sums,
+                  "FP8 experts on Hopper: float32 decodes weights to bfloat16 and adds as Blackwell and the CPU do, "
+                  "tensor-core adds 128 products in 14 bits and is 1 to 2 times as fast")
+      ->check(CLI::IsMember({"float32", "tensor-core"}))
       ->capture_default_str()
       ->group(group);
   command

@@ -17,7 +17,7 @@ struct ModelOptions {
   std::string path, load_format = "auto", dtype = "bfloat16", quantization, calibration_text, moe_backend = "auto";
   std::string draft_moe_backend;  // add_speculative_options() declares it
   std::string fp8_block_numerics = "exact";
-  std::string fp8_sums = "tensor-core";
+  std::string fp8_sums = "float32";
   int tp_size = 1;
   bool deterministic = false;
   bool nvfp4_per_token = false;

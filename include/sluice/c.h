@@ -236,7 +236,7 @@ typedef struct sluice_model_options {
   const char* moe_backend;        /* NULL: "auto" */
   int nvfp4_per_token_activation; /* 1: scales from each token, the checkpoint's input scales are ignored */
   int fp8_block_trtllm;           /* 1: FP8 block rounds GEMM1's result before the activation */
-  int fp8_f32_sums;               /* 1: FP8 experts sum in float32 where tensor cores keep 14 bits */
+  int fp8_tensor_core_sums;       /* 1: FP8 experts may sum in the 14 bits of Hopper's tensor cores; else float32 */
 } sluice_model_options;
 
 /* options NULL: all defaults. */

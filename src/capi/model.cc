@@ -39,7 +39,7 @@ model::LoadOptions read_options(const char* folder, const sluice_model_options* 
   if (o.moe_backend != nullptr) options.moe_backend = o.moe_backend;
   options.nvfp4_per_token = o.nvfp4_per_token_activation != 0;
   options.fp8_block_trtllm = o.fp8_block_trtllm != 0;
-  options.fp8_f32_sums = o.fp8_f32_sums != 0;
+  options.fp8_f32_sums = o.fp8_tensor_core_sums == 0;
   return options;
 }
 

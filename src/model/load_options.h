@@ -18,7 +18,7 @@ struct LoadOptions {
   std::map<std::string, float> amax;  // of calibrated inputs (calibrate.h), for formats with static input scales
   bool nvfp4_per_token = false;       // activations scaled by the token; the checkpoint's input scales are ignored
   bool fp8_block_trtllm = false;      // FP8 block: GEMM1's result is rounded before the activation
-  bool fp8_f32_sums = false;          // FP8 experts: sums in float32 where tensor cores keep 14 bits
+  bool fp8_f32_sums = true;           // FP8 experts: sums in float32 also where tensor cores keep 14 bits
   bool deterministic = false;         // a token's result does not depend on the rest of its batch
   std::string moe_backend = "auto";   // "auto" or a backend's name
   std::string draft_moe_backend;      // of the multi-token-prediction layer; "": the same
