@@ -32,7 +32,7 @@ struct MoeCall {
   GemmForce force;  // of tile and splits, for tests and benchmarks
 };
 
-struct Gemm;
+struct RouteArgs;
 struct RowsArgs;
 
 class FusedMoe {
@@ -61,6 +61,11 @@ class FusedMoe {
  private:
   struct Plan;
   Plan plan(int64_t tokens, const GemmForce& force, void* workspace) const;
+  int units_of(int g, const Instance& tile) const;
+  RouteArgs route_args(const MoeCall& call, const Plan& p) const;
+  RowsArgs row_args(const MoeCall& call, const Plan& p, const RouteArgs& route) const;
+  GroupedGemmArgs gemm_args(const MoeCall& call, const Plan& p) const;
+  void multiply(const MoeCall& call, const Plan& p, GroupedGemmArgs gemm, const RowsArgs& rows, Stream stream) const;
   void round_between(const Plan& p, const Gemm& first, RowsArgs rows, Stream stream, bool pdl) const;
 
   MoeSpec spec_;
