@@ -26,15 +26,6 @@ __device__ inline void cp_async_bulk_multicast(void* smem, const void* global, u
       : "memory");
 }
 
-// Shared to global memory, of fences before it; both addresses and the size are multiples of 16. Returns when the
-// shared memory may go; what follows this kernel finds the bytes.
-__device__ inline void cp_async_bulk_store(void* global, const void* smem, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(global), "r"(smem_address(smem)),
-               "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n" ::: "memory");
-}
-
 // Starts a read that nobody waits for.
 __device__ inline void prefetch_l1(const void* global) { asm volatile("prefetch.global.L1 [%0];\n" ::"l"(global)); }
 
