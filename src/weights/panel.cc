@@ -85,15 +85,6 @@ void PanelStack::refit(Context& ctx, const QuantTensor& w, const QuantTensor* up
                         [&](int64_t task, int) { pack_unit(w, up, task / units(), task % units()); });
 }
 
-UnitView PanelStack::unit(int64_t expert, int64_t u) const {
-  UnitView v;
-  v.codes = codes_.as<uint8_t>() + expert * expert_codes_ + u * unit_codes_;
-  if (!scales_.empty()) v.scales = scales_.as<uint8_t>() + expert * expert_scales_ + u * unit_scales_;
-  v.row_scale = row_scales_.as<float>() + expert * panels_ * kPanelRows + u * kUnitRows;
-  v.panels = static_cast<int>(std::min<int64_t>(kUnitPanels, panels_ - u * kUnitPanels));
-  return v;
-}
-
 void PanelStack::pack_unit(const QuantTensor& w, const QuantTensor* up, int64_t e, int64_t u) {
   const format::FormatInfo f = info(format_);
   const UnitView view = unit(e, u);

@@ -22,6 +22,8 @@
 //                            halves of a bf16, interleaved, give bf16 pairs.
 #pragma once
 
+#include <algorithm>
+
 #include "base/context.h"
 #include "weights/quant_tensor.h"
 
@@ -77,5 +79,16 @@ class PanelStack {
   int64_t unit_codes_ = 0, unit_scales_ = 0, expert_codes_ = 0, expert_scales_ = 0;
   Tensor codes_, scales_, row_scales_;
 };
+
+// In the header: a caller that copies the view from memory in pairs waits until both halves are stored, which is
+// behind all earlier stores (1.6 % of the layer at 6 rows an expert).
+inline UnitView PanelStack::unit(int64_t expert, int64_t u) const {
+  UnitView v;
+  v.codes = codes_.as<uint8_t>() + expert * expert_codes_ + u * unit_codes_;
+  if (!scales_.empty()) v.scales = scales_.as<uint8_t>() + expert * expert_scales_ + u * unit_scales_;
+  v.row_scale = row_scales_.as<float>() + expert * panels_ * kPanelRows + u * kUnitRows;
+  v.panels = static_cast<int>(std::min<int64_t>(kUnitPanels, panels_ - u * kUnitPanels));
+  return v;
+}
 
 }  // namespace sluice::weights

@@ -16,6 +16,7 @@ namespace sluice::kernels::cpu {
 namespace {
 
 static void gemm_mxfp4_dot(const GemmArgs& a) {
+  prefetch_row_scales<Avx512>(a);
   const uint8_t* x[kMaxRows];
   int planes = 2;
   for (int i = 0; i < a.m; ++i) {

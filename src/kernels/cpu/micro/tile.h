@@ -8,7 +8,8 @@
 // batch it travels in, which speculative decoding needs to reproduce plain decoding byte for byte.
 //
 // Few rows: codes are decoded in registers, weights pass through the core once. Many rows: a chunk of kChunk k is
-// decoded to L1 once, and register tiles run over all rows. Both do the same arithmetic in the same order.
+// decoded to L1 once, and register tiles run over all rows; or every tile decodes (decodes_in_tiles()). All do the same
+// arithmetic in the same order.
 #pragma once
 
 #include "kernels/cpu/micro/micro.h"
@@ -58,6 +59,7 @@ using E2m1MxCoding = Coding<4, 32, Scales::e8m0>;
 // Weights as packed. kPair: input values in a 32-bit broadcast (1 float, or 2 bf16).
 template <class V, class C>
 struct PackedSource {
+  static constexpr int kBits = C::kBits;
   static constexpr int kGroup = C::kGroup;
   static constexpr int kLanes = C::kBlockK / V::kPair;
   static constexpr int kBlockK = C::kBlockK;
@@ -82,6 +84,7 @@ struct PackedSource {
 // Weights decoded to scratch: 64 bytes for each panel and 32-bit input step, scales as 16 floats.
 template <class V, int kGroup_>
 struct DecodedSource {
+  static constexpr int kBits = 0;
   static constexpr int kGroup = kGroup_;
   static constexpr int kLanes = 1;
   static constexpr int kBlockK = V::kPair;
@@ -95,6 +98,15 @@ struct DecodedSource {
   }
   SLUICE_INLINE typename V::F scale(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
 };
+
+// Whether every tile of rows decodes its codes again, instead of one pass to L1 for all of them. 4-bit codes become
+// bf16 pairs by a shift and a look-up. Where dots have two of four vector ports (Zen 4), both run between them on the
+// others, but storing what they make does not: a 64-byte store takes the time of 1.5 dots from the dots.
+template <class V, class S>
+constexpr bool decodes_in_tiles() {
+  return S::kBits == 4 && V::kPair == 2;
+}
+inline constexpr int kDecodingRows = 6;  // by two panels: sums and outputs are 24 of 32 registers
 
 struct Tile {
   const uint8_t* codes;  // of the first of kPanels panels
@@ -142,7 +154,7 @@ template <class V, class S, int kRows, int kPanels>
 static void run_tile(const Tile& t) {
   using F = typename V::F;
   // Grouped codings need two sums a output; beyond a few rows the long one lives in `out` (L1) between groups.
-  constexpr bool kInRegisters = S::kGroup == 0 || kRows * kPanels <= 8;
+  constexpr bool kInRegisters = S::kGroup == 0 || kRows * kPanels <= (decodes_in_tiles<V, S>() ? 12 : 8);
   const uint8_t* x[kRows];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) x[m] = t.x[m];
@@ -203,8 +215,13 @@ static void run_tile(const Tile& t) {
         }
       } else {
         V::prefetch_near(scales + kScalesAhead);
+        if constexpr (decodes_in_tiles<V, S>()) {
+#pragma GCC unroll 4
+          for (int64_t i = 0; i < kGroupBlocks; ++i) block(part);
+        } else {
 #pragma GCC unroll 1
-        for (int64_t i = 0; i < end; ++i) block(part);
+          for (int64_t i = 0; i < end; ++i) block(part);
+        }
       }
 #pragma GCC unroll 8
       for (int p = 0; p < kPanels; ++p) {
@@ -291,13 +308,27 @@ static void decode_chunk(const Tile& t, uint8_t* weights, uint8_t* scales) {
   }
 }
 
-// Rows [0, m) in tiles of nearly equal size, at most kTileRows: 9 rows are 5 + 4, not 8 + 1.
+// Rows [0, m) in tiles of nearly equal size, at most `most`: 9 rows are 5 + 4, not 8 + 1.
 template <class V>
 struct RowTiles {
   int m, tiles;
-  explicit RowTiles(int rows) : m(rows), tiles((rows + V::kTileRows - 1) / V::kTileRows) {}
+  explicit RowTiles(int rows, int most = V::kTileRows) : m(rows), tiles((rows + most - 1) / most) {}
   int begin(int i) const { return static_cast<int>(static_cast<int64_t>(m) * i / tiles); }
 };
+
+// All k of a unit for one tile of rows after the other.
+template <class V, class C, int kPanels>
+static void run_decoding_tiles(const Tile& unit, int m) {
+  const RowTiles<V> tiles(m, kDecodingRows);
+  for (int i = 0; i < tiles.tiles; ++i) {
+    const int begin = tiles.begin(i);
+    Tile tile = unit;
+    tile.x += begin;
+    tile.x_group += begin;
+    tile.out += static_cast<int64_t>(begin) * kTileCols;
+    run_rows<V, PackedSource<V, C>, kPanels>(tile, tiles.begin(i + 1) - begin);
+  }
+}
 
 template <class V, class C, int kPanels>
 static void run_unit(const GemmArgs& a, int panel) {
@@ -325,6 +356,7 @@ static void run_unit(const GemmArgs& a, int panel) {
   // Decoding 4-bit codes in a tile of all rows leaves too few registers: 7 and 8 rows gain by a pass of their own
   // (AVX-512, one core: 80 -> 115 GFLOP/s).
   constexpr int kInRegisters = C::kBits == 4 && V::kPair == 1 && V::kTileRows > 6 ? 6 : tile_rows<V, kPanels>();
+  if constexpr (decodes_in_tiles<V, C>()) return run_decoding_tiles<V, C, kPanels>(t, a.m);
   if (a.m <= kInRegisters) return run_rows<V, PackedSource<V, C>, kPanels>(t, a.m);
   if constexpr (kPanels > V::kTilePanels) __builtin_unreachable();  // gemm() asks for wide tiles for few rows only
 
@@ -368,6 +400,13 @@ static void run_unit(const GemmArgs& a, int panel) {
   }
 }
 
+// For scale_outputs(): no stream passes through these lines, and it would wait for memory (2.5 % of the time of six
+// rows of MXFP4).
+template <class V>
+SLUICE_INLINE void prefetch_row_scales(const GemmArgs& a) {
+  for (int p = 0; p < a.panels * a.units; ++p) V::prefetch_near(reinterpret_cast<const uint8_t*>(a.row_scale + 16 * p));
+}
+
 template <class V>
 SLUICE_INLINE void scale_outputs(const GemmArgs& a) {
   for (int i = 0; i < a.m; ++i) {
@@ -383,6 +422,7 @@ SLUICE_INLINE void scale_outputs(const GemmArgs& a) {
 
 template <class V, class C>
 static void gemm(const GemmArgs& a) {
+  prefetch_row_scales<V>(a);
   int panel = 0;
   // One panel at a time leaves too few chains of additions in flight when there are few rows.
   if constexpr (V::kTilePanels == 1 && V::kWideRows > 0)
