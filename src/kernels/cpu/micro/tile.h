@@ -99,12 +99,12 @@ struct DecodedSource {
   SLUICE_INLINE typename V::F scale(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
 };
 
-// Whether every tile of rows decodes its codes again, instead of one pass to L1 for all of them. 4-bit codes become
-// bf16 pairs by a shift and a look-up. Where dots have two of four vector ports (Zen 4), both run between them on the
-// others, but storing what they make does not: a 64-byte store takes the time of 1.5 dots from the dots.
+// Whether every tile of rows decodes its codes again, instead of one pass to L1 for all of them. Codes become pairs of
+// bf16 by shifts and look-ups. Where dots have two of four vector ports (Zen 4), these run between them on the others,
+// but storing what they make does not: a 64-byte store takes the time of 1.5 dots from the dots.
 template <class V, class S>
 constexpr bool decodes_in_tiles() {
-  return S::kBits == 4 && V::kPair == 2;
+  return (S::kBits == 4 || S::kBits == 8) && V::kPair == 2;
 }
 inline constexpr int kDecodingRows = 6;  // by two panels: sums and outputs are 24 of 32 registers
 
@@ -215,7 +215,7 @@ static void run_tile(const Tile& t) {
         }
       } else {
         V::prefetch_near(scales + kScalesAhead);
-        if constexpr (decodes_in_tiles<V, S>()) {
+        if constexpr (decodes_in_tiles<V, S>() && S::kGroup < kChunk) {
 #pragma GCC unroll 4
           for (int64_t i = 0; i < kGroupBlocks; ++i) block(part);
         } else {
