@@ -52,7 +52,7 @@ void run_logits(const LogitsOptions& o, Shared& shared) {
   model::run_windows(ctx, *model, ids, length, true, nullptr, "evaluating", [&](const model::WindowPiece& piece) {
     std::copy_n(piece.logits, static_cast<int64_t>(piece.ids.size()) * vocab, logits.as<float>() + piece.begin * vocab);
   });
-  io::write_safetensors(o.output, {{"logits", logits}});
+  io::write_safetensors(o.output, {{"logits", logits}}, {}, ctx.progress);
 }
 
 struct PerplexityOptions {

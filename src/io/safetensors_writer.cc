@@ -124,11 +124,22 @@ void SafetensorsWriter::finish() {
 int64_t SafetensorsWriter::total_bytes() const { return state_->total; }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata,
+                       const std::function<void(const Progress&)>& progress) {
   SafetensorsWriter writer(path, metadata);
   for (const auto& [name, tensor] : tensors) writer.add(name, tensor.dtype(), tensor.shape());
   writer.start();
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+  int64_t done = 0, total = 0;
+  for (const auto& [name, tensor] : tensors) total += tensor.bytes();
+  const auto tell = [&] {
+    if (progress) progress({"writing", done, total, "B"});
+  };
+  for (const auto& [name, tensor] : tensors) {
+    tell();
+    writer.write(name, tensor);
+    done += tensor.bytes();
+  }
+  tell();
   writer.finish();
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/context.h"
 #include "io/output_file.h"
 #include "tensor/tensor.h"
 
@@ -40,8 +41,9 @@ class SafetensorsWriter {
   std::unique_ptr<State> state_;
 };
 
-// A whole file at once.
+// A whole file at once. progress is told before every tensor and before the file appears, and may throw.
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+                       const std::map<std::string, std::string>& metadata = {},
+                       const std::function<void(const Progress&)>& progress = {});
 
 }  // namespace sluice::io

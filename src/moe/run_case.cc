@@ -36,7 +36,7 @@ std::string_view run_case(Context& ctx, const CaseFile& c, std::string_view choi
     for (const auto& [name, point] : all)
       if (!point->empty()) tensors.emplace_back(name, *point);
   }
-  io::write_safetensors(out, tensors, {{"spec", to_string(s)}, {"backend", std::string(backend.name())}});
+  io::write_safetensors(out, tensors, {{"spec", to_string(s)}, {"backend", std::string(backend.name())}}, ctx.progress);
   return backend.name();
 }
 
