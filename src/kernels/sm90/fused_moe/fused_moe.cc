@@ -69,7 +69,7 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
     scales[0] = input_scale(round, w.input_scale1);
     scales[1] = input_scale(round, w.input_scale2);
   }
-  // A copy between two layers costs as much as a hundredth of one.
+  // Scales that are there already need no copy between two layers' launches.
   if (!filled_ || std::memcmp(scales, sent_scales_, sizeof(scales)) != 0)
     copy_to_device(input_scales_.data(), scales, sizeof(scales), stream);
   std::memcpy(sent_scales_, scales, sizeof(scales));

@@ -101,7 +101,7 @@ __device__ inline int64_t real_tokens(const RouteArgs& a) {
 }
 
 // The lanes whose e is this lane's, of values below 2^bits: a vote a bit. match.any does the same, but a multiprocessor
-// finishes only one in 77 cycles.
+// finishes only one in 77 cycles (2048 of them: 93 us).
 __device__ inline uint32_t same_value(int e, int bits) {
   uint32_t same = 0xffffffffu;
 #pragma unroll 4
