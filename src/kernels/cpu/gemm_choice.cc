@@ -63,6 +63,7 @@ GemmChoice choose_gemm(Isa isa, Format weights, InputFormat input, DType dtype) 
   if (exact_in_bf16 && isa == Isa::amx && kAmx.gemm[code] != nullptr) {
     c.gemm = kAmx.gemm[code];
     c.consecutive_rows = true;
+    c.units = 4;
     c.name = "amx";
   } else if (exact_in_bf16 && isa >= Isa::avx512_bf16 && kAvx512Bf16.gemm[code] != nullptr) {
     c.gemm = kAvx512Bf16.gemm[code];

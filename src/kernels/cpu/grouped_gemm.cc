@@ -26,9 +26,10 @@ int64_t units_per_task(const weights::PanelStack& w, int64_t blocks, int64_t tot
   return std::min({by_size, by_share, w.units()});
 }
 
-// Units of the call that starts at `u`: two only where both are full.
+// Units of the call that starts at `u`: as many as the kernel takes, several only where all are full.
 int64_t units_per_call(const weights::PanelStack& w, const GemmChoice& choice, int64_t group, int64_t u, int64_t last) {
-  return u + 1 < last && choice.units == 2 && w.unit(group, u + 1).panels == weights::kUnitPanels ? 2 : 1;
+  const int64_t n = std::min<int64_t>(choice.units, last - u);
+  return n == 1 || w.unit(group, u + n - 1).panels == weights::kUnitPanels ? n : std::max<int64_t>(n - 1, 1);
 }
 }  // namespace
 
@@ -89,11 +90,13 @@ void grouped_gemm(Context& ctx, const Operand& x, const weights::PanelStack& w, 
       a.scales = unit.scales;
       a.row_scale = unit.row_scale;
       a.panels = unit.panels;
-      if (a.units == 2) {
+      if (a.units > 1) {
         a.unit_codes = w.unit(b.group, u + 1).codes - unit.codes;
         a.unit_scales = w.unit(b.group, u + 1).scales - unit.scales;
       }
-      const weights::UnitView following = u + a.units < last ? w.unit(b.group, u + a.units) : after;
+      a.first = u == first;
+      a.last = u + a.units == last;
+      const weights::UnitView following = a.last ? after : w.unit(b.group, u + a.units);
       a.next_codes = following.codes;
       a.next_scales = following.scales;
       x.choice.gemm(a);

@@ -123,7 +123,8 @@ TEST_P(GroupedGemm, MatchesDoubleAndDoesNotDependOnTheBatch) {
   ThreadPool pool(2);
   Context ctx{pool};
   const Problem problems[] = {{1, 16, 32, 1, false},   {2, 7, 34, 5, false},      {3, 40, 160, 12, true},
-                              {2, 33, 418, 40, false}, {1, 150, 290, 150, false}, {4, 24, 64, 9, true}};
+                              {2, 33, 418, 40, false}, {1, 150, 290, 150, false}, {4, 24, 64, 9, true},
+                              {2, 70, 288, 24, true}};
   for (const Pairing& p : kPairings)
     for (const DType dtype : {DType::bf16, DType::f32})
       for (const Problem& s : problems) {

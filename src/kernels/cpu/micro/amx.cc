@@ -6,6 +6,8 @@
 // Every row's sum has the same order whatever the number of rows.
 #include <immintrin.h>
 
+#include <utility>
+
 #include "kernels/cpu/micro/micro.h"
 
 // GCC 12 warns inside its own intrinsics (bug 105593).
@@ -25,7 +27,8 @@ namespace {
 
 constexpr int kTileK = 32;  // k of one tile instruction
 constexpr int kTileBytes = 1024;
-constexpr int kAmxChunk = 512;  // k decoded at a time: 32 KiB for two panels
+// k decoded at a time for more than 32 rows: 16 KiB for two panels, as many bytes as 32 input rows.
+constexpr int kAmxChunk = 256;
 static_assert(kAmxChunk / kTileK * kTileBytes * 2 <= kScratchBytes);
 
 struct alignas(64) TileConfig {
@@ -87,7 +90,7 @@ SLUICE_INLINE void multiply_chunk(const WeightTiles& w, const uint8_t* x, int64_
   for (int64_t at = 0; at < k; at += kTileK, b += w.step) {
     if constexpr (kPrefetch)
 #pragma GCC unroll 4
-      for (int64_t i = 0; i < kTileBytes * kPanels; i += 64) Avx512::prefetch_near(b + 2 * kAheadBytes + i);
+      for (int64_t i = 0; i < kTileBytes * kPanels; i += 64) Avx512::prefetch_near(b + kAheadBytes + i);
     _tile_loadd(6, b, w.stride);
     if constexpr (kPanels > 1) _tile_loadd(7, b + w.panel, w.stride);
     _tile_loadd(4, x + 2 * at, x_stride);
@@ -142,33 +145,54 @@ SLUICE_INLINE void decode_group(const uint8_t* codes, __m512 scale, uint8_t* out
   constexpr int kGroupK = C::kGroup == 16 ? 16 : 32;
 #pragma GCC unroll 8
   for (int i = 0; i < kGroupK / C::kBlockK; ++i) {
-    Avx512::prefetch_near(codes + kAheadBytes);
     decode_block<C, kScaling>(load_bf16_codes<C::kBits>(codes), scale, out + i * (C::kBlockK / 2) * 64);
     codes += 64 * kPanels;
   }
 }
 
-// k codes of kPanels panels to tiles [k / 32][panel][1024 bytes].
+// kLines lines are about to be decoded: brings as many of the next window to L2, in pages in turn (page_ahead's way,
+// eight pages where four are enough for kernels that read a line at a time), and the ones right ahead to L1.
+template <int kLines>
+SLUICE_INLINE void prefetch_codes(const uint8_t* codes, const Stream& stream) {
+  constexpr int kPages = kLines < 8 ? kLines : 8;
+  constexpr uintptr_t kWindow = kPages * kPage;
+  const uint8_t* first = codes - (reinterpret_cast<uintptr_t>(codes) & (kLines * 64 - 1));
+  const uintptr_t in_window = reinterpret_cast<uintptr_t>(first) & (kWindow - 1);
+  const uint8_t* ahead = first - in_window + kWindow + in_window / kPages;
+#pragma GCC unroll 8
+  for (int page = 0; page < kPages; ++page) {
+    const uint8_t* at = in_stream(ahead + page * kPage, stream);
+#pragma GCC unroll 2
+    for (int i = 0; i < kLines / kPages; ++i) Avx512::prefetch_far(at + 64 * i);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLines; ++i) Avx512::prefetch_near(codes + 64 * (kLines + i));
+}
+
+// 32 codes of kPanels panels, from k on, to tiles [panel][1024 bytes].
 template <class C, int kPanels>
-static void decode_tiles(const GemmArgs& a, int64_t k0, int64_t k, uint8_t* out) {
+SLUICE_INLINE void decode_step(const GemmArgs& a, int64_t k, uint8_t* out) {
   constexpr int kGroupK = C::kGroup == 16 ? 16 : 32;
-  const uint8_t* codes = a.codes + k0 / C::kBlockK * 64 * kPanels;
-  for (int64_t at = 0; at < k; at += kGroupK, codes += kGroupK / C::kBlockK * 64 * kPanels)
+  const uint8_t* codes = a.codes + k / C::kBlockK * 64 * kPanels;
+  prefetch_codes<kTileK / C::kBlockK * kPanels>(codes, {a.stream_end, a.stream_jump});
+#pragma GCC unroll 2
+  for (int64_t at = 0; at < kTileK; at += kGroupK, codes += kGroupK / C::kBlockK * 64 * kPanels)
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-      uint8_t* tile = out + (at / kTileK * kPanels + p) * kTileBytes + at % kTileK / 2 * 64;
-      const uint8_t* scales = a.scales + ((k0 + at) / kGroupK * kPanels + p) * C::kScaleBytes;
+      const uint8_t* from = codes + 64 * p;
+      uint8_t* tile = out + p * kTileBytes + at / 2 * 64;
+      const uint8_t* scales = a.scales + ((k + at) / kGroupK * kPanels + p) * C::kScaleBytes;
+      if (C::kScaleBytes == 16 && p == 0) Avx512::prefetch_near(scales + kScalesAhead);
       if constexpr (C::kScales == Scales::e8m0) {
         const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
         if (exponents_fit(b))
-          decode_group<C, kPanels, Scaling::add_exponents>(codes + 64 * p, _mm512_castsi512_ps(exponent_words(b)),
-                                                           tile);
+          decode_group<C, kPanels, Scaling::add_exponents>(from, _mm512_castsi512_ps(exponent_words(b)), tile);
         else
-          decode_group<C, kPanels, Scaling::multiply>(codes + 64 * p, Avx512::scale_e8m0(scales), tile);
+          decode_group<C, kPanels, Scaling::multiply>(from, Avx512::scale_e8m0(scales), tile);
       } else if constexpr (C::kScales == Scales::e4m3) {
-        decode_group<C, kPanels, Scaling::multiply>(codes + 64 * p, Avx512::scale_e4m3(scales), tile);
+        decode_group<C, kPanels, Scaling::multiply>(from, Avx512::scale_e4m3(scales), tile);
       } else {
-        decode_group<C, kPanels, Scaling::none>(codes + 64 * p, _mm512_setzero_ps(), tile);
+        decode_group<C, kPanels, Scaling::none>(from, _mm512_setzero_ps(), tile);
       }
     }
 }
@@ -215,15 +239,71 @@ static void multiply_rows(const GemmArgs& a, const WeightTiles& w, int row, int6
   }
 }
 
+// Up to 32 rows: while the tiles of 32 k multiply, the next 32 k are decoded, those of the next unit included, so that
+// reading codes does not pause. The loop takes two steps a turn: its end is then foreseen up to K' of 2048 or so (a
+// wrong guess takes 100 cycles here).
+template <class C, int kRowTiles, int kPanels>
+static void decode_and_multiply(const GemmArgs& a) {
+  constexpr int kStep = kTileBytes * kPanels;
+  alignas(64) float sums[16 * kRowTiles * kTileCols];
+  GemmArgs unit = a;
+  uint8_t *now = a.scratch, *next = a.scratch + kStep;
+  const auto decode = [&](const GemmArgs& from, int64_t k, uint8_t* to) __attribute__((always_inline)) {
+    decode_step<C, kPanels>(from, k, to);
+  };
+  const auto multiply = [&](int64_t k, uint8_t * from) __attribute__((always_inline)) {
+    before_tile_loads();
+    multiply_chunk<kRowTiles, kPanels, false>({from, kTileBytes, 64, kStep}, unit.x + 2 * k, unit.x_stride, kTileK);
+  };
+  const auto end_group = [&](int64_t k) __attribute__((always_inline)) {
+    if constexpr (C::kGroup == 128) {
+      store_sums<kRowTiles, kPanels>(sums);
+      add_scaled<kRowTiles, kPanels>(unit, 0, k / 128, sums, unit.out, k < 128);
+      clear_sums<kRowTiles, kPanels>();
+    }
+  };
+  constexpr int kUnroll = C::kGroup == 128 ? 4 : 2;
+  decode(unit, 0, now);
+  for (int u = 0; u < a.units; ++u) {
+    clear_sums<kRowTiles, kPanels>();
+    int64_t k = 0;
+    for (; k + kUnroll * kTileK < a.k; k += kUnroll * kTileK) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kUnroll; ++i) {
+        decode(unit, k + (i + 1) * kTileK, i % 2 == 0 ? next : now);
+        multiply(k + i * kTileK, i % 2 == 0 ? now : next);
+      }
+      end_group(k);
+    }
+    for (; k + kTileK < a.k; k += kTileK) {
+      decode(unit, k + kTileK, next);
+      multiply(k, now);
+      std::swap(now, next);
+    }
+    GemmArgs after = unit;
+    after.codes += a.unit_codes;
+    after.scales += a.unit_scales;
+    after.out += kUnitOut;
+    if (u + 1 < a.units) decode(after, 0, next);
+    multiply(k, now);
+    std::swap(now, next);
+    end_group(k);
+    if constexpr (C::kGroup != 128) store_sums<kRowTiles, kPanels>(unit.out);
+    unit = after;
+  }
+}
+
+// More rows: they take turns at the weights of a chunk.
 template <class C, int kPanels>
-static void run_amx_unit(const GemmArgs& a) {
+static void run_chunks(const GemmArgs& a) {
   for (int64_t k0 = 0; k0 < a.k; k0 += kAmxChunk) {
     const int64_t k = a.k - k0 < kAmxChunk ? a.k - k0 : kAmxChunk;
     WeightTiles w;
     if constexpr (C::kBits == 16) {  // tiles as they lie
       w = {a.codes + k0 / 2 * 64 * kPanels, 64, 64 * kPanels, kTileBytes * kPanels};
     } else {
-      decode_tiles<C, kPanels>(a, k0, k, a.scratch);
+      for (int64_t at = 0; at < k; at += kTileK)
+        decode_step<C, kPanels>(a, k0 + at, a.scratch + at / kTileK * kTileBytes * kPanels);
       w = {a.scratch, kTileBytes, 64, kTileBytes * kPanels};
     }
     const int whole = a.m / 32 * 32, rest = a.m - whole;
@@ -237,11 +317,38 @@ static void run_amx_unit(const GemmArgs& a) {
   }
 }
 
+template <class C, int kPanels>
+static void run_amx_units(const GemmArgs& a) {
+  if (a.m <= 32) {
+    if (a.first) configure(a.m);
+    if constexpr (C::kBits != 16)
+      return a.m > 16 ? decode_and_multiply<C, 2, kPanels>(a) : decode_and_multiply<C, 1, kPanels>(a);
+  }
+  GemmArgs unit = a;
+  for (int u = 0; u < a.units; ++u) {
+    if (a.m > 32) {
+      run_chunks<C, kPanels>(unit);
+    } else {
+      const WeightTiles w = {unit.codes, 64, 64 * kPanels, kTileBytes * kPanels};
+      a.m > 16 ? multiply_rows<C, 2, kPanels>(unit, w, 0, 0, a.k) : multiply_rows<C, 1, kPanels>(unit, w, 0, 0, a.k);
+    }
+    unit.codes += a.unit_codes;
+    unit.scales += a.unit_scales;
+    unit.out += kUnitOut;
+  }
+}
+
 template <class C>
 static void gemm_amx(const GemmArgs& a) {
-  a.panels == 2 ? run_amx_unit<C, 2>(a) : run_amx_unit<C, 1>(a);
-  _tile_release();
-  scale_outputs<Avx512>(a);
+  prefetch_row_scales<Avx512>(a);
+  a.panels == 2 ? run_amx_units<C, 2>(a) : run_amx_units<C, 1>(a);
+  if (a.last) _tile_release();
+  GemmArgs unit = a;
+  for (int u = 0; u < a.units; ++u) {
+    scale_outputs<Avx512>(unit);
+    unit.out += kUnitOut;
+    unit.row_scale += kTileCols;
+  }
 }
 
 static double amx_probe(int64_t steps) {

@@ -58,7 +58,7 @@ struct FixedRow {
 
 inline constexpr int kTileCols = 32;  // columns of a unit (weights/panel.h)
 inline constexpr int kMaxRows = 128;  // input rows in one call
-inline constexpr int kMaxUnits = 2;   // units in one call
+inline constexpr int kMaxUnits = 4;   // units in one call
 // Floats from a unit's outputs to the next one's: not whole pages, as a load waits for earlier stores whose addresses
 // have the same low 12 bits.
 inline constexpr int kUnitOut = kMaxRows * kTileCols + 512;
@@ -75,7 +75,8 @@ struct GemmArgs {
   const uint8_t* stream_end =
       nullptr;  // where this task's codes end, and how far from there the thread's next ones lie
   int64_t stream_jump = 0;
-  int units = 1;                            // 2: the unit that follows in memory as well, if the kernel takes two
+  bool first = true, last = true;           // of the calls of a task: what a kernel sets up serves all of them
+  int units = 1;                            // so many that follow in memory, if the kernel takes several
   int64_t unit_codes = 0, unit_scales = 0;  // bytes from a unit to the next
   const uint8_t *next_codes = nullptr, *next_scales = nullptr;  // what this thread reads after this call
 

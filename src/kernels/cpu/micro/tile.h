@@ -20,7 +20,7 @@ namespace sluice::kernels::cpu {
 namespace {
 
 inline constexpr int kChunk = 128;        // k; a multiple of every group
-inline constexpr int kAheadBytes = 2048;  // how far AMX decoding prefetches its stream
+inline constexpr int kAheadBytes = 2048;  // how far AMX prefetches bf16 weights, which it loads as they lie
 
 // What to prefetch while the 64 bytes at `p` of a stream of weights are read: as many lines, but of the next 16 KiB and
 // page after page in turn, line 0 of four pages, then line 1 of the four. A core waits for memory, not for its width:
