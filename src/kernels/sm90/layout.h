@@ -51,6 +51,11 @@ HD constexpr int slab_bytes(Operand o) {
   return slab_code_bytes(o) + (o == Operand::nvfp4 ? 512 : decodes(o) ? 256 : 0);
 }
 
+// Whether tokens are the M side of the products in tiles of up to `max_n` rows (tokens_first.cuh), and what the memory
+// of a tile's rows is rounded up to.
+HD constexpr bool tokens_first(Operand o, int max_n) { return o == Operand::fp8_block && max_n == 128; }
+HD constexpr int step_of(Operand o, int max_n) { return tokens_first(o, max_n) ? 64 : max_n <= 64 ? 8 : 16; }
+
 // Where 16-byte piece `piece` (0..7) of row `row` lies inside a slab of swizzled rows.
 HD constexpr uint32_t swizzled(uint32_t row, uint32_t piece) { return row * 128u + ((piece ^ (row & 7u)) << 4); }
 

@@ -12,7 +12,8 @@ template <Operand kOp, int kMTiles, int kMaxN, int kSlabs, int kBlocks, int kClu
 struct GemmTile {
   static constexpr Operand op = kOp;
   static constexpr int m_tiles = kMTiles, max_n = kMaxN, slabs = kSlabs, blocks_per_sm = kBlocks, cluster = kCluster;
-  static constexpr int step_n = kMaxN <= 64 ? 8 : 16;
+  static constexpr bool tokens_first = sm90::tokens_first(kOp, kMaxN);
+  static constexpr int step_n = step_of(kOp, kMaxN);
   static constexpr int threads = 384;
   static constexpr int queue = 4;                     // tasks that the rows may lag behind the weights
   static constexpr int briefs = kMaxN <= 64 ? 4 : 2;  // tasks known to the epilogues
@@ -30,7 +31,7 @@ struct GemmTile {
   // A warpgroup's part of the staging: 32 tokens x 64 rows in float32 (padded by 4 words against bank conflicts), or of
   // each warp 1 KB of values on their way to memory, two turns of 64 tokens' maxima and their scales.
   static constexpr int float_tokens = 32, float_pitch = 68;
-  static constexpr int turn_tokens = kMaxN < 64 ? kMaxN : 64;  // rounded at once
+  static constexpr int turn_tokens = kMaxN < 64 ? kMaxN : kMaxN % 64 == 0 ? 64 : 32;  // rounded at once
   static constexpr int group_staging = float_tokens * float_pitch * 4;
   static_assert(group_staging >= 4 * (1024 + 2 * 64 * 4 + 64 * 8));
   static constexpr int staging_bytes = 2 * group_staging;

@@ -34,15 +34,16 @@ __device__ __forceinline__ bool join_splits(const GroupedGemmArgs& args, const B
   float* base = g.partial +
                 (static_cast<int64_t>(tile.row_base) * units + static_cast<int64_t>(t.unit) * tile.padded) *
                     T::m_tiles * kTileRows * g.splits +
-                threadIdx.x;
-  const int values = tile.padded / 2;
+                (T::tokens_first ? group.index * (T::m_tiles * kTileRows * 64) + group.thread : threadIdx.x);
+  const int values = T::tokens_first ? T::max_n / 2 : tile.padded / 2;
+  constexpr int kThreads = T::tokens_first ? 128 : 256;  // whose values lie side by side
 #pragma unroll
   for (int m = 0; m < T::m_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < T::max_n / 2; ++i)
-      if (i < values) base[t.split * per_split + (m * values + i) * 256] = acc[m][i];
+      if (i < values) base[t.split * per_split + (m * values + i) * kThreads] = acc[m][i];
   __threadfence();
-  if constexpr (T::block_scaled) {
+  if constexpr (T::block_scaled && !T::tokens_first) {
     // Scales of 128 columns need both warpgroups, so the same block must be last for both.
     Group::sync_both();
     if (threadIdx.x == 0) smem.flag[0] = smem.flag[1] = ptx::atom_add_acq_rel(args.arrivals[t.which] + unit, 1);
@@ -67,7 +68,7 @@ __device__ __forceinline__ bool join_splits(const GroupedGemmArgs& args, const B
         float sum[kReads] = {};
         for (int s = 0; s < g.splits; ++s)
 #pragma unroll
-          for (int j = 0; j < kReads; ++j) sum[j] += __ldcg(base + s * per_split + (m * values + i + j) * 256);
+          for (int j = 0; j < kReads; ++j) sum[j] += __ldcg(base + s * per_split + (m * values + i + j) * kThreads);
 #pragma unroll
         for (int j = 0; j < kReads; ++j) acc[m][i + j] = sum[j];
       }

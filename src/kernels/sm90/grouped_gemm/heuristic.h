@@ -12,7 +12,7 @@ namespace sluice::sm90 {
 struct Instance {
   Operand operand;
   int m_tiles, max_n, slabs, blocks_per_sm, cluster;
-  int step_n() const { return max_n <= 64 ? 8 : 16; }
+  int step_n() const { return step_of(operand, max_n); }
   // Whether GEMM1 can round its rows: FP8 block's scale of 128 gated columns takes two row tiles.
   bool rounds(bool gated) const { return !gated || !block_scaled(operand) || m_tiles == 2; }
   std::string name() const;  // "nvfp4_128x64_k128"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM, weights as the M side: tasks of (tile of one expert's rows, 128 * m_tiles weight rows, part of K).
+// Tokens are the M side in one tile of FP8 block (tokens_first.cuh).
 // Warps 0-7 multiply (two warpgroups, 64 rows of every 128 each), warp 8 deals tasks and streams weights, warp 9
 // streams rows, warp 10 gathers what the epilogues need, warp 11 publishes GEMM2's rows.
 #pragma once
@@ -7,6 +8,7 @@
 #include "kernels/sm90/grouped_gemm/brief.cuh"
 #include "kernels/sm90/grouped_gemm/rounded.cuh"
 #include "kernels/sm90/grouped_gemm/stream.cuh"
+#include "kernels/sm90/grouped_gemm/tokens_first.cuh"
 #include "kernels/sm90/launch.cuh"
 
 namespace sluice::sm90 {
@@ -17,8 +19,12 @@ __device__ __forceinline__ bool finish_task(const GroupedGemmArgs& args, const B
                                             const Shared<T>& smem, const Group& group, int& turn) {
   const Gemm& g = args.gemm[b.task.which];
   if (b.task.unit >= units_of<T>(g)) return false;
+  if constexpr (T::tokens_first)
+    if (!has_tokens(group.index, b.tile.padded)) return b.task.split == 0;
   if (g.splits > 1 && !join_splits<T>(args, b, acc, smem, group)) return false;
-  if (g.store == Store::result && !g.out_f32 && g.columns % 8 == 0)
+  if constexpr (T::tokens_first)
+    store_tokens<T>(g, b, acc, smem, group);
+  else if (g.store == Store::result && !g.out_f32 && g.columns % 8 == 0)
     store_results<T>(g, b, acc, smem, group);
   else if (rounds_in_registers<T>(g))
     store_rounded<T>(g, b, acc, smem, group, turn);
@@ -43,7 +49,12 @@ __device__ __forceinline__ void consume(const GroupedGemmArgs& args, const Share
     Brief<T>& b = smem.briefs[slot];
     if (!b.more) return;
     group.sync();
-    multiply_padded<T, 1>(acc, smem, ring, b.task.end - b.task.begin, args.gemm[b.task.which].gated, b.tile.padded);
+    const int slabs = b.task.end - b.task.begin;
+    const bool gated = args.gemm[b.task.which].gated;
+    if constexpr (T::tokens_first)
+      multiply_tokens<T>(acc, smem, ring, slabs, gated, b.tile.padded);
+    else
+      multiply_padded<T, 1>(acc, smem, ring, slabs, gated, b.tile.padded);
     const bool complete = finish_task<T>(args, b, acc, smem, group, turn);
     group.sync();
     if (group.thread == 0) {

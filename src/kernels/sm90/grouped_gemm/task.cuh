@@ -151,6 +151,8 @@ class Ring {
     at_ += 16;
     if (at_ >= 16u * T::stages) at_ = (at_ & 15u) ^ 1u;
   }
+  // Is the same in every lane of a warp; afterwards the compiler knows.
+  __device__ void unify() { at_ = __shfl_sync(0xffffffffu, at_, 0); }
   __device__ void next_task() { at_ = (at_ & ~0xeu) | ((at_ + 2u) & 0xeu); }
 
  private:
