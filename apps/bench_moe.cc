@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// `sluice bench moe`: the fused layer, routing to weighted sum, on real shapes with cold weights.
+// `sluice bench moe`: the fused layer, routing to weighted sum, on real shapes with cold weights; on the GPU
+// (bench_moe_gpu.h) or here.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/cpuid.h"
+#include "bench_moe_gpu.h"
 #include "command.h"
 #include "moe_bench.h"
 
@@ -19,6 +21,10 @@ struct Options {
   std::vector<std::string> formats{"all"};
   double seconds = 1.0;
   bool json = false;
+  std::string device = "cpu";
+  double bf16_tflops = 790, fp8_tflops = 1497;
+  bool logits = false;
+  std::vector<CLI::Option*> cpu_only, gpu_only;
 };
 
 std::string shape_names() {
@@ -72,7 +78,7 @@ void print_row(const BenchCell& c) {
               c.floor_s() * 1e3, c.median_s / c.floor_s());
 }
 
-void run(const Options& o, Shared& shared) {
+void run_on_cpu(const Options& o, Shared& shared) {
   const BenchShape& shape = find_shape(o.shape);
   const std::vector<format::Format> formats = find_formats(o.formats);
   BenchOptions options;
@@ -103,22 +109,42 @@ void run(const Options& o, Shared& shared) {
     }
   }
 }
+
+void run(const Options& o, Shared& shared) {
+  const bool cpu = o.device == "cpu";
+  for (const CLI::Option* option : cpu ? o.gpu_only : o.cpu_only)
+    if (option->count() > 0)
+      fail(ErrorCode::invalid_argument, "{} goes with --device {}, not with --device {}", option->get_name(),
+           cpu ? "cuda" : "cpu", o.device);
+  if (cpu) return run_on_cpu(o, shared);
+  bench_moe_gpu({o.shape, o.inputs, o.formats, o.tokens, o.bf16_tflops, o.fp8_tflops, o.logits, o.json});
+}
 }  // namespace
 
 void add_bench_moe(CLI::App& parent, Shared& shared) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = add_command(parent, shared,
-                                  {"moe", "time one fused MoE layer on the CPU against this machine's ceilings",
-                                   "  sluice bench moe --shape qwen3-30b-a3b --tokens 1,8,512 --format bf16,nvfp4\n"},
-                                  [o, &shared] { run(*o, shared); });
+  CLI::App* command =
+      add_command(parent, shared,
+                  {"moe", "time one fused MoE layer on the CPU or a GPU against this machine's ceilings",
+                   "  sluice bench moe --shape qwen3-30b-a3b --tokens 1,8,512 --format bf16,nvfp4\n"
+                   "  sluice bench moe --device cuda --shape deepseek-v3-ep8 --tokens 1,8192\n"},
+                  [o, &shared] { run(*o, shared); });
   command->add_option("--shape", o->shape, shape_names());
   command->add_option("--tokens", o->tokens, "numbers of tokens")->delimiter(',')->check(CLI::Range(1, 1 << 20));
   command->add_option("--format", o->formats, "weight formats, or all")->delimiter(',');
   command->add_option("--inputs", o->inputs,
                       "what rows are rounded to, as nvfp4_token; default: the weight format's own");
-  command->add_option("--isa", o->isa, "scalar, avx2, avx512, avx512_bf16 or amx; default: the best here");
-  command->add_option("--seconds", o->seconds, "of measuring, for each line")->check(CLI::PositiveNumber);
+  CLI::Option* isa =
+      command->add_option("--isa", o->isa, "scalar, avx2, avx512, avx512_bf16 or amx; default: the best here");
+  CLI::Option* seconds =
+      command->add_option("--seconds", o->seconds, "of measuring, for each line")->check(CLI::PositiveNumber);
   command->add_flag("--json", o->json, "one JSON object a line");
+  command->add_option("--device", o->device, "cpu, or cuda: one Hopper GPU, microseconds of a call")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  o->cpu_only = {isa, seconds};
+  o->gpu_only = {command->add_option("--bf16-tflops", o->bf16_tflops, "dense rate for the floors of --device cuda"),
+                 command->add_option("--fp8-tflops", o->fp8_tflops, "the same for FP8"),
+                 command->add_flag("--logits", o->logits, "--device cuda: route from logits, not from given top-k")};
 }
 
 }  // namespace sluice::apps

@@ -255,6 +255,10 @@ class Models(Program):
 
 
 class Operator(Program):
+    def test_bench_moe(self):
+        self.refused(USAGE, "--isa goes with --device cpu", "bench", "moe", "--device", "cuda", "--isa", "scalar")
+        self.refused(USAGE, "--logits goes with --device cuda", "bench", "moe", "--logits")
+
     def test_explain(self):
         result = run("explain", SPEC)
         self.assertEqual(result.returncode, OK, result.stderr)
