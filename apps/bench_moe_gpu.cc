@@ -49,8 +49,11 @@ void print(const bench::Cell& c) {
 }
 
 void print_json(const bench::Cell& c) {
+  const auto kind =
+      std::find_if(bench::kKinds.begin(), bench::kKinds.end(), [&](const bench::Kind& k) { return c.kind == k.name; });
   const nlohmann::ordered_json line{{"shape", c.shape},
-                                    {"format", c.kind},
+                                    {"format", format::info(kind->weights).name},
+                                    {"inputs", name_of(format::kInputFormats, kind->inputs)},
                                     {"tokens", c.tokens},
                                     {"us", c.us},
                                     {"floor_us", c.floor_us},

@@ -138,6 +138,13 @@ static void multiply_rows(const GemmArgs& a, const WeightTiles& w, int row, int6
   }
 }
 
+SLUICE_INLINE GemmArgs unit_after(GemmArgs a) {
+  a.codes += a.unit_codes;
+  a.scales += a.unit_scales;
+  a.out += kUnitOut;
+  return a;
+}
+
 // Up to 32 rows: while the tiles of 32 k multiply, the next 32 k are decoded, those of the next unit included, so that
 // reading codes does not pause. The loop takes two steps a turn: its end is then foreseen up to K' of 2048 or so (a
 // wrong guess takes 100 cycles here).
@@ -147,9 +154,6 @@ static void decode_and_multiply(const GemmArgs& a) {
   alignas(64) float sums[16 * kRowTiles * kTileCols];
   GemmArgs unit = a;
   uint8_t *now = a.scratch, *next = a.scratch + kStep;
-  const auto decode = [&](const GemmArgs& from, int64_t k, uint8_t* to) __attribute__((always_inline)) {
-    decode_step<C, kPanels>(from, k, to);
-  };
   const auto multiply = [&](int64_t k, uint8_t * from) __attribute__((always_inline)) {
     before_tile_loads();
     multiply_chunk<kRowTiles, kPanels, false>({from, kTileBytes, 64, kStep}, unit.x + 2 * k, unit.x_stride, kTileK);
@@ -162,28 +166,25 @@ static void decode_and_multiply(const GemmArgs& a) {
     }
   };
   constexpr int kUnroll = C::kGroup == 128 ? 4 : 2;
-  decode(unit, 0, now);
+  decode_step<C, kPanels>(unit, 0, now);
   for (int u = 0; u < a.units; ++u) {
     clear_sums<kRowTiles, kPanels>();
     int64_t k = 0;
     for (; k + kUnroll * kTileK < a.k; k += kUnroll * kTileK) {
 #pragma GCC unroll 4
       for (int i = 0; i < kUnroll; ++i) {
-        decode(unit, k + (i + 1) * kTileK, i % 2 == 0 ? next : now);
+        decode_step<C, kPanels>(unit, k + (i + 1) * kTileK, i % 2 == 0 ? next : now);
         multiply(k + i * kTileK, i % 2 == 0 ? now : next);
       }
       end_group(k);
     }
     for (; k + kTileK < a.k; k += kTileK) {
-      decode(unit, k + kTileK, next);
+      decode_step<C, kPanels>(unit, k + kTileK, next);
       multiply(k, now);
       std::swap(now, next);
     }
-    GemmArgs after = unit;
-    after.codes += a.unit_codes;
-    after.scales += a.unit_scales;
-    after.out += kUnitOut;
-    if (u + 1 < a.units) decode(after, 0, next);
+    const GemmArgs after = unit_after(unit);
+    if (u + 1 < a.units) decode_step<C, kPanels>(after, 0, next);
     multiply(k, now);
     std::swap(now, next);
     end_group(k);
@@ -231,9 +232,7 @@ static void run_amx_units(const GemmArgs& a) {
       const WeightTiles w = {unit.codes, 64, 64 * kPanels, kTileBytes * kPanels};
       a.m > 16 ? multiply_rows<C, 2, kPanels>(unit, w, 0, 0, a.k) : multiply_rows<C, 1, kPanels>(unit, w, 0, 0, a.k);
     }
-    unit.codes += a.unit_codes;
-    unit.scales += a.unit_scales;
-    unit.out += kUnitOut;
+    unit = unit_after(unit);
   }
 }
 
@@ -242,12 +241,7 @@ static void gemm_amx(const GemmArgs& a) {
   prefetch_row_scales<Avx512>(a);
   a.panels == 2 ? run_amx_units<C, 2>(a) : run_amx_units<C, 1>(a);
   if (a.last) _tile_release();
-  GemmArgs unit = a;
-  for (int u = 0; u < a.units; ++u) {
-    scale_outputs<Avx512>(unit);
-    unit.out += kUnitOut;
-    unit.row_scale += kTileCols;
-  }
+  scale_outputs<Avx512>(a);
 }
 
 static double amx_probe(int64_t steps) {

@@ -32,12 +32,7 @@ static void gemm_mxfp4_dot(const GemmArgs& a) {
     run_fixed_many<4>(a, x);
   else
     a.panels == 2 ? run_fixed_many<2>(a, x) : run_fixed_many<1>(a, x);
-  GemmArgs one = a;
-  for (int u = 0; u < a.units; ++u) {
-    scale_outputs<Avx512>(one);
-    one.row_scale += 16 * a.panels;
-    one.out += kUnitOut;
-  }
+  scale_outputs<Avx512>(a);
 }
 
 }  // namespace

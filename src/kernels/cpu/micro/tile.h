@@ -409,15 +409,18 @@ SLUICE_INLINE void prefetch_row_scales(const GemmArgs& a) {
 
 template <class V>
 SLUICE_INLINE void scale_outputs(const GemmArgs& a) {
-  for (int i = 0; i < a.m; ++i) {
-    const int64_t row = a.x_rows != nullptr ? a.x_rows[i] : i;
-    for (int p = 0; p < a.panels; ++p) {
-      float* out = a.out + i * kTileCols + 16 * p;
-      typename V::F y = V::multiply(V::load(out), V::load(a.row_scale + 16 * p));
-      if (a.x_scale != nullptr) y = V::multiply(y, V::broadcast_f32(a.x_scale + row));
-      V::store(out, y);
+  const float* row_scale = a.row_scale;
+  float* unit = a.out;
+  for (int u = 0; u < a.units; ++u, row_scale += 16 * a.panels, unit += kUnitOut)
+    for (int i = 0; i < a.m; ++i) {
+      const int64_t row = a.x_rows != nullptr ? a.x_rows[i] : i;
+      for (int p = 0; p < a.panels; ++p) {
+        float* out = unit + i * kTileCols + 16 * p;
+        typename V::F y = V::multiply(V::load(out), V::load(row_scale + 16 * p));
+        if (a.x_scale != nullptr) y = V::multiply(y, V::broadcast_f32(a.x_scale + row));
+        V::store(out, y);
+      }
     }
-  }
 }
 
 template <class V, class C>
