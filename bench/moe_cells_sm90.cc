@@ -122,8 +122,10 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
           std::find(o.instances.begin(), o.instances.end(), i.name()) != o.instances.end())
         if (i.operand == layers[0].first().shape.operand) instances.push_back(i.name());
     std::vector<sm90::GemmForce> forces;
-    for (const std::string& instance : instances) forces.push_back({instance, {0, 0}});
-    for (size_t i = 0; i + 1 < o.splits.size(); i += 2) forces.push_back({"", {o.splits[i], o.splits[i + 1]}});
+    for (const std::string& instance : instances) {
+      forces.push_back({instance, {0, 0}});
+      for (size_t i = 0; i + 1 < o.splits.size(); i += 2) forces.push_back({instance, {o.splits[i], o.splits[i + 1]}});
+    }
     for (const sm90::GemmForce& force : forces) {
       const sm90::GemmChoice choice = layers[0].choice(tokens, force);
       sm90::DeviceBuffer workspace(layers[0].workspace_bytes(tokens, force));

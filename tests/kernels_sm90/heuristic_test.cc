@@ -51,6 +51,37 @@ TEST(Heuristic, Fp8BlockRoundsInItsTile) {
   EXPECT_EQ(sm90::choose_gemm(sm90::gemm_problem(s, 1), 132).instance.m_tiles, 1);
 }
 
+// Where the measured cells cross over (bench/results/moe_h200.md): one block a multiprocessor for few tasks.
+TEST(Heuristic, FewTasksTakeOneBlockAMultiprocessor) {
+  const auto blocks = [](const MoeSpec& s, int64_t tokens) {
+    return sm90::choose_gemm(sm90::gemm_problem(s, tokens), 132).instance.blocks_per_sm;
+  };
+  EXPECT_EQ(blocks(qwen(format::Format::nvfp4), 1), 1);
+  EXPECT_EQ(blocks(qwen(format::Format::nvfp4), 8), 2);
+  EXPECT_EQ(blocks(qwen(format::Format::bf16), 1), 2);  // 217 tasks: two blocks hold all, one does not
+  EXPECT_EQ(blocks(qwen(format::Format::bf16), 4), 1);
+  EXPECT_EQ(blocks(qwen(format::Format::bf16), 8), 2);
+  MoeSpec slice = qwen(format::Format::nvfp4);  // GEMM2's tasks of 256 columns are too short
+  slice.hidden = 7168, slice.inter = 256, slice.experts = 256;
+  EXPECT_EQ(blocks(slice, 1), 2);
+}
+
+TEST(Heuristic, KIsCutWhileBlocksAreFree) {
+  for (const auto& [f, name] : format::kFormats) {
+    MoeSpec s = qwen(f);
+    s.hidden = 7168, s.inter = 2048, s.experts = 256, s.local_experts = 32;
+    int before = 5;
+    for (int64_t tokens : {1, 2, 4, 16, 64, 65}) {
+      const auto c = sm90::choose_gemm(sm90::gemm_problem(s, tokens), 132);
+      EXPECT_LE(c.splits[0], before) << name << " T=" << tokens;
+      EXPECT_EQ(c.splits[1], 1) << name << " T=" << tokens;
+      before = c.splits[0];
+    }
+    EXPECT_EQ(before, 1) << name;
+    EXPECT_GE(sm90::choose_gemm(sm90::gemm_problem(s, 1), 132).splits[0], 2) << name;
+  }
+}
+
 TEST(Heuristic, ForcedTilesAndSplitsAreTaken) {
   const auto p = sm90::gemm_problem(qwen(format::Format::nvfp4), 8);
   for (const auto& i : sm90::instances()) {

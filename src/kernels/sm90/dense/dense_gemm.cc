@@ -80,10 +80,8 @@ GemmChoice DenseGemm::choice(int64_t tokens, const GemmForce& force) const {
   p.operand = matrix_.shape.operand;
   p.tokens = tokens;
   p.top_k = p.experts = p.locals = 1;
-  for (int g = 0; g < 2; ++g) {
-    p.row_tiles[g] = matrix_.shape.row_tiles();
-    p.slabs[g] = matrix_.shape.slabs();
-  }
+  p.row_tiles[0] = matrix_.shape.row_tiles();
+  p.slabs[0] = matrix_.shape.slabs();
   return choose_gemm(p, multiprocessors_, force);
 }
 

@@ -39,16 +39,6 @@ const char* name_of(Operand o) {
   return "?";
 }
 
-// Few tasks: cut K so that enough bytes are in flight. A block keeps about 80 KB in flight and the memory wants about
-// 7 MB, so 90 blocks do; joining costs two round trips through memory, so no more parts than that. Packed weights are
-// waited for by the decoding, not by the memory, and gain from a few more blocks (1 to 2 us of 33 for one token). Tasks
-// of two row tiles are worth two: FP8 block, DeepSeek-V3 EP8, one token, 7 and 4 parts 45.9 us, 4 and 2 40.9.
-int choose_splits(double tasks, int slabs, int slots, const Instance& i) {
-  if (tasks <= 0 || tasks >= (decodes(i.operand) ? 0.45 : 0.35) * slots) return 1;
-  const double wanted = 0.4 * slots / (tasks * i.m_tiles);
-  return std::clamp(static_cast<int>(std::ceil(wanted)), 1, std::max(1, slabs / 4));
-}
-
 // What 19 of 20 experts get at most: mean and 1.65 standard deviations of a binomial choice. An expert beyond takes two
 // narrow passes; a tile for the largest of all would be wide for every one (4 deviations: NVFP4, Nemotron-3-Nano, 512
 // and 2048 tokens 351 and 660 us instead of 316 and 576).
@@ -65,6 +55,47 @@ double likely_tiles(const GemmProblem& p, const Instance& i) {
   return static_cast<double>(p.locals) * (1.0 - std::pow(missed, pairs)) * std::ceil(likely_rows(p) / i.max_n);
 }
 int units(const GemmProblem& p, int gemm, const Instance& i) { return ceil_div(p.row_tiles[gemm], i.m_tiles); }
+bool one_matrix(const GemmProblem& p) { return p.row_tiles[1] == 0; }
+
+// Whether one block a multiprocessor, with all of its memory in stages, is quicker than two. It is where tasks are few:
+// a task then takes half as long, so the last ones leave less idle (one token, BF16, Nemotron-3-Super 77 -> 68 us; 8
+// tokens, DeepSeek-V3 EP8, 146 -> 139). Where tasks are many, two blocks hide each other's epilogues and decoding
+// (NVFP4, Qwen3, 8 tokens, 51 us against 61), as they do where GEMM2's are so short that little else is left
+// (DeepSeek-V3 TP8). Between one and two tasks a multiprocessor only two blocks hold all of them at once, which counts
+// for what waits for memory alone (BF16, Qwen3, one token, 31.7 us against 34.2), not for what is decoded (NVFP4 26.1
+// against 25.4). Limits are where five shapes at 1 to 16 tokens cross over, in tasks of 128 weight rows.
+bool alone(const GemmProblem& p, const Instance& i, int multiprocessors) {
+  if (one_matrix(p) || p.slabs[1] * slab_k(p.operand) < 512) return false;
+  const double tasks = likely_tiles(p, i) * (p.row_tiles[0] + p.row_tiles[1]) / multiprocessors;
+  if (!decodes(p.operand)) return tasks <= 1 || (tasks > 2 && tasks <= 10);
+  return tasks <= (decodes_e4m3(p.operand) ? 8.5 : 5);
+}
+
+// Of two instances that differ in blocks a multiprocessor alone.
+bool has_twin(const Instance& i) {
+  Instance twin = i;
+  twin.blocks_per_sm = 3 - i.blocks_per_sm;
+  return std::find(std::begin(kInstances), std::end(kInstances), twin) != std::end(kInstances);
+}
+
+// Few tasks of GEMM1: cut K, so that GEMM2 waits less long for it. As many parts as leave no task without a block, but
+// no more than four: joining costs two round trips through memory. A task of two row tiles counts twice where it waits
+// for memory; where a single row tile is decoded by a block alone, four parts take the blocks that GEMM2's weights
+// would come to (NVFP4, DeepSeek-V3 EP8, one token, 36.9 us against 32.4 in two). GEMM2 itself has streamed its weights
+// by the time that it may start: two parts were slower in every shape (1 to 20 us).
+int parts_of_k(const GemmProblem& p, const Instance& i, int multiprocessors) {
+  const double tasks = likely_tiles(p, i) * units(p, 0, i);
+  const int slots = multiprocessors * i.blocks_per_sm;
+  if (tasks <= 0) return 1;
+  // One matrix alone has nothing to start meanwhile: enough blocks to fill the memory's pipe, 90, whatever they are.
+  if (one_matrix(p)) {
+    if (tasks >= (decodes(p.operand) ? 0.45 : 0.35) * slots) return 1;
+    return std::clamp(static_cast<int>(std::ceil(0.4 * slots / (tasks * i.m_tiles))), 1, std::max(1, p.slabs[0] / 4));
+  }
+  const double weight = decodes(p.operand) ? 1 : i.m_tiles;
+  const int most = decodes(p.operand) ? 2 * i.m_tiles * i.blocks_per_sm : 4;
+  return std::clamp(static_cast<int>(slots / (tasks * weight)), 1, std::clamp(p.slabs[0] / 4, 1, most));
+}
 
 }  // namespace
 
@@ -84,6 +115,7 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForc
   for (const Instance& i : kInstances) {
     if (i.operand != p.operand) continue;
     if (forced.empty() ? !i.rounds(p.gated) : i.name() != forced) continue;
+    if (forced.empty() && has_twin(i) && (i.blocks_per_sm == 1) != alone(p, i, multiprocessors)) continue;
     // Rows are in ascending order of max_n: the first that holds a likely expert in one pass, or the largest. But where
     // that leaves over three of four blocks without work (one small matrix), several narrow passes are quicker.
     if (found && forced.empty() && likely_tiles(p, i) * units(p, 0, i) < 0.24 * slots(i)) break;
@@ -92,12 +124,10 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForc
     if (forced.empty() && i.max_n >= rows) break;
   }
   check(found, "no grouped GEMM instance \"{}\" for this weight format", forced);
-  const Instance& tile = choice.instance;
-  for (int g = 0; g < 2; ++g) {
-    choice.splits[g] =
-        p.tokens <= 64 ? choose_splits(likely_tiles(p, tile) * units(p, g, tile), p.slabs[g], slots(tile), tile) : 1;
-    if (force.splits[g] > 0) choice.splits[g] = std::min(force.splits[g], p.slabs[g]);
-  }
+  choice.splits[0] = p.tokens <= 64 ? parts_of_k(p, choice.instance, multiprocessors) : 1;
+  choice.splits[1] = 1;
+  for (int g = 0; g < 2; ++g)
+    if (force.splits[g] > 0) choice.splits[g] = std::clamp(force.splits[g], 1, std::max(1, p.slabs[g]));
   return choice;
 }
 

@@ -23,7 +23,7 @@ std::span<const Instance> instances();
 struct GemmProblem {
   Operand operand;
   int64_t tokens, top_k, experts, locals;
-  int row_tiles[2], slabs[2];
+  int row_tiles[2], slabs[2];  // of GEMM1 and GEMM2; a single matrix has no second
   bool gated;
 };
 struct GemmChoice {
