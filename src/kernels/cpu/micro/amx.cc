@@ -17,6 +17,7 @@
 #pragma GCC target("amx-tile,amx-bf16,prefer-vector-width=512")
 
 #include "kernels/cpu/micro/amx_decode.h"
+#include "kernels/cpu/micro/amx_mxfp4_row.h"
 
 namespace sluice::kernels::cpu {
 namespace {
@@ -138,13 +139,6 @@ static void multiply_rows(const GemmArgs& a, const WeightTiles& w, int row, int6
   }
 }
 
-SLUICE_INLINE GemmArgs unit_after(GemmArgs a) {
-  a.codes += a.unit_codes;
-  a.scales += a.unit_scales;
-  a.out += kUnitOut;
-  return a;
-}
-
 // Up to 32 rows: while the tiles of 32 k multiply, the next 32 k are decoded, those of the next unit included, so that
 // reading codes does not pause. The loop takes two steps a turn: its end is then foreseen up to K' of 2048 or so (a
 // wrong guess takes 100 cycles here).
@@ -219,6 +213,7 @@ static void run_chunks(const GemmArgs& a) {
 
 template <class C, int kPanels>
 static void run_amx_units(const GemmArgs& a) {
+  if (C::kBits == 4 && C::kScales == Scales::e8m0 && a.m == 1) return run_mxfp4_row<kPanels>(a);
   if (a.m <= 32) {
     if (a.first) configure(a.m);
     if constexpr (C::kBits != 16)

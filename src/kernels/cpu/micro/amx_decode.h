@@ -12,6 +12,13 @@ namespace {
 constexpr int kTileK = 32;  // k of one tile instruction
 constexpr int kTileBytes = 1024;
 
+SLUICE_INLINE GemmArgs unit_after(GemmArgs a) {
+  a.codes += a.unit_codes;
+  a.scales += a.unit_scales;
+  a.out += kUnitOut;
+  return a;
+}
+
 // bf16 pairs times a float a weight row; exact, so the product's lower halves are zero.
 SLUICE_INLINE __m512i scale_pairs(__m512i pairs, __m512 scale) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
