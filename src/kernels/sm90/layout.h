@@ -56,6 +56,11 @@ HD constexpr int slab_bytes(Operand o) {
 HD constexpr bool tokens_first(Operand o, int max_n) { return o == Operand::fp8_block && max_n == 128; }
 HD constexpr int step_of(Operand o, int max_n) { return tokens_first(o, max_n) ? 64 : max_n <= 64 ? 8 : 16; }
 
+// Whether a tile's rows may be rounded to NVFP4 per token by the block that completes them (brief.cuh), and rows of how
+// many columns are: one warp does it, 16 bytes a lane, row after row.
+HD constexpr bool completes_token_rows(Operand o, int max_n) { return o == Operand::nvfp4 && max_n <= 32; }
+inline constexpr int kCompletedColumns = 256;
+
 // Where 16-byte piece `piece` (0..7) of row `row` lies inside a slab of swizzled rows.
 HD constexpr uint32_t swizzled(uint32_t row, uint32_t piece) { return row * 128u + ((piece ^ (row & 7u)) << 4); }
 

@@ -113,8 +113,10 @@ void FusedMoe::round_between(const Plan& p, const Gemm& first, RowsArgs rows, St
 void FusedMoe::multiply(const MoeCall& call, const Plan& p, GroupedGemmArgs gemm, const RowsArgs& rows,
                         Stream stream) const {
   const Instance& tile = p.choice.instance;
-  if (p.middle == nullptr && !rounds_in_place(spec_)) {
+  const bool completes = completes_rows(spec_, tile.operand, tile.max_n);
+  if (p.middle == nullptr && (completes || !rounds_in_place(spec_))) {
     gemm.gemms = 2;
+    gemm.token_scale = completes ? p.x2_row_scale : nullptr;
     return launch_grouped_gemm(gemm, tile, stream, call.pdl);
   }
   gemm.gemms = 1;

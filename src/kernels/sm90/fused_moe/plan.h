@@ -19,10 +19,4 @@ struct FusedMoe::Plan {
   void* results;
 };
 
-// NVFP4 per token rounds the activation to the run's bf16 before it looks for a row's largest, so GEMM1 leaves such
-// rows where GEMM2 reads them, and a kernel between the two replaces them.
-inline bool rounds_in_place(const MoeSpec& spec) {
-  return round_of(spec.inputs) == Round::nvfp4_token && spec.dtype == DType::bf16;
-}
-
 }  // namespace sluice::sm90

@@ -53,6 +53,12 @@ GemmForce fixed_force(const MoeSpec& s, GemmForce force) {
   return force;
 }
 
+bool rounds_in_place(const MoeSpec& s) { return round_of(s.inputs) == Round::nvfp4_token && s.dtype == DType::bf16; }
+
+bool completes_rows(const MoeSpec& s, Operand operand, int max_n) {
+  return rounds_in_place(s) && completes_token_rows(operand, max_n) && s.inter <= kCompletedColumns;
+}
+
 GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
   const WeightShape first = first_shape(s), second = second_shape(s);
   GemmProblem p{};
@@ -66,6 +72,8 @@ GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
   p.slabs[0] = first.slabs();
   p.slabs[1] = second.slabs();
   p.gated = s.gated();
+  constexpr int kFewRows = 16;
+  p.apart = s.fp8_block_trtllm || (scales_rows(round_of(s.inputs)) && !completes_rows(s, p.operand, kFewRows));
   return p;
 }
 

@@ -24,6 +24,12 @@ std::string explain_choice(const MoeSpec& spec, int multiprocessors);
 WeightShape first_shape(const MoeSpec& spec);
 WeightShape second_shape(const MoeSpec& spec);
 
+// NVFP4 per token rounds the activation to the run's bf16 before it looks for a row's largest, so GEMM1 leaves such
+// rows where GEMM2 reads them. They are replaced by the block that completes a tile, where that is quick, or by a
+// kernel between the GEMMs.
+bool rounds_in_place(const MoeSpec& spec);
+bool completes_rows(const MoeSpec& spec, Operand operand, int max_n);
+
 // With spec.deterministic neither the tile nor the order of sums may follow the batch.
 GemmForce fixed_force(const MoeSpec& spec, GemmForce force);
 

@@ -76,6 +76,7 @@ struct GroupedGemmArgs {
   const int* row_pair;  // [rows] token * K + k
   int* arrivals[2];     // [tiles * row_tiles]
   int* ready;           // [tiles]
+  float* token_scale;   // [rows]: the last block of a tile rounds GEMM1's rows to NVFP4 per token; null: not
   int ticket;           // which of the header's counters
   GivenRouting given;
 };

@@ -5,6 +5,7 @@
 
 #include "kernels/ptx/copy.cuh"
 #include "kernels/sm90/grouped_gemm/task.cuh"
+#include "kernels/sm90/quantize/token_rows.cuh"
 
 namespace sluice::sm90 {
 
@@ -25,6 +26,8 @@ __device__ __forceinline__ void brief_tasks(const GroupedGemmArgs& args, const S
       t = task_of<T>(args, ticket, num_tiles);
       const Gemm& g = args.gemm[t.which];
       tile = args.tiles[t.tile];
+      if constexpr (T::completes_token_rows)  // the rows' factors are made with them
+        if (t.which == 1 && args.token_scale != nullptr) wait_for_rows<T>(args, t.tile);
       const float shared_factor = g.x_scale->factor;
       if (g.out_scale != nullptr) out_scale = *g.out_scale;
 #pragma unroll
@@ -33,7 +36,7 @@ __device__ __forceinline__ void brief_tasks(const GroupedGemmArgs& args, const S
         if (n < tile.count) {
           const int64_t at = static_cast<int64_t>(tile.row_base) + n;
           pair[i] = args.row_pair[at];
-          factor[i] = shared_factor * (g.x_row_scale != nullptr ? g.x_row_scale[at] : 1.0f);
+          factor[i] = shared_factor * (g.x_row_scale != nullptr ? __ldcg(g.x_row_scale + at) : 1.0f);
         }
       }
       const int64_t rows = static_cast<int64_t>(tile.expert) * g.row_tiles * kTileRows;
@@ -63,10 +66,31 @@ __device__ __forceinline__ void brief_tasks(const GroupedGemmArgs& args, const S
   }
 }
 
-// By one thread. The rows that the two warpgroups stored before they arrived on `stored` are read by the copy engine,
-// perhaps of another block.
+// NVFP4 per token: a row's scale needs all of its columns, so the block that completes a tile rounds its rows, of up to
+// kCompletedColumns. Reads pass by L1: other multiprocessors wrote.
+__device__ inline void complete_token_rows(const GroupedGemmArgs& args, const Tile& tile, int lane) {
+  const Gemm& one = args.gemm[0];
+  uint8_t* rows = static_cast<uint8_t*>(one.out) + static_cast<int64_t>(tile.row_base) * one.out_slabs * 128;
+  const bool holds = lane < one.out_slabs * 8;
+  const auto load = [&](int n) {
+    return holds && n < tile.count ? __ldcg(PlacedRow{rows, n, tile.padded}.piece(lane)) : uint4{};
+  };
+  uint4 v = load(0);
+  for (int n = 0; n < tile.count; ++n) {
+    const uint4 next = load(n + 1);
+    const format::Nvfp4Global global = token_global(amax_pairs(v));
+    v = rounded_piece(v, global);
+    if (holds) *PlacedRow{rows, n, tile.padded}.piece(lane) = v;
+    if (lane == 0) args.token_scale[tile.row_base + n] = global.decode;
+    v = next;
+  }
+}
+
+// By one thread, or by a warp where it may have to round rows. The rows that the two warpgroups stored before they
+// arrived on `stored` are read by the copy engine, perhaps of another block.
 template <class T>
 __device__ __forceinline__ void publish_rows(const GroupedGemmArgs& args, const Shared<T>& smem) {
+  const int lane = threadIdx.x & 31;
   for (Ring<T> ring;; ring.next_task()) {
     const int slot = smem.brief_slot(ring.task());
     const uint32_t phase = smem.brief_phase(ring.task());
@@ -74,11 +98,30 @@ __device__ __forceinline__ void publish_rows(const GroupedGemmArgs& args, const 
     Brief<T>& b = smem.briefs[slot];
     if (!b.more) return;
     ptx::mbarrier_wait(smem.stored + slot, phase);
-    const int tile = b.task.tile, parts = b.task.which == 0 && args.gemms == 2 ? b.parts[0] + b.parts[1] : 0;
-    ptx::mbarrier_arrive(smem.brief_empty + slot);
-    if (parts > 0) {
+    const int at = b.task.tile, parts = b.task.which == 0 && args.gemms == 2 ? b.parts[0] + b.parts[1] : 0;
+    if constexpr (T::completes_token_rows) {
+      const Tile tile = b.tile;
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(smem.brief_empty + slot);
+      if (parts == 0) continue;
+      int stored = 0;
+      if (lane == 0) {
+        ptx::fence_proxy_async();
+        stored = ptx::atom_add_acq_rel(args.ready + at, parts) + parts;
+      }
+      stored = __shfl_sync(0xffffffffu, stored, 0);
+      __syncwarp();
+      if (args.token_scale == nullptr || stored < stored_parts<T>(args)) continue;
+      complete_token_rows(args, tile, lane);
       ptx::fence_proxy_async();
-      ptx::red_add_release(args.ready + tile, parts);
+      __syncwarp();
+      if (lane == 0) ptx::red_add_release(args.ready + at, 1);
+    } else {
+      ptx::mbarrier_arrive(smem.brief_empty + slot);
+      if (parts > 0) {
+        ptx::fence_proxy_async();
+        ptx::red_add_release(args.ready + at, parts);
+      }
     }
   }
 }

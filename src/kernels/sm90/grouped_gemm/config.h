@@ -21,6 +21,7 @@ struct GemmTile {
   static constexpr int w_bytes = kMTiles * kSlabs * slab_bytes(kOp);
   static constexpr int x_bytes = kSlabs * kMaxN * 128;
   static constexpr bool block_scaled = sm90::block_scaled(kOp);
+  static constexpr bool completes_token_rows = sm90::completes_token_rows(kOp, kMaxN);
   // A gated group of 128 columns is two row tiles.
   static constexpr bool rounds_gated = !block_scaled || kMTiles == 2;
   // Lanes read codes or scales of a stage themselves, so each says that it has; else the tensor cores read for a warp.

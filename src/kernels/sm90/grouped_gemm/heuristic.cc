@@ -63,10 +63,16 @@ bool one_matrix(const GemmProblem& p) { return p.row_tiles[1] == 0; }
 // (NVFP4, Qwen3, 8 tokens, 51 us against 61), as they do where GEMM2's are so short that little else is left
 // (DeepSeek-V3 TP8). Between one and two tasks a multiprocessor only two blocks hold all of them at once, which counts
 // for what waits for memory alone (BF16, Qwen3, one token, 31.7 us against 34.2), not for what is decoded (NVFP4 26.1
-// against 25.4). Limits are where five shapes at 1 to 16 tokens cross over, in tasks of 128 weight rows.
+// against 25.4), unless the GEMMs are launches apart (NVFP4 per token, Nemotron-3-Super, one token, 50 us against 56).
+// Limits are where five shapes at 1 to 16 tokens cross over, in tasks of 128 weight rows.
 bool alone(const GemmProblem& p, const Instance& i, int multiprocessors) {
   if (one_matrix(p) || p.slabs[1] * slab_k(p.operand) < 512) return false;
-  const double tasks = likely_tiles(p, i) * (p.row_tiles[0] + p.row_tiles[1]) / multiprocessors;
+  double tasks = 0;
+  for (const int row_tiles : p.row_tiles) {
+    const double of_one = likely_tiles(p, i) * row_tiles / multiprocessors;
+    if (p.apart && of_one > 1 && of_one < 2) return false;
+    tasks += of_one;
+  }
   if (!decodes(p.operand)) return tasks <= 1 || (tasks > 2 && tasks <= 10);
   return tasks <= (decodes_e4m3(p.operand) ? 8.5 : 5);
 }

@@ -25,6 +25,7 @@ struct GemmProblem {
   int64_t tokens, top_k, experts, locals;
   int row_tiles[2], slabs[2];  // of GEMM1 and GEMM2; a single matrix has no second
   bool gated;
+  bool apart;  // a launch between GEMM1 and GEMM2
 };
 struct GemmChoice {
   Instance instance;

@@ -95,8 +95,9 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
       if constexpr (T::cluster == 1)
         if (warp == 8 && early) stream_weights<T, true>(args, smem, first);
       if (warp == 9) stream_rows<T>(args, smem);
-      if (warp == 11) publish_rows<T>(args, smem);
+      if (!T::completes_token_rows && warp == 11) publish_rows<T>(args, smem);
     }
+    if (T::completes_token_rows && warp == 11) publish_rows<T>(args, smem);
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<kConsumer>();

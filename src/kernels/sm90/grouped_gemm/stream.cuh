@@ -112,8 +112,7 @@ __device__ __forceinline__ void stream_rows(const GroupedGemmArgs& args, const S
     const Gemm& g = args.gemm[t.which];
     const Tile tile = args.tiles[t.tile];
     if (t.which == 1) {
-      const int writers = 2 * units_of<T>(args.gemm[0]);
-      while (ptx::ld_acquire(args.ready + t.tile) < writers) __nanosleep(20);
+      wait_for_rows<T>(args, t.tile);
       ptx::fence_proxy_async();
     }
     const uint8_t* x = g.x + static_cast<int64_t>(tile.row_base) * g.slabs * 128;

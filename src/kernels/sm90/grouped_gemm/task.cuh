@@ -54,6 +54,18 @@ __device__ inline int total_tasks(const GroupedGemmArgs& args, int num_tiles) {
   return total;
 }
 
+// Parts of a tile's rows that GEMM1's warpgroups store, and one more where a warp rounds them after that.
+template <class T>
+__device__ inline int stored_parts(const GroupedGemmArgs& args) {
+  return 2 * units_of<T>(args.gemm[0]);
+}
+template <class T>
+__device__ inline void wait_for_rows(const GroupedGemmArgs& args, int tile) {
+  int parts = stored_parts<T>(args);
+  if constexpr (T::completes_token_rows) parts += args.token_scale != nullptr;
+  while (ptx::ld_acquire(args.ready + tile) < parts) __nanosleep(20);
+}
+
 // What the epilogue of a task must know (brief.cuh).
 template <class T>
 struct alignas(16) Brief {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMM1's bf16 rows to NVFP4 with a global scale of each row, in place in the rows layout.
+// GEMM1's bf16 rows to NVFP4 with a global scale of each row, in place in the rows layout, where the grouped GEMM does
+// not do it itself (completes_token_rows()).
 #pragma once
 
 #include "kernels/sm90/device.h"
