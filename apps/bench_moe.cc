@@ -9,15 +9,18 @@
 #include "bench_moe_gpu.h"
 #include "command.h"
 #include "moe_bench.h"
+#include "moe_shapes.h"
 
 namespace sluice::apps {
 
 namespace {
 using kernels::cpu::Isa;
 
+const std::vector<int64_t> kTokens{1, 8, 32, 128, 512}, kGpuTokens{1, 8, 32, 128, 512, 2048, 8192};
+
 struct Options {
   std::string shape = "qwen3-30b-a3b", isa, inputs;
-  std::vector<int64_t> tokens{1, 8, 32, 128, 512};
+  std::vector<int64_t> tokens;  // empty: kTokens, on a GPU kGpuTokens
   std::vector<std::string> formats{"all"};
   double seconds = 1.0;
   bool json = false;
@@ -26,18 +29,6 @@ struct Options {
   bool logits = false;
   std::vector<CLI::Option*> cpu_only, gpu_only;
 };
-
-std::string shape_names() {
-  std::string names;
-  for (const BenchShape& s : bench_shapes()) names += (names.empty() ? "" : ", ") + s.name;
-  return names;
-}
-
-const BenchShape& find_shape(const std::string& name) {
-  for (const BenchShape& s : bench_shapes())
-    if (s.name == name) return s;
-  fail(ErrorCode::invalid_argument, "--shape is \"{}\"; accepted: {}", name, shape_names());
-}
 
 std::vector<format::Format> find_formats(const std::vector<std::string>& names) {
   std::vector<format::Format> formats;
@@ -79,7 +70,7 @@ void print_row(const BenchCell& c) {
 }
 
 void run_on_cpu(const Options& o, Shared& shared) {
-  const BenchShape& shape = find_shape(o.shape);
+  const bench::BenchShape& shape = bench::find_shape(o.shape);
   const std::vector<format::Format> formats = find_formats(o.formats);
   BenchOptions options;
   options.seconds = o.seconds;
@@ -88,18 +79,19 @@ void run_on_cpu(const Options& o, Shared& shared) {
   Context ctx = shared.context();
   const kernels::cpu::Ceilings ceilings(ctx, options.isa);
   if (!o.json) {
-    std::printf("%s, %s, %d threads, %s: %d experts, top %d, hidden %ld, inter %ld\n", cpu_features().brand.c_str(),
-                name_of(kernels::cpu::kIsas, options.isa).data(), ctx.pool.size(), shape.name.c_str(), shape.experts,
-                shape.top_k, static_cast<long>(shape.hidden), static_cast<long>(shape.inter));
+    std::printf("%s, %s, %d threads, %s: %d of %d experts, top %d, hidden %ld, inter %ld\n",
+                cpu_features().brand.c_str(), name_of(kernels::cpu::kIsas, options.isa).data(), ctx.pool.size(),
+                shape.name.data(), shape.locals, shape.experts, shape.top_k, static_cast<long>(shape.hidden),
+                static_cast<long>(shape.inter));
     std::printf(
         "format          T experts   min ms    med ms  GFLOP/s    GB/s  readGB/s dotGF/s of read  of dot  floor ms  "
         "ratio\n");
   }
   for (const format::Format f : formats) {
-    MoeSpec spec = bench_spec(shape, f);
+    MoeSpec spec = bench::spec_of(shape, f);
     if (!o.inputs.empty()) spec.inputs = parse_name(format::kInputFormats, "--inputs", o.inputs);
     MoeBench bench(ctx, ceilings, spec, options);
-    for (const int64_t tokens : o.tokens) {
+    for (const int64_t tokens : o.tokens.empty() ? kTokens : o.tokens) {
       const BenchCell cell = bench.measure(ctx, tokens);
       if (o.json)
         print_json(cell, options.isa, ctx.pool.size());
@@ -117,7 +109,8 @@ void run(const Options& o, Shared& shared) {
       fail(ErrorCode::invalid_argument, "{} goes with --device {}, not with --device {}", option->get_name(),
            cpu ? "cuda" : "cpu", o.device);
   if (cpu) return run_on_cpu(o, shared);
-  bench_moe_gpu({o.shape, o.inputs, o.formats, o.tokens, o.bf16_tflops, o.fp8_tflops, o.logits, o.json});
+  bench_moe_gpu({o.shape, o.inputs, o.formats, o.tokens.empty() ? kGpuTokens : o.tokens, o.bf16_tflops, o.fp8_tflops,
+                 o.logits, o.json});
 }
 }  // namespace
 
@@ -129,8 +122,10 @@ void add_bench_moe(CLI::App& parent, Shared& shared) {
                    "  sluice bench moe --shape qwen3-30b-a3b --tokens 1,8,512 --format bf16,nvfp4\n"
                    "  sluice bench moe --device cuda --shape deepseek-v3-ep8 --tokens 1,8192\n"},
                   [o, &shared] { run(*o, shared); });
-  command->add_option("--shape", o->shape, shape_names());
-  command->add_option("--tokens", o->tokens, "numbers of tokens")->delimiter(',')->check(CLI::Range(1, 1 << 20));
+  command->add_option("--shape", o->shape, bench::shape_names());
+  command->add_option("--tokens", o->tokens, "numbers of tokens; default: 1,8,32,128,512, on a GPU also 2048,8192")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20));
   command->add_option("--format", o->formats, "weight formats, or all")->delimiter(',');
   command->add_option("--inputs", o->inputs,
                       "what rows are rounded to, as nvfp4_token; default: the weight format's own");

@@ -15,12 +15,6 @@ namespace sluice::apps {
 #if defined(SLUICE_WITH_CUDA)
 namespace {
 
-std::string names_of_shapes() {
-  std::string names;
-  for (const bench::BenchShape& s : bench::kShapes) names += (names.empty() ? "" : ", ") + std::string(s.name);
-  return names;
-}
-
 // The benchmark's names of the pairs of weights and inputs that --format and --inputs ask for.
 std::vector<std::string> kinds_of(const GpuBenchOptions& o) {
   std::vector<std::string> kinds;
@@ -67,11 +61,7 @@ void print_json(const bench::Cell& c) {
 
 void bench_moe_gpu(const GpuBenchOptions& options) {
   bench::Options o;
-  if (std::none_of(bench::kShapes.begin(), bench::kShapes.end(),
-                   [&](const bench::BenchShape& s) { return options.shape == s.name; }))
-    fail(ErrorCode::invalid_argument, "--shape is \"{}\"; accepted with --device cuda: {}", options.shape,
-         names_of_shapes());
-  o.shapes = {options.shape};
+  o.shapes = {std::string(bench::find_shape(options.shape).name)};
   o.kinds = kinds_of(options);
   o.tokens = options.tokens;
   o.logits = options.logits;

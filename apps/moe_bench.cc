@@ -57,30 +57,6 @@ QuantTensor random_weights(Context& ctx, Format f, int64_t experts, int64_t n, i
 }
 }  // namespace
 
-const std::vector<BenchShape>& bench_shapes() {
-  using activation::Activation;
-  static const std::vector<BenchShape> shapes{{"qwen3-30b-a3b", 128, 8, 2048, 768, Activation::swiglu},
-                                              {"nemotron-3-nano", 128, 6, 2688, 1856, Activation::relu2},
-                                              {"qwen3-30b-a3b-tp8", 128, 8, 2048, 96, Activation::swiglu},
-                                              {"nemotron-3-nano-tp8", 128, 6, 2688, 232, Activation::relu2},
-                                              {"deepseek-v3-tp8", 256, 8, 7168, 256, Activation::swiglu},
-                                              {"gpt-oss-20b", 32, 4, 2880, 2880, Activation::swiglu}};
-  return shapes;
-}
-
-MoeSpec bench_spec(const BenchShape& shape, Format format) {
-  MoeSpec s;
-  s.experts = shape.experts;
-  s.top_k = shape.top_k;
-  s.hidden = shape.hidden;
-  s.inter = shape.inter;
-  s.act = shape.act;
-  s.weights = format;
-  s.inputs = format::info(format).input;
-  s.routing = routing::Method::renormalize;
-  return s;
-}
-
 struct MoeBench::State {
   const kernels::cpu::Ceilings& ceilings;
   MoeSpec spec;
@@ -95,9 +71,9 @@ MoeBench::MoeBench(Context& ctx, const kernels::cpu::Ceilings& ceilings, const M
     : state_(std::make_unique<State>(State{ceilings, spec, options, {}, 0, std::mt19937_64{1}})) {
   const auto backend = moe::make_cpu_backend({options.isa});
   weights::ExpertWeights w;
-  w.up = random_weights(ctx, spec.weights, spec.experts, spec.inter, spec.hidden);
-  if (spec.gated()) w.gate = random_weights(ctx, spec.weights, spec.experts, spec.inter, spec.hidden);
-  w.down = random_weights(ctx, spec.weights, spec.experts, spec.hidden, spec.inter);
+  w.up = random_weights(ctx, spec.weights, spec.locals(), spec.inter, spec.hidden);
+  if (spec.gated()) w.gate = random_weights(ctx, spec.weights, spec.locals(), spec.inter, spec.hidden);
+  w.down = random_weights(ctx, spec.weights, spec.locals(), spec.hidden, spec.inter);
   w.input_scale1 = w.input_scale2 = spec.inputs == format::InputFormat::nvfp4 ? 5.0f / (448 * 6) : 5.0f / 448;
   int64_t bytes = 0;
   do {
@@ -110,19 +86,19 @@ MoeBench::~MoeBench() = default;
 
 BenchCell MoeBench::measure(Context& ctx, int64_t tokens) {
   State& s = *state_;
-  const int64_t hidden = s.spec.hidden, experts = s.spec.experts;
+  const int64_t hidden = s.spec.hidden, experts = s.spec.experts, locals = s.spec.locals();
   BenchCell cell;
   cell.spec = s.spec;
   cell.tokens = tokens;
-  cell.flops = 2.0 * static_cast<double>(tokens * s.spec.top_k * (s.spec.gated() ? 3 : 2) * s.spec.inter * hidden);
-  const double expert_bytes = static_cast<double>(s.layers[0]->weight_bytes()) / static_cast<double>(experts);
+  const double pair_flops = 2.0 * static_cast<double>((s.spec.gated() ? 3 : 2) * s.spec.inter * hidden);
+  const double expert_bytes = static_cast<double>(s.layers[0]->weight_bytes()) / static_cast<double>(locals);
 
   Tensor x(DType::bf16, {tokens, hidden}), logits(DType::f32, {tokens, experts}), y(DType::bf16, {tokens, hidden});
   Tensor ids(DType::i32, {tokens, s.spec.top_k}), workspace(DType::u8, {s.layers[0]->workspace_bytes(tokens)});
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < x.elements(); ++i) x.as<uint16_t>()[i] = float_to_bf16(normal(s.rng));
 
-  std::vector<double> times, bytes, reads, dots;
+  std::vector<double> times, bytes, flops, reads, dots;
   double touched_sum = 0;
   const auto run_once = [&](bool record) {
     for (int64_t i = 0; i < logits.elements(); ++i)
@@ -140,12 +116,19 @@ BenchCell MoeBench::measure(Context& ctx, int64_t tokens) {
     layer.run(ctx, a);
     const double took = now() - start;
     if (!record) return took;
-    std::vector<char> seen(static_cast<size_t>(experts));
-    for (int64_t i = 0; i < ids.elements(); ++i) seen[static_cast<size_t>(ids.as<int32_t>()[i])] = 1;
+    std::vector<char> seen(static_cast<size_t>(locals));
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < ids.elements(); ++i) {
+      const int32_t id = ids.as<int32_t>()[i];
+      if (id >= locals) continue;
+      seen[static_cast<size_t>(id)] = 1;
+      ++pairs;
+    }
     const auto touched = static_cast<double>(std::count(seen.begin(), seen.end(), 1));
     touched_sum += touched;
     times.push_back(took);
     bytes.push_back(touched * expert_bytes);
+    flops.push_back(static_cast<double>(pairs) * pair_flops);
     return took;
   };
   run_once(false);
@@ -160,6 +143,7 @@ BenchCell MoeBench::measure(Context& ctx, int64_t tokens) {
   cell.min_s = *std::min_element(times.begin(), times.end());
   cell.median_s = median(times);
   cell.bytes = median(bytes);
+  cell.flops = median(flops);
   cell.experts_touched = touched_sum / static_cast<double>(times.size());
   cell.read_bandwidth = median(reads);
   cell.dot_rate = median(dots);

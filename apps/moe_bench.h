@@ -12,14 +12,6 @@
 
 namespace sluice::apps {
 
-struct BenchShape {
-  std::string name;
-  int experts, top_k;
-  int64_t hidden, inter;
-  activation::Activation act;
-};
-const std::vector<BenchShape>& bench_shapes();
-
 struct BenchOptions {
   double seconds = 1.0;                   // of runs, for each cell
   int64_t cold_bytes = int64_t{1} << 30;  // weights in rotation, at least
@@ -47,7 +39,5 @@ class MoeBench {
   struct State;
   std::unique_ptr<State> state_;
 };
-
-MoeSpec bench_spec(const BenchShape& shape, format::Format format);
 
 }  // namespace sluice::apps

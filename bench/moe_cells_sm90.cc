@@ -135,7 +135,7 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
         call.force = force;
         layers[static_cast<size_t>(c) % layers.size()].run(call, stream);
       });
-      sink({shape.name,
+      sink({std::string(shape.name),
             kind.name,
             tokens,
             us,
@@ -153,10 +153,10 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
 std::string gpu_problem() { return sm90::device_problem(); }
 
 void measure_moe(const Options& o, const std::function<void(const Cell&)>& sink) {
-  const auto wanted = [](const std::vector<std::string>& list, const char* name) {
+  const auto wanted = [](const std::vector<std::string>& list, std::string_view name) {
     return list.empty() || std::find(list.begin(), list.end(), name) != list.end();
   };
-  for (const BenchShape& s : kShapes)
+  for (const BenchShape& s : shapes())
     for (const Kind& k : kKinds)
       if (wanted(o.shapes, s.name) && wanted(o.kinds, k.name)) measure(o, s, k, sink);
 }

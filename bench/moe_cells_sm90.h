@@ -6,17 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "activation/activations.h"
 #include "format/formats.h"
+#include "moe_shapes.h"
 
 namespace sluice::bench {
 
-struct BenchShape {
-  const char* name;
-  int64_t hidden, inter;
-  int experts, locals, top_k;
-  activation::Activation act;
-};
 struct Kind {
   const char* name;
   format::Format weights;
@@ -44,7 +38,6 @@ struct Cell {
   bool forced = false;
 };
 
-extern const std::vector<BenchShape> kShapes;
 extern const std::vector<Kind> kKinds;
 
 // "" where this machine can run the benchmark, or why not.

@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
     o.copy_tbs = measure_copy();
     std::printf("copy %.2f TB/s; floors with %.0f (bf16) and %.0f (fp8) TFLOP/s\n", o.copy_tbs, o.bf16_tflops,
                 o.fp8_tflops);
-    const auto wanted = [](const std::vector<std::string>& list, const char* name) {
+    const auto wanted = [](const std::vector<std::string>& list, std::string_view name) {
       return list.empty() || std::find(list.begin(), list.end(), name) != list.end();
     };
     if (dense) {
@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
       measure_moe(o, print);
       return 0;
     }
-    for (const BenchShape& s : kShapes)
+    for (const BenchShape& s : shapes())
       for (const Kind& k : kKinds)
         if (wanted(o.shapes, s.name) && wanted(o.kinds, k.name)) bench_prepare(o, s, k);
   } catch (const std::exception& e) {

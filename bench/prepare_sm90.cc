@@ -48,7 +48,7 @@ void bench_prepare(const Options& o, const BenchShape& shape, const Kind& kind) 
   cudaEventDestroy(end);
   std::sort(ms.begin(), ms.end());
   const double median = ms[ms.size() / 2], tbs = static_cast<double>(bytes) / median / 1e9;
-  std::printf("%-16s %-8s prepare %8.3f ms  %8.1f MB read and written  %.2f TB/s  %.0f %% of copy\n", shape.name,
+  std::printf("%-16s %-8s prepare %8.3f ms  %8.1f MB read and written  %.2f TB/s  %.0f %% of copy\n", shape.name.data(),
               kind.name, median, static_cast<double>(bytes) / 1e6, tbs, 100.0 * tbs / o.copy_tbs);
 }
 

@@ -6,13 +6,6 @@
 
 namespace sluice::bench {
 
-const std::vector<BenchShape> kShapes = {
-    {"qwen3-30b-a3b", 2048, 768, 128, 128, 8, activation::Activation::swiglu},
-    {"deepseek-v3-tp8", 7168, 256, 256, 256, 8, activation::Activation::swiglu},
-    {"deepseek-v3-ep8", 7168, 2048, 256, 32, 8, activation::Activation::swiglu},
-    {"nemotron-3-nano", 2688, 1856, 128, 128, 6, activation::Activation::relu2},
-    {"nemotron-3-super", 1024, 2688, 512, 512, 22, activation::Activation::relu2},
-};
 const std::vector<Kind> kKinds = {
     {"bf16", format::Format::bf16, format::InputFormat::plain, 16, false},
     {"fp8pt", format::Format::fp8_tensor, format::InputFormat::fp8_static, 8, true},
@@ -108,17 +101,9 @@ double replayed_us(int calls, int replays, const std::function<void(cudaStream_t
 }
 
 MoeSpec spec_of(const BenchShape& shape, const Kind& kind, bool logits) {
-  MoeSpec spec;
-  spec.experts = shape.experts;
-  spec.top_k = shape.top_k;
-  spec.hidden = shape.hidden;
-  spec.inter = shape.inter;
-  spec.weights = kind.weights;
+  MoeSpec spec = spec_of(shape, kind.weights);
   spec.inputs = kind.inputs;
   spec.fp8_f32_sums = kind.f32_sums;
-  spec.act = shape.act;
-  spec.local_experts = shape.locals == shape.experts ? 0 : shape.locals;
-  spec.routing = routing::Method::renormalize;
   spec.routed = !logits;
   return spec;
 }

@@ -61,11 +61,14 @@ gtest() { # program, filter
 
 [[ $# -ge 2 ]] || usage
 case $1 in
-  pack) pack "$2" "$3" && exit 0 ;;
+  pack)
+    [[ $# -eq 3 ]] || usage
+    pack "$2" "$3" && exit 0
+    ;;
   run) ;;
   *) usage ;;
 esac
-dir=$(cd "$2" && pwd)
+dir=$(cd "$2" && pwd) || exit 2
 shift 2
 out=${OUT:-$dir/out}
 mkdir -p "$out"
