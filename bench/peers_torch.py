@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The fused MoE as a PyTorch user writes it, on the shapes of bench/moe_sm90.cc: sort by expert, gather, grouped GEMM,
-activation, (row-wise FP8 rounding,) grouped GEMM, weighted sum. Timed as there: one CUDA graph of several calls, each
-with its own routing and in turn another copy of the weights; median of the replays. Prints one line a cell."""
+"""The fused MoE as a PyTorch user writes it, on the first five shapes of bench/moe_shapes.cc: sort by expert, gather,
+grouped GEMM, activation, (row-wise FP8 rounding,) grouped GEMM, weighted sum. Timed as bench/moe_sm90.cc does: one CUDA
+graph of several calls, each with its own routing and in turn another copy of the weights; median of the replays. Prints
+one line a cell."""
 import argparse
 import torch
 import torch.nn.functional as F
