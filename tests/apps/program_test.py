@@ -258,6 +258,7 @@ class Operator(Program):
     def test_bench_moe(self):
         self.refused(USAGE, "--isa goes with --device cpu", "bench", "moe", "--device", "cuda", "--isa", "scalar")
         self.refused(USAGE, "--logits goes with --device cuda", "bench", "moe", "--logits")
+        self.refused(USAGE, "accepted: qwen3-30b-a3b", "bench", "moe", "--shape", "nope")
 
     def test_explain(self):
         result = run("explain", SPEC)

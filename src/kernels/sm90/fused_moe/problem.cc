@@ -72,7 +72,7 @@ GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
   p.slabs[0] = first.slabs();
   p.slabs[1] = second.slabs();
   p.gated = s.gated();
-  constexpr int kFewRows = 16;
+  constexpr int kFewRows = 16;  // the choice that depends on it is one between tiles of few rows
   p.apart = s.fp8_block_trtllm || (scales_rows(round_of(s.inputs)) && !completes_rows(s, p.operand, kFewRows));
   return p;
 }

@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The templates and variables of chat_template_vectors.py. They were written for these tests; they use the constructs of
+the chat templates of Qwen3, Nemotron-3 and DeepSeek-V3."""
+# ---- expressions: one line each, all with the same variables
+VARIABLES = {
+    "s": "Hello, W\u00f6rld \u4f60\u597d \U0001f600",
+    "text": "  <think>\na b\n</think>\n\nanswer \n\n",
+    "e": "",
+    "n": 7,
+    "x": 2.5,
+    "t": True,
+    "f": False,
+    "none_value": None,
+    "xs": [3, 1, 2],
+    "words": ["pear", "Apple", "fig", "apple"],
+    "d": {"b": 1, "a": "two", "items": [1], "nested": {"k": [1, {"z": None}]}},
+    "people": [{"name": "Ann", "age": 31, "role": "user"}, {"name": "bob", "age": 5, "role": "tool"}, {"name": "Cy", "role": "user"}],
+    "quote": "it's \"q\" \\ \n\t\x01 \u00e9 \u200b </tag> & <b>",
+    "empty_list": [],
+    "empty_dict": {},
+    "big": 1e16,
+    "small": 1e-7,
+}
+
+EXPRESSIONS = r"""
+1 + 2 * 3 - 4 / 2
+7 // 2, -7 // 2, 7 % 3, -7 % 3, 7 // -2, 7 % -3
+7.5 // 2, -7.5 % 2, 7.5 % -2
+2 ** 10, 2 ** -1, 2 ** 3 ** 2, -2 ** 2
+1_000 + 2
+1.5e3, 2.0, 1e100, 0.1 + 0.2, 1/3
+n, x, t, f, none_value, big, small, -0.0
+1 < 2 < 3, 1 < 3 < 2, 1 == 1.0, true == 1, "1" == 1
+n > 5 and x < 3 or f, not t, not not e
+e or "default", n and x, none_value or 0
+"a" "b" 'c'
+"esc \n\t\\ \' \" \x41 \u00e9 \101 \q"
+'a' ~ 1 ~ 2.0 ~ true ~ none ~ undefined_thing ~ [1, 'x'] ~ {'k': 'v'}
+"ab" * 3, [1] * 2, 3 * "x", "x" * -1
+[1, 2] + [3], (1, 2) + (3,), (1,), (), []
+{"a": 1, 'b': [1, 2.0, none, true]}, {"a": 1, "a": 2}
+xs[0], xs[-1], xs[5] is defined, xs[1:], xs[:-1], xs[::-1], xs[::2], xs[5:], xs[-2:], xs[1:0:-1]
+s[0], s[7], s[-1], s[1:5], s[::-1], s[100:], s[:3], s[-3:-1], s[10:2:-2]
+d.b, d['a'], d["missing"] is defined, d.nested.k[1].z is none, d.nested['k'][0]
+xs.0, d.nested.k.1
+"pp" in "apple", "x" in xs, 3 in xs, "a" in d, "z" not in d, 1 in (1, 2)
+none_value is none, missing is none, missing is defined, n is defined, missing is undefined
+s is string, n is string, xs is string, n is number, t is number, x is float, n is integer, t is integer, t is boolean
+d is mapping, xs is mapping, xs is sequence, d is sequence, s is sequence, n is sequence, xs is iterable, n is iterable, s is iterable, missing is iterable
+n is odd, n is even, n is divisibleby 7, n is divisibleby(2), t is true, f is false, n is true, n is not none
+n is eq 7, n is gt 3, n is lt(3), n is ge 7, n is le 6, n is ne 7, 3 is in xs, n is sameas 7
+range is callable, n is callable, missing is callable, "a" is lower, "A" is upper, "aB" is lower
+"a" if t else "b", "a" if f, ("a" if f) is defined, 1 if f else 2 if f else 3
+s | length, xs | count, d | length, e | length, missing | length
+text | trim, "xxaxx" | trim("x"), 5 | trim
+missing | default("D"), none_value | default("D"), none_value | default("D", true), e | d("E", boolean=true), n | default(1)
+xs | join(", "), xs | join, words | join("-"), people | join("|", attribute="name"), s | join(".")
+xs | first, xs | last, empty_list | first is defined, s | first, s | last, d | first
+"abc" | list, d | list, (1, 2) | list, d.items() | list
+words | map("upper") | list, people | map(attribute="name") | join(","), people | map(attribute="age", default=0) | list
+words | map("replace", "p", "P") | list
+[0, 1, "", "a", none_value] | select | list, [0, 1, 2, 3] | select("odd") | list, [0, 1, 2] | reject("eq", 1) | list
+people | selectattr("role", "equalto", "user") | map(attribute="name") | list
+people | selectattr("age") | list | length, people | rejectattr("age", "defined") | map(attribute="name") | list
+people | selectattr("age", "gt", 10) | list if f else people | selectattr("age", "defined") | selectattr("age", "gt", 10) | list
+d | items | list, d.items() | list, d.keys() | list, d.values() | list, missing | items | list
+d.get("a"), d.get("q"), d.get("q", 3), d.get("items")
+d | dictsort if f else {"b": 2, "A": 1, "c": 0} | dictsort, {"b": 2, "a": 1} | dictsort(by="value"), {"b": 2, "a": 1} | dictsort(reverse=true)
+s | upper, s | lower, "hello wORLD-foo (bar" | title, "hello wORLD" | capitalize, "stra\u00dfe" | upper
+"hello wORLD's x" .title(), "hELLO".capitalize(), "\u01c6x".title()
+"a-b-a" | replace("a", "x"), "a-b-a" | replace("a", "x", 1), "ab" | replace("", "-")
+n | string, x | string, none_value | string, t | string, xs | string, d | string
+"42" | int, " 7 " | int, "3.9" | int, "x" | int, "x" | int(5), "ff" | int(base=16), x | int, none_value | int(3), t | int, "-5" | int
+"2.5" | float, "x" | float, "x" | float(1.5), n | float
+d | tojson, quote | tojson, xs | tojson, none_value | tojson, x | tojson, big | tojson, t | tojson, empty_list | tojson
+d | tojson(indent=2)
+{"b": [], "a": {}, "c": [1, [2]]} | tojson(indent=4)
+d | tojson(sort_keys=true), s | tojson(ensure_ascii=true), xs | tojson(separators=(",", ":"))
+quote, [quote], d, ["it's", 'say "x"', "\n\\"]
+quote | safe
+xs | reverse | list, "abc" | reverse, xs | sort, xs | sort(reverse=true), words | sort, words | sort(case_sensitive=true), people | sort(attribute="name") | map(attribute="name") | list
+words | unique | list, words | unique(case_sensitive=true) | list
+xs | sum, xs | min, xs | max, words | min, people | selectattr("age", "defined") | sum(attribute="age"), [1.5, 2] | sum
+-5 | abs, x | abs, 2.567 | round(1), 2.5 | round, 3.5 | round, 2.1 | round(0, "ceil"), 2.9 | round(method="floor")
+"a\nb\n\nc" | indent, "a\nb\n" | indent(2, true), "a\n\nb" | indent(1, blank=true), "a\nb" | indent("> ", first=true)
+text.strip(), text.lstrip(), text.rstrip(), text.strip("\n "), "xyx".strip("x"), "xyx".lstrip("x"), "xyx".rstrip("xy")
+text.split("</think>")[-1].lstrip("\n"), text.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
+"a b  c".split(), "a b  c".split(" "), "a,b,c".split(",", 1), "a,b,c".rsplit(",", 1), " a b c ".split(none, 1), " a b c ".rsplit(none, 1), "".split(), "".split(","), "aaa".rsplit("aa", 1)
+"a\nb\r\nc".splitlines(), "a\nb\n".splitlines(true), "".splitlines()
+s.startswith("Hello"), s.endswith("x"), "abc".startswith(("x", "a")), "abc".endswith("")
+"abcabc".find("c"), "abcabc".rfind("c"), "abc".find("z"), s.find("\u597d"), "abc".index("b"), "abcabc".rindex("a")
+"a.b".replace(".", "::"), "aaa".replace("a", "b", 2), "abcb".count("b"), "abc".count(""), "-".join(["a", "b"]), ",".join("abc")
+"abc".removeprefix("a"), "abc".removesuffix("bc"), "abc".removeprefix("z"), "12".isdigit(), "1a".isdigit(), "ab".isalpha(), " ".isspace(), "".isspace(), "a1".isalnum()
+"ABC".lower(), "abc".upper(), s.upper()
+xs.index(1), xs.count(1), [1, 1].count(1)
+range(3) | list, range(1, 4) | list, range(5, 0, -2) | list, range(0) | list, range(3) | last
+namespace(a=1).a, namespace({"b": 2}).b, namespace(a=1).missing is defined
+dict(a=1, b=2), dict({"a": 1}, c=3)
+strftime_now("%d %b %Y"), strftime_now("%Y-%m-%d %H:%M:%S %A %B %j")
+missing, "[" ~ missing ~ "]", missing is not defined
+missing == missing_too, missing == none, missing in xs
+xs | length > 2 and words | length == 4
+(n | string) + "!", n ~ "!", "%d" if f else "no"
+d is defined and d.a is defined and d.a is string and "w" in d.a
+not "a" in "abc", "a" not in "abc", not ("a" in "abc")
+(xs | first) + (xs | last), -xs[0], +x, -n | abs
+[[1, 2], [3]] | map("first") | list, [[1, 2], [3]] | map(attribute=0) | list, [{"a": {"b": 5}}] | map(attribute="a.b") | list
+[1, 2] == [1, 2], [1] == (1,), {"a": 1} == {"a": 1.0}, "a" < "b", [1, 2] < [1, 3], "Z" < "a"
+"\u00e9" | length, "\U0001f600" | length, "\U0001f600"[0], "a\u0301" | length
+true and "yes" or "no", True, None, none, False
+s == "Hello, W\u00f6rld \u4f60\u597d \U0001f600"
+{"a": {"b": {}}}["a"]["b"], {}.x is defined, [{}][0]
+[1,2,], {"a": 1,}, (1,2,)
+x is number and x > 2
+words | map("length") | sum
+"a" ~ ("b" if t) ~ ("c" if f)
+"{{ not a tag }}" ~ '{% nor this %}'
+1 if xs else 0, 1 if empty_list else 0, 1 if empty_dict else 0, 1 if "0" else 0, 1 if 0.0 else 0
+"a" + "b" | upper, ("a" + "b") | upper, "a" ~ "b" | upper
+"%s" is string and "x" is not number
+""".strip().split("\n")
+
+# ---- expressions that fail
+FAILING = r"""
+missing.attribute
+missing["key"]
+missing + "x"
+"x" + none_value
+"x" + 1
+none_value + 1
+[1] + "a"
+xs | tojson(indent="z") + missing()
+missing()
+n()
+"abc".nothing()
+xs.append(4)
+d.update({"q": 1})
+1 / 0
+1 // 0
+1 % 0
+missing | tojson
+n | length
+n | items | list
+1 in n
+1 < "a"
+"a".split("")
+"abc".index("z")
+[] | first + 1
+xs | no_such_filter
+xs is no_such_test
+raise_exception("the conversation must start with a user")
+range(10, "x")
+1 +
+(1
+[1
+{"a" 1}
+a b
+"unclosed
+1 is
+x |
+d.
+xs[
+n | default(1, 2, 3)
+n | trim(charz="x")
+-"a"
+""".strip().split("\n")
+
+# ---- whole templates
+PEOPLE = {"people": VARIABLES["people"], "xs": [1, 2, 3], "t": True}
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is the weather in Z\u00fcrich?"},
+    {"role": "assistant", "content": "<think>\nI look it up.\n</think>\n\nOne moment.", "tool_calls": [
+        {"type": "function", "id": "1", "function": {"name": "weather", "arguments": {"city": "Z\u00fcrich", "days": 2, "units": ["C", "%"], "deep": {"a": None}}}},
+        {"type": "function", "function": {"name": "time", "arguments": {}}}]},
+    {"role": "tool", "content": "{\"t\": 21}"},
+    {"role": "tool", "content": "12:00"},
+    {"role": "assistant", "content": "<think>\nok\n</think>\n\nIt is 21 \u00b0C."},
+    {"role": "user", "content": "Thanks"},
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": " The weather. ", "parameters": {"type": "object", "properties": {
+        "city": {"type": "string", "description": "Which city"}, "days": {"type": ["integer", "null"], "enum": [1, 2], "minimum": 1, "strict": True}}, "required": ["city"], "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}, "extra": {"x": [1]}}},
+]
+
+CHATML = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+# tools as JSON, thinking cut from old turns, reverse scan with a namespace, tool results grouped into one turn
+THINKING_TOOLS = r"""{%- if tools %}
+    {{- '<S>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- "# Functions\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools>\nreturn {\"name\": <name>, \"arguments\": <json>}<E>\n" }}
+{%- else %}
+    {%- if messages[0].role == 'system' %}
+        {{- '<S>system\n' + messages[0].content + '<E>\n' }}
+    {%- endif %}
+{%- endif %}
+{%- set ns = namespace(searching=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and message.role == "user" and message.content is string and not(message.content.startswith('<r>') and message.content.endswith('</r>')) %}
+        {%- set ns.searching = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<S>' + message.role + '\n' + content + '<E>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set thought = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set thought = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last or (loop.last and thought) %}
+            {{- '<S>' + message.role + '\n<think>\n' + thought.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+        {%- else %}
+            {{- '<S>' + message.role + '\n' + content }}
+        {%- endif %}
+        {%- if message.tool_calls %}
+            {%- for tool_call in message.tool_calls %}
+                {%- if (loop.first and content) or (not loop.first) %}
+                    {{- '\n' }}
+                {%- endif %}
+                {%- if tool_call.function %}
+                    {%- set tool_call = tool_call.function %}
+                {%- endif %}
+                {{- '<call>\n{"name": "' }}
+                {{- tool_call.name }}
+                {{- '", "arguments": ' }}
+                {%- if tool_call.arguments is string %}
+                    {{- tool_call.arguments }}
+                {%- else %}
+                    {{- tool_call.arguments | tojson }}
+                {%- endif %}
+                {{- '}\n</call>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<E>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<S>user' }}
+        {%- endif %}
+        {{- '\n<r>\n' }}
+        {{- content }}
+        {{- '\n</r>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<E>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<S>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+# a macro over a JSON schema, ~ chains, previtem and nextitem, conditional expressions as defaults
+MACRO_TOOLS = r"""{% macro extra(fields, handled) %}
+    {%- if fields is mapping %}
+        {%- for key in fields if key not in handled %}
+            {%- if fields[key] is mapping or (fields[key] is sequence and fields[key] is not string) %}
+                {{- '\n<' ~ key ~ '>' ~ (fields[key] | tojson | safe) ~ '</' ~ key ~ '>' }}
+            {%- else %}
+                {{-'\n<' ~ key ~ '>' ~ (fields[key] | string) ~ '</' ~ key ~ '>' }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{% endmacro %}
+{%- set thinking = thinking if thinking is defined else True %}
+{%- set ns = namespace(last_user = -1) %}
+{%- for m in messages %}
+  {%- if m["role"] == "user" %}
+    {%- set ns.last_user = loop.index0 %}
+  {%- endif %}
+{%- endfor %}
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set rest = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+    {%- set rest = messages %}
+{%- endif %}
+{%- if not tools is defined %}
+    {%- set tools = [] %}
+{%- endif %}
+{{- "<S>system\n" + system_message }}
+{%- if tools is iterable and tools | length > 0 %}
+    {%- for tool in tools %}
+        {%- if tool.function is defined %}
+            {%- set tool = tool.function %}
+        {%- endif %}
+        {{- "\n<function>\n<name>" ~ tool.name ~ "</name>" }}
+        {%- if tool.description is defined %}
+            {{- '\n<description>' ~ (tool.description | trim) ~ '</description>' }}
+        {%- endif %}
+        {%- if tool.parameters is defined and tool.parameters is mapping and tool.parameters.properties is defined and tool.parameters.properties is mapping %}
+            {%- for name, fields in tool.parameters.properties|items %}
+                {{- '\n<parameter>\n<name>' ~ name ~ '</name>' }}
+                {%- if fields.type is defined %}
+                    {{- '\n<type>' ~ (fields.type | string) ~ '</type>' }}
+                {%- endif %}
+                {%- if fields.enum is defined %}
+                    {{- '\n<enum>' ~ (fields.enum | tojson | safe) ~ '</enum>' }}
+                {%- endif %}
+                {%- set handled = ['name', 'type', 'enum'] %}
+                {{- extra(fields, handled) }}
+                {{- '\n</parameter>' }}
+            {%- endfor %}
+        {%- endif %}
+        {% set handled = ['type', 'properties', 'required'] %}
+        {{- extra(tool.parameters, handled) }}
+        {{- extra(tool, handled=['name', 'description', 'parameters']) }}
+        {{- '\n</function>' }}
+    {%- endfor %}
+{%- endif %}
+{{- '<E>\n' }}
+{%- for message in rest %}
+    {%- if message.role == "assistant" %}
+        {%- set content = message.content | default('', true) %}
+        {%- if message.tool_calls is defined and message.tool_calls is iterable and message.tool_calls | length > 0 %}
+            {{- '<S>assistant\n' }}
+            {%- set keep = not (loop.index0 < ns.last_user) %}
+            {%- if content is string and content | trim | length > 0 %}
+                {%- if keep %}
+                    {{- (content | trim) ~ '\n' -}}
+                {%- else %}
+                    {%- set c = (content | string) %}
+                    {%- if '</think>' in c %}
+                        {%- set c = c.split('</think>')[-1] %}
+                    {%- elif '<think>' in c %}
+                        {%- set c = c.split('<think>')[0] %}
+                    {%- endif %}
+                    {{- "<think></think>" ~ c ~ '\n' -}}
+                {%- endif %}
+            {%- endif %}
+            {%- for tool_call in message.tool_calls %}
+                {%- set tool_call = tool_call.function if tool_call.function is defined else tool_call %}
+                {{- '<call=' ~ tool_call.name ~ '>\n' -}}
+                {%- for name, value in tool_call.arguments|items %}
+                    {%- set value = value | tojson | safe if value is mapping or (value is sequence and value is not string) else value | string %}
+                    {{- '<' ~ name ~ '>\n' ~ value ~ '\n</' ~ name ~ '>\n' -}}
+                {%- endfor %}
+            {%- endfor %}
+            {{- '<E>\n' }}
+        {%- else %}
+            {{- '<S>assistant\n' ~ (content | default('', true) | string | trim) ~ '<E>\n' }}
+        {%- endif %}
+    {%- elif message.role == "tool" %}
+        {%- if loop.previtem and loop.previtem.role != "tool" %}
+            {{- '<S>user\n' }}
+        {%- endif %}
+        {{- '<r>\n' ~ message.content ~ '\n</r>\n' }}
+        {%- if not loop.last and loop.nextitem.role != "tool" %}
+            {{- '<E>\n' }}
+        {%- elif loop.last %}
+            {{- '<E>\n' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<S>' + message.role + '\n' }}
+        {%- set content = message.content | string %}
+        {{- content }}
+        {{- '<E>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<S>assistant\n<think>' ~ ('\n' if thinking else '</think>') }}
+{%- endif %}
+"""
+
+# one line, flags in a namespace, tool outputs after each other
+FLAGS = (
+    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}"
+    "{% set ns = namespace(is_first=false, is_tool=false, first_output=true, system='', first_system=true) %}"
+    "{%- for message in messages %}{%- if message['role'] == 'system' %}{%- if ns.first_system %}{% set ns.system = ns.system + message['content'] %}{% set ns.first_system = false %}"
+    "{%- else %}{% set ns.system = ns.system + '\\n\\n' + message['content'] %}{%- endif %}{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system }}"
+    "{%- for message in messages %}{% set content = message['content'] %}{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}{{'<\uff5cUser\uff5c>' + content}}{%- endif %}"
+    "{%- if message['role'] == 'assistant' %}{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}{% endif %}"
+    "{%- if message['role'] == 'assistant' and message['tool_calls'] is defined and message['tool_calls'] is not none %}{%- set ns.is_first = false %}{%- set ns.first_output = true %}"
+    "{%- for tool in message['tool_calls'] %}{%- if not ns.is_first %}{{'<\uff5cAssistant\uff5c>' + content + '<calls>' + tool['type'] + '<sep>' + tool['function']['name'] + '\\n' + '```json' + '\\n' + tool['function']['arguments']|tojson + '\\n' + '```'}}{%- set ns.is_first = true -%}"
+    "{%- else %}{{'\\n' + tool['function']['name'] + tool['function']['arguments']|tojson}}{%- endif %}{%- endfor %}{{'</calls>'}}{%- endif %}"
+    "{%- if message['role'] == 'assistant' and 'tool_calls' not in message %}{%- if ns.is_tool %}{{'</outputs>' + content + '<end>'}}{%- set ns.is_tool = false -%}{%- else %}{{'<\uff5cAssistant\uff5c>' + content + '<end>'}}{%- endif %}{%- endif %}"
+    "{%- if message['role'] == 'tool' %}{%- set ns.is_tool = true -%}{%- if ns.first_output %}{{'<outputs>' + content}}{%- set ns.first_output = false %}{%- else %}{{'\\n' + content}}{%- endif %}{%- endif %}{%- endfor -%}"
+    "{% if ns.is_tool %}{{'</outputs>'}}{% endif %}{% if add_generation_prompt and not ns.is_tool %}{{'<\uff5cAssistant\uff5c><think>\\n'}}{% endif %}"
+)
+
+CHAT = {"messages": MESSAGES, "tools": None, "add_generation_prompt": True, "bos_token": "<s>"}
+TEMPLATES = [
+    # white space
+    ("a\n{% if t %}\nb\n{% endif %}\nc\n", PEOPLE),
+    ("a\n   {% if t %}\n  b\n   {% endif %}   \nc\n\n", PEOPLE),
+    ("a  {%- if t -%}  b  {%- endif -%}  c", PEOPLE),
+    ("a\n  {%+ if t %}\n b {%+ endif +%}\nc", PEOPLE),
+    ("  {{ t }}  \n  {{- t }}\n{{ t -}}\n  x\n", PEOPLE),
+    ("a {# comment {{ t }} #}\nb\n  {# c #}  \n{#- d -#}\n e", PEOPLE),
+    ("{% raw %}\n{{ t }} {% if %}\n{% endraw %}\nx {%- raw -%} {# y #} {%- endraw -%}  z", PEOPLE),
+    ("\r\na\r\n{% if t %}\r\nb\r\n{% endif %}\r\n", PEOPLE),
+    ("{{ '{{' }} {{ {'a': {'b': 1}} }} {{ \"%}\" }}", PEOPLE),
+    ("{%if t%}x{%else%}y{%endif%}{{t}}{{-t-}}", PEOPLE),
+    ("{% for x in xs %}\n  {{ x }}\n{% endfor %}\n", PEOPLE),
+    ("{% for x in xs -%}\n  {{ x }}\n{%- endfor %}\n.", PEOPLE),
+    ("{% set a = 1 %}\n\n{% set b = 2 %}{{ a + b }}\n", PEOPLE),
+    ("", PEOPLE),
+    ("\n", PEOPLE),
+    ("plain { text } % # } }}", PEOPLE),
+    # statements
+    ("{% for p in people %}{{ loop.index }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}{{ loop.revindex }}{{ loop.revindex0 }} {{ p.name }}{% if not loop.last %}, {% endif %}{% else %}none{% endfor %}", PEOPLE),
+    ("{% for x in [] %}x{% else %}none{{ t }}{% endfor %}", PEOPLE),
+    ("{% for p in people if p.role == 'user' %}{{ loop.index0 }}{{ loop.length }}{{ p.name }};{% endfor %}", PEOPLE),
+    ("{% for p in people if p.role == 'nobody' %}x{% else %}nobody{% endfor %}", PEOPLE),
+    ("{% for k, v in {'a': 1, 'b': [2]}.items() %}{{ k }}={{ v }};{% endfor %}{% for k in {'a': 1} %}{{ k }}{% endfor %}", PEOPLE),
+    ("{% for a, b in [(1, 2), [3, 4], 'xy'] %}{{ a }}-{{ b }};{% endfor %}", PEOPLE),
+    ("{% for x in xs %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}{% for x in xs %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}", PEOPLE),
+    ("{% for x in xs %}{% for y in xs %}{% if y > x %}{% break %}{% endif %}{{ x }}{{ y }}{{ loop.depth }} {% endfor %}|{{ loop.index }}{% endfor %}", PEOPLE),
+    ("{% for x in xs %}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.cycle('a', 'b') }} {% endfor %}", PEOPLE),
+    ("{% for c in 'h\u00e9\U0001f600' %}{{ c }}.{% endfor %}{% for x in undefined_thing %}x{% endfor %}", PEOPLE),
+    ("{% set v = 1 %}{% for x in xs %}{% set v = x %}{{ v }}{% endfor %}{{ v }}{% if t %}{% set v = 9 %}{% endif %}{{ v }}", PEOPLE),
+    ("{% set ns = namespace(n=0, found=false) %}{% for x in xs %}{% set ns.n = ns.n + x %}{% if x == 2 %}{% set ns.found = true %}{% endif %}{% endfor %}{{ ns.n }}{{ ns.found }}", PEOPLE),
+    ("{% set a, b = 1, 2 %}{% set (c, d) = [3, 4] %}{{ a }}{{ b }}{{ c }}{{ d }}", PEOPLE),
+    ("{% set block %}\n  hi {{ t }}\n{% endset %}[{{ block }}]{% set up | upper | trim %} abc {% endset %}[{{ up }}]", PEOPLE),
+    ("{% set ns = namespace() %}{% set ns.x %}q{{ t }}{% endset %}{{ ns.x }}", PEOPLE),
+    ("{% if 0 %}a{% elif '' %}b{% elif t %}c{% else %}d{% endif %}{% if not t %}x{% endif %}{% if people %}y{% endif %}", PEOPLE),
+    ("{% macro m(a, b=2, c=none) %}[{{ a }}|{{ b }}|{{ c is none }}]{% endmacro %}{{ m(1) }}{{ m(1, 3) }}{{ m(1, c=5) }}{{ m(b=7, a=0) }}{{ m() }}{{ m('x') | length }}", PEOPLE),
+    ("{% macro outer(xs) %}{% for x in xs %}{{ inner(x) }}{% endfor %}{% endmacro %}{% macro inner(x) %}<{{ x }}{{ g }}>{% endmacro %}{% set g = '!' %}{{ outer(xs) }}", PEOPLE),
+    ("{% macro f(n) %}{{ n }}{% if n > 0 %},{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(5) }}", PEOPLE),
+    ("{% macro m(x) %}\n  {%- set y = x ~ '!' %}\n  {{- y }}\n{%- endmacro %}\n{% set y = 1 %}\n{{ m('a') }}{{ y }}", PEOPLE),
+    ("{% macro m(a, b=a) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}", PEOPLE),
+    ("{% generation %}said{% endgeneration %}\n{{ xs | length }}", PEOPLE),
+    ("{{ people[0].name }}{{ people[-1]['name'] }}{{ people | map(attribute='name') | join(', ') }}", PEOPLE),
+    ("{% for p in people | sort(attribute='name') | reverse %}{{ p.name }}{% endfor %}{% for p in people[::-1] %}{{ p.name }}{% endfor %}", PEOPLE),
+    ("{% set x = 'a' if t else 'b' %}{{ x }}{% set y = [] %}{% for p in people %}{% set y = y + [p.name] %}{% endfor %}{{ y }}", PEOPLE),
+    ("{{- 'a' }}\n\n{{- 'b' }}\n{{ 'c' -}}\n\nd", PEOPLE),
+    # failing
+    ("{% if t %}", PEOPLE),
+    ("{% endif %}", PEOPLE),
+    ("{% for x in xs %}{% endif %}", PEOPLE),
+    ("{{ t", PEOPLE),
+    ("{# t", PEOPLE),
+    ("{% for x %}{% endfor %}", PEOPLE),
+    ("{% for a, b in xs %}{% endfor %}", PEOPLE),
+    ("{% set people.x = 1 %}", PEOPLE),
+    ("{% break %}", PEOPLE),
+    ("{% nonsense %}", PEOPLE),
+    ("{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", PEOPLE),
+    ("{% macro m(a) %}{% endmacro %}{{ m(z=2) }}", PEOPLE),
+    ("{% if messages[0].role != 'user' %}{{ raise_exception('Expected ' ~ messages[0].role) }}{% endif %}", CHAT),
+    # chats
+    (CHATML, {**CHAT, "messages": [m for m in MESSAGES if m["role"] != "tool"]}),
+    (CHATML, {**CHAT, "messages": MESSAGES[:2], "add_generation_prompt": False}),
+    (THINKING_TOOLS, CHAT),
+    (THINKING_TOOLS, {**CHAT, "tools": TOOLS}),
+    (THINKING_TOOLS, {**CHAT, "messages": MESSAGES[:6], "enable_thinking": False}),
+    (THINKING_TOOLS, {**CHAT, "messages": MESSAGES[1:2]}),
+    (MACRO_TOOLS, CHAT),
+    (MACRO_TOOLS, {**CHAT, "tools": TOOLS}),
+    (MACRO_TOOLS, {**CHAT, "tools": TOOLS, "messages": MESSAGES[:5], "thinking": False}),
+    (FLAGS, CHAT),
+    (FLAGS, {**CHAT, "messages": MESSAGES[:5]}),
+    ("{% set date_string = strftime_now('%d %b %Y') %}Today: {{ date_string }}", CHAT),
+]
