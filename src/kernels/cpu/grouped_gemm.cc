@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/cpuid.h"
 #include "base/math.h"
 
 namespace sluice::kernels::cpu {
@@ -76,13 +77,14 @@ void grouped_gemm(Context& ctx, const Operand& x, const weights::PanelStack& w, 
     a.out = memory.tiles + int64_t{worker} * kTileFloats;
     a.scratch = memory.scratch + int64_t{worker} * kScratchBytes;
     const int64_t first = task % runs * run, last = std::min(first + run, w.units());
-    a.stream_end = last < w.units() ? w.unit(b.group, last).codes : w.unit(b.group + 1, 0).codes;
+    a.stream.end = last < w.units() ? w.unit(b.group, last).codes : w.unit(b.group + 1, 0).codes;
     // Tasks go out one by one, so this thread's next one is most likely as many further as there are threads. After
     // the last one: lines that have just been read.
     const int64_t next = task + ctx.pool.size();
     const weights::UnitView after =
         next < count * runs ? w.unit(blocks[next / runs].group, next % runs * run) : w.unit(b.group, first);
-    a.stream_jump = next < count * runs ? after.codes - a.stream_end : -4 * kLookAheadBytes;
+    a.stream.in_order = cpu_features().amd;
+    a.stream.jump = next < count * runs ? after.codes - a.stream.end : -4 * kLookAheadBytes;
     for (int64_t u = first; u < last; u += a.units) {
       const weights::UnitView unit = w.unit(b.group, u);
       a.units = static_cast<int>(units_per_call(w, x.choice, b.group, u, last));

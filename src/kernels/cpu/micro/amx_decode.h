@@ -91,7 +91,7 @@ template <class C, int kPanels>
 SLUICE_INLINE void decode_step(const GemmArgs& a, int64_t k, uint8_t* out) {
   constexpr int kGroupK = C::kGroup == 16 ? 16 : 32;
   const uint8_t* codes = a.codes + k / C::kBlockK * 64 * kPanels;
-  prefetch_codes<kTileK / C::kBlockK * kPanels>(codes, {a.stream_end, a.stream_jump});
+  prefetch_codes<kTileK / C::kBlockK * kPanels>(codes, a.stream);
 #pragma GCC unroll 2
   for (int64_t at = 0; at < kTileK; at += kGroupK, codes += kGroupK / C::kBlockK * 64 * kPanels)
 #pragma GCC unroll 2

@@ -55,7 +55,7 @@ SLUICE_INLINE void add_row(const GemmArgs& unit, int64_t begin, int64_t end, con
     for (int p = 0; p < kPanels; ++p) even[p] = odd[p] = _mm512_setzero_ps();
 #pragma GCC unroll 4
     for (int block = 0; block < kTileK / E2m1MxCoding::kBlockK; ++block) {
-      prefetch_block<Avx512, kPanels>(codes, {unit.stream_end, unit.stream_jump});
+      prefetch_block<Avx512, kPanels>(codes, unit.stream);
 #pragma GCC unroll 2
       for (int p = 0; p < kPanels; ++p) add_products(_mm512_loadu_si512(codes + 64 * p), x, even[p], odd[p]);
       codes += 64 * kPanels;

@@ -64,6 +64,13 @@ inline constexpr int kMaxUnits = 4;   // units in one call
 inline constexpr int kUnitOut = kMaxRows * kTileCols + 512;
 inline constexpr int kScratchBytes = 40960;  // decoded weights of one chunk
 
+// The weights that a task reads front to back, for prefetching (micro/tile.h).
+struct Stream {
+  const uint8_t* end = nullptr;  // of what this task reads
+  int64_t jump = 0;              // from there to what this thread reads next
+  bool in_order = false;         // prefetch line after line (AMD's cores), not page by page in turn (Intel's)
+};
+
 // For each unit out[m][32] = (sum over k of x[row][k] * w[n][k]) * row_scale[n] * x_scale[row] for the rows of the
 // unit.
 struct GemmArgs {
@@ -71,10 +78,8 @@ struct GemmArgs {
   const uint8_t* scales = nullptr;
   const float* row_scale = nullptr;
   int panels = 0;
-  int64_t k = 0;  // K'
-  const uint8_t* stream_end =
-      nullptr;  // where this task's codes end, and how far from there the thread's next ones lie
-  int64_t stream_jump = 0;
+  int64_t k = 0;                            // K'
+  Stream stream;                            // of the codes
   bool first = true, last = true;           // of the calls of a task: what a kernel sets up serves all of them
   int units = 1;                            // so many that follow in memory, if the kernel takes several
   int64_t unit_codes = 0, unit_scales = 0;  // bytes from a unit to the next

@@ -21,7 +21,7 @@ SLUICE_INLINE void prefetch_four(const uint8_t* codes, const Stream& stream) {
 template <int kPlanes, int kRows, int kPanels>
 static void run_fixed_packed(const GemmArgs& a, const uint8_t* const* x) {
   const FixedRow at(a.k);
-  const Stream stream{a.stream_end, a.stream_jump};
+  const Stream& stream = a.stream;
   __m512 acc[kRows][kPanels];
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2

@@ -77,7 +77,7 @@ static void run_dot_tile(const Tile& t) {
       prefetch_block<Avx512, kPanels>(codes + t.block_stride, t.stream);
       Avx512::prefetch_near(scales + kScalesAhead);
     } else if (ahead < t.ahead_end) {
-      Avx512::prefetch_far(in_stream(page_ahead(ahead), t.stream));
+      Avx512::prefetch_far(in_stream(line_ahead(ahead, t.stream), t.stream));
       ahead += 64;
     }
 #pragma GCC unroll 8
@@ -118,7 +118,7 @@ static void run_dot_unit(const GemmArgs& a) {
   t.x = x;
   t.out = a.out;
   t.first = true;
-  t.stream = {a.stream_end, a.stream_jump};
+  t.stream = a.stream;
   if (a.m <= 8) return run_dot_rows<false, kPanels>(t, a.m);
 
   const RowTiles<Avx512> tiles(a.m);
