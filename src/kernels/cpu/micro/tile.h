@@ -8,7 +8,7 @@
 // batch it travels in, which speculative decoding needs to reproduce plain decoding byte for byte.
 //
 // Few rows: codes are decoded in registers, weights pass through the core once. Many rows: a chunk of kChunk k is
-// decoded to L1 once, and register tiles run over all rows; or every tile decodes (decodes_in_tiles()). All do the same
+// decoded to L1 once, and register tiles run over all rows; or every tile decodes (reads_packed()). All do the same
 // arithmetic in the same order.
 #pragma once
 
@@ -105,14 +105,22 @@ struct DecodedSource {
   SLUICE_INLINE typename V::F scale(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
 };
 
-// Whether every tile of rows decodes its codes again, instead of one pass to L1 for all of them. Codes become pairs of
-// bf16 by shifts and look-ups. Where dots have two of four vector ports (Zen 4), these run between them on the others,
-// but storing what they make does not: a 64-byte store takes the time of 1.5 dots from the dots.
-template <class V, class S>
-constexpr bool decodes_in_tiles() {
-  return (S::kBits == 4 || S::kBits == 8) && V::kPair == 2;
+// Whether every tile of rows reads packed weights, over all k, instead of one pass to L1 for all tiles. bf16 is taken
+// as it lies; codes become pairs of bf16 by shifts and look-ups. Where dots have two of four vector ports (Zen 4 and
+// 5), these run between them on the others, but storing what they make does not: a 64-byte store takes the time of 1.5
+// dots from the dots.
+template <class V>
+constexpr bool reads_packed() {
+  return V::kPair == 2;
 }
 inline constexpr int kDecodingRows = 6;  // by two panels: sums and outputs are 24 of 32 registers
+
+// Of several tiles over the same packed weights: which blocks of the thread's next weights this one brings to L2.
+struct Turns {
+  int of = 1;           // tiles; 1: this tile has weights of its own
+  int left = 0;         // blocks until its next one
+  int64_t to_next = 0;  // from these weights
+};
 
 struct Tile {
   const uint8_t* codes;  // of the first of kPanels panels
@@ -125,11 +133,13 @@ struct Tile {
   float* out;                   // [kRows][kTileCols]
   bool first;                   // start from zero, not from `out`
   Stream stream;
+  Turns turns;                       // packed source
   const uint8_t *ahead, *ahead_end;  // decoded source: packed lines whose line_ahead() to bring to L2 meanwhile
 };
 
 inline constexpr int kAheadSteps = 4;     // a decoded source brings in a line every so many steps
 inline constexpr int kScalesAhead = 512;  // bytes
+inline constexpr int kL2Ahead = 1024;     // bytes: how far weights that lie in L2 are brought to L1
 
 // One block of packed codes is being read: kPanels lines.
 template <class V, int kPanels>
@@ -138,6 +148,18 @@ SLUICE_INLINE void prefetch_block(const uint8_t* codes, const Stream& stream) {
   const int64_t step = next_line_ahead(stream);
 #pragma GCC unroll 2
   for (int p = 0; p < kPanels; ++p) V::prefetch_near(in_stream(ahead + p * step, stream));
+}
+
+// The same for one of several tiles over these weights, which the previous unit's tiles brought to L2. So memory is
+// read all the time and not during the first tile only.
+template <class V, int kPanels>
+SLUICE_INLINE void prefetch_shared_block(const uint8_t* codes, Turns& turns) {
+#pragma GCC unroll 2
+  for (int p = 0; p < kPanels; ++p) V::prefetch_near(codes + kL2Ahead + 64 * p);
+  if (--turns.left >= 0) return;
+  turns.left = turns.of - 1;
+#pragma GCC unroll 2
+  for (int p = 0; p < kPanels; ++p) V::prefetch_far(codes + turns.to_next + 64 * p);
 }
 
 template <class V, class S, int kRows, int kPanels, int kLane>
@@ -161,7 +183,7 @@ template <class V, class S, int kRows, int kPanels>
 static void run_tile(const Tile& t) {
   using F = typename V::F;
   // Grouped codings need two sums a output; beyond a few rows the long one lives in `out` (L1) between groups.
-  constexpr bool kInRegisters = S::kGroup == 0 || kRows * kPanels <= (decodes_in_tiles<V, S>() ? 12 : 8);
+  constexpr bool kInRegisters = S::kGroup == 0 || kRows * kPanels <= (reads_packed<V>() ? 12 : 8);
   const uint8_t* x[kRows];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) x[m] = t.x[m];
@@ -176,6 +198,7 @@ static void run_tile(const Tile& t) {
 
   const uint8_t* codes = t.codes;
   const uint8_t* ahead = t.ahead;
+  [[maybe_unused]] Turns turns = t.turns;  // a copy: `t` may change with every store
   int64_t at = 0;
   const auto block = [&](F(&sum)[kRows][kPanels]) __attribute__((always_inline)) {
     typename S::Raw raw[kPanels];
@@ -183,7 +206,13 @@ static void run_tile(const Tile& t) {
     for (int p = 0; p < kPanels; ++p) {
       raw[p] = S::load(codes + 64 * p);
     }
-    if constexpr (!S::kDecoded) prefetch_block<V, kPanels>(codes, t.stream);
+    if constexpr (!S::kDecoded) {
+      // Not 4-bit weights: they are read in a third of the time of their dots, and took 1.1 of the time at 8 rows.
+      if (reads_packed<V>() && S::kBits > 4 && turns.of > 1)
+        prefetch_shared_block<V, kPanels>(codes, turns);
+      else
+        prefetch_block<V, kPanels>(codes, t.stream);
+    }
     lanes<V, S, kRows, kPanels, 0>(sum, raw, x, at);
     codes += t.block_stride;
     at += 4 * S::kLanes;
@@ -222,7 +251,7 @@ static void run_tile(const Tile& t) {
         }
       } else {
         V::prefetch_near(scales + kScalesAhead);
-        if constexpr (decodes_in_tiles<V, S>() && S::kGroup < kChunk) {
+        if constexpr (reads_packed<V>() && S::kGroup < kChunk) {
 #pragma GCC unroll 4
           for (int64_t i = 0; i < kGroupBlocks; ++i) block(part);
         } else {
@@ -323,13 +352,14 @@ struct RowTiles {
   int begin(int i) const { return static_cast<int>(static_cast<int64_t>(m) * i / tiles); }
 };
 
-// All k of a unit for one tile of rows after the other.
+// All k of a unit for one tile of rows after the other; `next`: what the thread reads then.
 template <class V, class C, int kPanels>
-static void run_decoding_tiles(const Tile& unit, int m) {
-  const RowTiles<V> tiles(m, kDecodingRows);
+static void run_packed_tiles(const Tile& unit, int m, const uint8_t* next) {
+  const RowTiles<V> tiles(m, C::kBits == 16 ? V::kTileRows : kDecodingRows);
   for (int i = 0; i < tiles.tiles; ++i) {
     const int begin = tiles.begin(i);
     Tile tile = unit;
+    tile.turns = {tiles.tiles, i, next - unit.codes};
     tile.x += begin;
     tile.x_group += begin;
     tile.out += static_cast<int64_t>(begin) * kTileCols;
@@ -337,11 +367,47 @@ static void run_decoding_tiles(const Tile& unit, int m) {
   }
 }
 
+// A chunk of k after the other is decoded to `scratch`, and all tiles of rows run over it.
+template <class V, class C, int kPanels>
+static void run_decoded_tiles(const Tile& unit, int m, uint8_t* scratch) {
+  static_assert(V::kPair == 1, "x advances by a float for each k");
+  const RowTiles<V> tiles(m);
+  uint8_t* const weights = scratch;
+  uint8_t* const scales = scratch + kChunk * 64 * kPanels;
+  for (int64_t k0 = 0; k0 < unit.k; k0 += kChunk) {
+    const int64_t k = unit.k - k0 < kChunk ? unit.k - k0 : kChunk;
+    Tile chunk = unit;
+    chunk.codes = unit.codes + k0 / C::kBlockK * unit.block_stride;
+    if constexpr (C::kGroup > 0) chunk.scales = unit.scales + k0 / C::kGroup * unit.scale_stride;
+    chunk.k = k;
+    chunk.first = k0 == 0;
+    decode_chunk<V, C, kPanels>(chunk, weights, scales);
+    chunk.ahead = chunk.codes;
+    chunk.ahead_end = chunk.codes + k / C::kBlockK * unit.block_stride;
+    chunk.codes = weights;
+    chunk.block_stride = 64 * kPanels;
+    chunk.scales = scales;
+    chunk.scale_stride = 64 * kPanels;
+    for (int i = 0; i < tiles.tiles; ++i) {
+      const int begin = tiles.begin(i), end = tiles.begin(i + 1);
+      const uint8_t* rows[8];
+      const float* groups[8];
+      for (int r = begin; r < end; ++r) {
+        rows[r - begin] = unit.x[r] + k0 * 4;
+        groups[r - begin] = C::kGroup == 128 ? unit.x_group[r] + k0 / 128 : nullptr;
+      }
+      Tile tile = chunk;
+      tile.x = rows;
+      tile.x_group = groups;
+      tile.out = unit.out + static_cast<int64_t>(begin) * kTileCols;
+      run_rows<V, DecodedSource<V, C::kGroup>, kPanels>(tile, end - begin);
+      chunk.ahead += k / kAheadSteps * 64;  // this row tile's share
+    }
+  }
+}
+
 template <class V, class C, int kPanels>
 static void run_unit(const GemmArgs& a, int panel) {
-  constexpr int64_t kXBytes = 4 / V::kPair;  // of one input value
-  // bf16 weights are used as they lie when the instruction takes bf16: decoding would only copy them.
-  constexpr bool kAsPacked = C::kBits == 16 && V::kPair == 2;
   alignas(64) const uint8_t* x[kMaxRows];
   const float* x_group[kMaxRows];
   for (int i = 0; i < a.m; ++i) {
@@ -360,50 +426,15 @@ static void run_unit(const GemmArgs& a, int panel) {
   t.first = true;
   t.k = a.k;
   t.stream = a.stream;
-  // Decoding 4-bit codes in a tile of all rows leaves too few registers: 7 and 8 rows gain by a pass of their own
-  // (AVX-512, one core: 80 -> 115 GFLOP/s).
-  constexpr int kInRegisters = C::kBits == 4 && V::kPair == 1 && V::kTileRows > 6 ? 6 : tile_rows<V, kPanels>();
-  if constexpr (decodes_in_tiles<V, C>()) return run_decoding_tiles<V, C, kPanels>(t, a.m);
-  if (a.m <= kInRegisters) return run_rows<V, PackedSource<V, C>, kPanels>(t, a.m);
-  if constexpr (kPanels > V::kTilePanels) __builtin_unreachable();  // gemm() asks for wide tiles for few rows only
-
-  const RowTiles<V> tiles(a.m);
-  uint8_t* const weights = a.scratch;
-  uint8_t* const scales = a.scratch + kChunk / V::kPair * 64 * kPanels;
-  for (int64_t k0 = 0; k0 < a.k; k0 += kChunk) {
-    const int64_t k = a.k - k0 < kChunk ? a.k - k0 : kChunk;
-    Tile chunk = t;
-    chunk.codes = t.codes + k0 / C::kBlockK * t.block_stride;
-    if constexpr (C::kGroup > 0) chunk.scales = t.scales + k0 / C::kGroup * t.scale_stride;
-    chunk.k = k;
-    chunk.first = k0 == 0;
-    if constexpr (!kAsPacked) {
-      decode_chunk<V, C, kPanels>(chunk, weights, scales);
-      chunk.ahead = chunk.codes;
-      chunk.ahead_end = chunk.codes + k / C::kBlockK * t.block_stride;
-      chunk.codes = weights;
-      chunk.block_stride = 64 * kPanels;
-      chunk.scales = scales;
-      chunk.scale_stride = 64 * kPanels;
-    }
-    for (int i = 0; i < tiles.tiles; ++i) {
-      const int begin = tiles.begin(i), end = tiles.begin(i + 1);
-      const uint8_t* rows[8];
-      const float* groups[8];
-      for (int r = begin; r < end; ++r) {
-        rows[r - begin] = x[r] + k0 * kXBytes;
-        groups[r - begin] = C::kGroup == 128 ? x_group[r] + k0 / 128 : nullptr;
-      }
-      Tile tile = chunk;
-      tile.x = rows;
-      tile.x_group = groups;
-      tile.out = t.out + static_cast<int64_t>(begin) * kTileCols;
-      if constexpr (kAsPacked)
-        run_rows<V, PackedSource<V, C>, kPanels>(tile, end - begin);
-      else
-        run_rows<V, DecodedSource<V, C::kGroup>, kPanels>(tile, end - begin);
-      chunk.ahead += k / kAheadSteps * 64;  // this row tile's share
-    }
+  if constexpr (reads_packed<V>()) {
+    run_packed_tiles<V, C, kPanels>(t, a.m, a.next_codes + 64 * panel);
+  } else {
+    // Decoding 4-bit codes in a tile of all rows leaves too few registers: 7 and 8 rows gain by a pass of their own
+    // (AVX-512, one core: 80 -> 115 GFLOP/s).
+    constexpr int kInRegisters = C::kBits == 4 && V::kTileRows > 6 ? 6 : tile_rows<V, kPanels>();
+    if (a.m <= kInRegisters) return run_rows<V, PackedSource<V, C>, kPanels>(t, a.m);
+    // gemm() asks for wide tiles for few rows only.
+    if constexpr (kPanels <= V::kTilePanels) run_decoded_tiles<V, C, kPanels>(t, a.m, a.scratch);
   }
 }
 
