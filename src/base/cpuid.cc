@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <string_view>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -35,16 +34,8 @@ std::string brand_string() {
   return begin == std::string::npos ? "unknown" : s.substr(begin, s.find_last_not_of(' ') - begin + 1);
 }
 
-bool vendor_is_amd() {
-  uint32_t a = 0, v[3] = {};
-  if (!__get_cpuid(0, &a, &v[0], &v[2], &v[1])) return false;
-  const std::string_view name(reinterpret_cast<const char*>(v), 12);
-  return name == "AuthenticAMD" || name == "HygonGenuine";
-}
-
 CpuFeatures detect() {
   CpuFeatures f;
-  f.amd = vendor_is_amd();
   f.brand = brand_string();
   uint32_t a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return f;  // OSXSAVE: the system manages wide registers

@@ -14,7 +14,6 @@ struct CpuFeatures {
   bool avx512_vbmi = false;  // byte permutes of two registers
   bool avx512_bf16 = false;  // bfloat16 dot products
   bool amx_bf16 = false;     // tiles; using them needs amx_permission() first
-  bool amd = false;          // or Hygon, whose cores are AMD's
   std::string brand;         // "Intel(R) Xeon(R) ...", "unknown" elsewhere
 };
 

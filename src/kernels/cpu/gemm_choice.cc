@@ -47,7 +47,7 @@ GemmChoice choose_gemm(Isa isa, Format weights, InputFormat input, DType dtype) 
   c.group_scales = weights == Format::fp8_block;
   const size_t code = static_cast<size_t>(code_of(weights));
   if (weights == Format::nvfp4 && is_nvfp4(input) && c.rows->nvfp4_dot != nullptr) {
-    c.gemm = c.rows->nvfp4_dot;
+    c.gemm = isa == Isa::avx512_bf16 ? kAvx512Bf16.nvfp4_dot : c.rows->nvfp4_dot;
     c.operand = OperandKind::nvfp4;
     c.name = "avx512_vnni";
     return c;

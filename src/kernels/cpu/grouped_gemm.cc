@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "base/cpuid.h"
 #include "base/math.h"
 
 namespace sluice::kernels::cpu {
@@ -83,7 +82,6 @@ void grouped_gemm(Context& ctx, const Operand& x, const weights::PanelStack& w, 
     const int64_t next = task + ctx.pool.size();
     const weights::UnitView after =
         next < count * runs ? w.unit(blocks[next / runs].group, next % runs * run) : w.unit(b.group, first);
-    a.stream.in_order = cpu_features().amd;
     a.stream.jump = next < count * runs ? after.codes - a.stream.end : -4 * kLookAheadBytes;
     for (int64_t u = first; u < last; u += a.units) {
       const weights::UnitView unit = w.unit(b.group, u);

@@ -15,6 +15,7 @@ namespace {
 
 struct Avx2 {
   static constexpr int kPair = 1, kTileRows = 6, kTilePanels = 1, kWideRows = 2;
+  static constexpr bool kPagesInTurn = true;
   struct F {
     __m256 low, high;  // rows 0-7, 8-15
   };

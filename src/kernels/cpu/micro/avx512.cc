@@ -24,7 +24,7 @@ namespace sluice::kernels::cpu {
 
 const Micro kAvx512 = {{gemm<Avx512, Bf16Coding>, gemm<Avx512, E4m3Coding>, gemm<Avx512, E4m3BlockCoding>,
                         gemm<Avx512, E4m3MxCoding>, gemm<Avx512, E2m1NvCoding>, gemm<Avx512, E2m1MxCoding>},
-                       gemm_nvfp4_dot,
+                       gemm_nvfp4_dot<Avx512>,
                        gemm_mxfp4_dot,
                        prepare_avx512_row,
                        activate<Avx512>,

@@ -18,12 +18,14 @@
 #include "kernels/cpu/micro/avx512_vector.h"
 //
 #include "kernels/cpu/micro/bf16_decode.h"
+#include "kernels/cpu/micro/nvfp4_dot.h"
 
 namespace sluice::kernels::cpu {
 namespace {
 
 struct Avx512Bf16 : Avx512 {
   static constexpr int kPair = 2;
+  static constexpr bool kPagesInTurn = false;  // AMD's cores choose this level, Intel's have AMX
   using W = __m512i;
   using X = __m512i;
   template <int kBits>
@@ -54,7 +56,7 @@ struct Avx512Bf16 : Avx512 {
 const Micro kAvx512Bf16 = {
     {gemm<Avx512Bf16, Bf16Coding>, gemm<Avx512Bf16, E4m3Coding>, gemm<Avx512Bf16, E4m3BlockCoding>,
      gemm<Avx512Bf16, E4m3MxCoding>, gemm<Avx512Bf16, E2m1NvCoding>, gemm<Avx512Bf16, E2m1MxCoding>},
-    nullptr,
+    gemm_nvfp4_dot<Avx512Bf16>,
     nullptr,
     nullptr,
     nullptr,

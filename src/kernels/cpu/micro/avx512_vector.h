@@ -16,6 +16,7 @@ SLUICE_INLINE __m512i dot_bytes(__m512i sum, __m512i unsigned_bytes, __m512i sig
 
 struct Avx512 {
   static constexpr int kPair = 1, kTileRows = 8, kTilePanels = 2, kWideRows = 0;
+  static constexpr bool kPagesInTurn = true;
   using F = __m512;
   using W = __m512;
   using X = __m512;

@@ -68,7 +68,6 @@ inline constexpr int kScratchBytes = 40960;  // decoded weights of one chunk
 struct Stream {
   const uint8_t* end = nullptr;  // of what this task reads
   int64_t jump = 0;              // from there to what this thread reads next
-  bool in_order = false;         // prefetch line after line (AMD's cores), not page by page in turn (Intel's)
 };
 
 // For each unit out[m][32] = (sum over k of x[row][k] * w[n][k]) * row_scale[n] * x_scale[row] for the rows of the

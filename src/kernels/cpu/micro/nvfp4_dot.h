@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVFP4 weights by NVFP4 inputs as integers: exact 16-term sums in int32 (vpdpbusd, four products a lane and
-// instruction), then two float operations a group. Needs AVX-512 VNNI.
+// instruction), then two float operations a group. Needs AVX-512 VNNI. V: the policy that says how to prefetch.
 //
 // A panel's group of 16 k is two 64-byte blocks. Their low and high nibbles, as bytes, hold for each row
 //   block 0: (k0 k4 k1 k5) (k2 k6 k3 k7)     block 1: the same + 8
@@ -46,7 +46,7 @@ SLUICE_INLINE __m512 add_dot_group(const DotGroup& g, const uint8_t* x, __m512 a
   return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
 }
 
-template <bool kDecoded, int kRows, int kPanels>
+template <class V, bool kDecoded, int kRows, int kPanels>
 static void run_dot_tile(const Tile& t) {
   const uint8_t* x[kRows];
 #pragma GCC unroll 8
@@ -73,11 +73,11 @@ static void run_dot_tile(const Tile& t) {
       }
     }
     if constexpr (!kDecoded) {
-      prefetch_block<Avx512, kPanels>(codes, t.stream);
-      prefetch_block<Avx512, kPanels>(codes + t.block_stride, t.stream);
+      prefetch_block<V, kPanels>(codes, t.stream);
+      prefetch_block<V, kPanels>(codes + t.block_stride, t.stream);
       Avx512::prefetch_near(scales + kScalesAhead);
     } else if (ahead < t.ahead_end) {
-      Avx512::prefetch_far(in_stream(line_ahead(ahead, t.stream), t.stream));
+      Avx512::prefetch_far(in_stream(line_ahead<V>(ahead), t.stream));
       ahead += 64;
     }
 #pragma GCC unroll 8
@@ -93,17 +93,17 @@ static void run_dot_tile(const Tile& t) {
     for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(t.out + m * kTileCols + 16 * p, acc[m][p]);
 }
 
-template <bool kDecoded, int kPanels>
+template <class V, bool kDecoded, int kPanels>
 static void run_dot_rows(const Tile& t, int rows) {
   using Run = void (*)(const Tile&);
-  static constexpr Run kRun[] = {run_dot_tile<kDecoded, 1, kPanels>, run_dot_tile<kDecoded, 2, kPanels>,
-                                 run_dot_tile<kDecoded, 3, kPanels>, run_dot_tile<kDecoded, 4, kPanels>,
-                                 run_dot_tile<kDecoded, 5, kPanels>, run_dot_tile<kDecoded, 6, kPanels>,
-                                 run_dot_tile<kDecoded, 7, kPanels>, run_dot_tile<kDecoded, 8, kPanels>};
+  static constexpr Run kRun[] = {run_dot_tile<V, kDecoded, 1, kPanels>, run_dot_tile<V, kDecoded, 2, kPanels>,
+                                 run_dot_tile<V, kDecoded, 3, kPanels>, run_dot_tile<V, kDecoded, 4, kPanels>,
+                                 run_dot_tile<V, kDecoded, 5, kPanels>, run_dot_tile<V, kDecoded, 6, kPanels>,
+                                 run_dot_tile<V, kDecoded, 7, kPanels>, run_dot_tile<V, kDecoded, 8, kPanels>};
   kRun[rows - 1](t);
 }
 
-template <int kPanels>
+template <class V, int kPanels>
 static void run_dot_unit(const GemmArgs& a) {
   constexpr int64_t kDotChunk = 512;  // k; 20 KiB of decoded weights
   static_assert(kDotChunk / 16 * 320 * kPanels <= kScratchBytes);
@@ -119,7 +119,7 @@ static void run_dot_unit(const GemmArgs& a) {
   t.out = a.out;
   t.first = true;
   t.stream = a.stream;
-  if (a.m <= 8) return run_dot_rows<false, kPanels>(t, a.m);
+  if (a.m <= 8) return run_dot_rows<V, false, kPanels>(t, a.m);
 
   const RowTiles<Avx512> tiles(a.m);
   for (int64_t k0 = 0; k0 < a.k; k0 += kDotChunk) {
@@ -148,14 +148,15 @@ static void run_dot_unit(const GemmArgs& a) {
       Tile tile = chunk;
       tile.x = rows;
       tile.out = a.out + static_cast<int64_t>(begin) * kTileCols;
-      run_dot_rows<true, kPanels>(tile, end - begin);
+      run_dot_rows<V, true, kPanels>(tile, end - begin);
       chunk.ahead += k / 16 * 64;  // a line a group
     }
   }
 }
 
+template <class V>
 static void gemm_nvfp4_dot(const GemmArgs& a) {
-  a.panels == 2 ? run_dot_unit<2>(a) : run_dot_unit<1>(a);
+  a.panels == 2 ? run_dot_unit<V, 2>(a) : run_dot_unit<V, 1>(a);
   scale_outputs<Avx512>(a);
 }
 

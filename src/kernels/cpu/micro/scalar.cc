@@ -9,6 +9,7 @@ namespace {
 
 struct Scalar {
   static constexpr int kPair = 1, kTileRows = 4, kTilePanels = 1, kWideRows = 0;
+  static constexpr bool kPagesInTurn = true;
   struct F {
     float v[16];
   };

@@ -22,11 +22,12 @@ namespace {
 inline constexpr int kChunk = 128;        // k; a multiple of every group
 inline constexpr int kAheadBytes = 2048;  // how far AMX prefetches bf16 weights, which it loads as they lie
 
-// What to prefetch while the 64 bytes at `p` of a stream of weights are read, on Intel's cores: as many lines, but of
-// the next 16 KiB and page after page in turn, line 0 of four pages, then line 1 of the four. A core waits for memory,
-// not for its width: it has about 12 misses under way, and only the prefetcher of its L2 has more, one stream a page.
-// Four pages at once read 14.0 GB/s a core where one stream reads 11.7, whatever its distance
-// (docs/kernels/cpu_grouped_gemm.md).
+// What to prefetch while the 64 bytes at `p` of a stream of weights are read.
+//
+// Intel's cores (V::kPagesInTurn): as many lines, but of the next 16 KiB and page after page in turn, line 0 of four
+// pages, then line 1 of the four. A core waits for memory, not for its width: it has about 12 misses under way, and
+// only the prefetcher of its L2 has more, one stream a page. Four pages at once read 14.0 GB/s a core where one stream
+// reads 11.7, whatever its distance (docs/kernels/cpu_grouped_gemm.md).
 inline constexpr int64_t kPage = 4096;
 SLUICE_INLINE const uint8_t* page_ahead(const uint8_t* p) {
   constexpr uintptr_t kWindow = 4 * kPage;
@@ -34,16 +35,18 @@ SLUICE_INLINE const uint8_t* page_ahead(const uint8_t* p) {
   const uintptr_t line = at & (kWindow - 1);  // low 6 bits: zero, or the offset in the line
   return p - line + kWindow + ((line & 0xc0) << 6) + ((line & 0x3f00) >> 2);
 }
-SLUICE_INLINE const uint8_t* in_stream(const uint8_t* p, const Stream& s) { return p < s.end ? p : p + s.jump; }
-
-// The same for whichever core this is. AMD's prefetch across pages themselves and have more misses under way: two
-// threads of Zen 5 read 38 GB/s by pages in turn, 43 without any prefetch and 46 by the line 2 to 4 KiB ahead.
+// AMD's have more misses under way and prefetch across pages themselves: two threads of Zen 5 read 38 GB/s by pages in
+// turn, 43 without any prefetch and 46 by the line 2 to 4 KiB ahead.
 inline constexpr int64_t kInOrderAhead = 4096;
-SLUICE_INLINE const uint8_t* line_ahead(const uint8_t* p, const Stream& s) {
-  return s.in_order ? p + kInOrderAhead : page_ahead(p);
+template <class V>
+SLUICE_INLINE const uint8_t* line_ahead(const uint8_t* p) {
+  return V::kPagesInTurn ? page_ahead(p) : p + kInOrderAhead;
 }
-// From the line to prefetch at `p` to the one at p + 64.
-SLUICE_INLINE int64_t next_line_ahead(const Stream& s) { return s.in_order ? 64 : kPage; }
+template <class V>
+constexpr int64_t next_line_ahead() {  // from the line to prefetch at p to the one at p + 64
+  return V::kPagesInTurn ? kPage : 64;
+}
+SLUICE_INLINE const uint8_t* in_stream(const uint8_t* p, const Stream& s) { return p < s.end ? p : p + s.jump; }
 
 enum class Scales { none, f32, e8m0, e4m3 };
 
@@ -144,10 +147,9 @@ inline constexpr int kL2Ahead = 1024;     // bytes: how far weights that lie in 
 // One block of packed codes is being read: kPanels lines.
 template <class V, int kPanels>
 SLUICE_INLINE void prefetch_block(const uint8_t* codes, const Stream& stream) {
-  const uint8_t* ahead = line_ahead(codes, stream);
-  const int64_t step = next_line_ahead(stream);
+  const uint8_t* ahead = line_ahead<V>(codes);
 #pragma GCC unroll 2
-  for (int p = 0; p < kPanels; ++p) V::prefetch_near(in_stream(ahead + p * step, stream));
+  for (int p = 0; p < kPanels; ++p) V::prefetch_near(in_stream(ahead + p * next_line_ahead<V>(), stream));
 }
 
 // The same for one of several tiles over these weights, which the previous unit's tiles brought to L2. So memory is
@@ -220,7 +222,7 @@ static void run_tile(const Tile& t) {
 
   const auto bring_next = [&]() __attribute__((always_inline)) {
     if (S::kDecoded && ahead < t.ahead_end) {
-      V::prefetch_far(in_stream(line_ahead(ahead, t.stream), t.stream));
+      V::prefetch_far(in_stream(line_ahead<V>(ahead), t.stream));
       ahead += 64;
     }
   };
