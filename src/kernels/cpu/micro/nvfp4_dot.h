@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVFP4 weights by NVFP4 inputs as integers: exact 16-term sums in int32 (vpdpbusd, four products a lane and
-// instruction), then two float operations a group. Needs AVX-512 VNNI. V: the policy that says how to prefetch.
+// instruction), then two float operations a group. Needs AVX-512 VNNI. V: the policy that
+// says how to prefetch and whether every tile of rows decodes.
 //
 // A panel's group of 16 k is two 64-byte blocks. Their low and high nibbles, as bytes, hold for each row
 //   block 0: (k0 k4 k1 k5) (k2 k6 k3 k7)     block 1: the same + 8
@@ -103,10 +104,47 @@ static void run_dot_rows(const Tile& t, int rows) {
   kRun[rows - 1](t);
 }
 
+// A chunk of k after the other is decoded to `scratch`, and all tiles of rows run over it.
 template <class V, int kPanels>
-static void run_dot_unit(const GemmArgs& a) {
+static void run_dot_chunks(const Tile& unit, int m, uint8_t* scratch) {
   constexpr int64_t kDotChunk = 512;  // k; 20 KiB of decoded weights
   static_assert(kDotChunk / 16 * 320 * kPanels <= kScratchBytes);
+  const RowTiles<V> tiles(m);
+  for (int64_t k0 = 0; k0 < unit.k; k0 += kDotChunk) {
+    const int64_t k = unit.k - k0 < kDotChunk ? unit.k - k0 : kDotChunk;
+    const uint8_t* codes = unit.codes + k0 / 8 * unit.block_stride;
+    uint8_t* out = scratch;
+    for (int64_t g = 0; g < k / 16; ++g)
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p, out += 320) {
+        const DotGroup w = decode_dot_group(codes + 2 * g * unit.block_stride + 64 * p, unit.block_stride,
+                                            unit.scales + (k0 / 16 + g) * unit.scale_stride + 16 * p);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) _mm512_store_si512(out + 64 * i, w.w[i]);
+        _mm512_store_ps(out + 256, w.scale);
+      }
+    Tile chunk = unit;
+    chunk.ahead = codes;
+    chunk.ahead_end = codes + k / 8 * unit.block_stride;
+    chunk.codes = scratch;
+    chunk.k = k;
+    chunk.first = k0 == 0;
+    for (int i = 0; i < tiles.tiles; ++i) {
+      const int begin = tiles.begin(i), end = tiles.begin(i + 1);
+      const uint8_t* rows[8];
+      for (int r = begin; r < end; ++r)
+        rows[r - begin] = unit.x[r] + k0 / 16 * static_cast<int64_t>(sizeof(Nvfp4Group));
+      Tile tile = chunk;
+      tile.x = rows;
+      tile.out = unit.out + static_cast<int64_t>(begin) * kTileCols;
+      run_dot_rows<V, true, kPanels>(tile, end - begin);
+      chunk.ahead += k / 16 * 64;  // a line a group
+    }
+  }
+}
+
+template <class V, int kPanels>
+static void run_dot_unit(const GemmArgs& a) {
   const uint8_t* x[kMaxRows];
   for (int i = 0; i < a.m; ++i) x[i] = a.x + (a.x_rows != nullptr ? a.x_rows[i] : i) * a.x_stride;
   Tile t{};
@@ -119,38 +157,15 @@ static void run_dot_unit(const GemmArgs& a) {
   t.out = a.out;
   t.first = true;
   t.stream = a.stream;
-  if (a.m <= 8) return run_dot_rows<V, false, kPanels>(t, a.m);
-
-  const RowTiles<Avx512> tiles(a.m);
-  for (int64_t k0 = 0; k0 < a.k; k0 += kDotChunk) {
-    const int64_t k = a.k - k0 < kDotChunk ? a.k - k0 : kDotChunk;
-    const uint8_t* codes = a.codes + k0 / 8 * t.block_stride;
-    uint8_t* out = a.scratch;
-    for (int64_t g = 0; g < k / 16; ++g)
-#pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p, out += 320) {
-        const DotGroup w = decode_dot_group(codes + 2 * g * t.block_stride + 64 * p, t.block_stride,
-                                            a.scales + (k0 / 16 + g) * t.scale_stride + 16 * p);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) _mm512_store_si512(out + 64 * i, w.w[i]);
-        _mm512_store_ps(out + 256, w.scale);
-      }
-    Tile chunk = t;
-    chunk.ahead = codes;
-    chunk.ahead_end = codes + k / 8 * t.block_stride;
-    chunk.codes = a.scratch;
-    chunk.k = k;
-    chunk.first = k0 == 0;
-    for (int i = 0; i < tiles.tiles; ++i) {
-      const int begin = tiles.begin(i), end = tiles.begin(i + 1);
-      const uint8_t* rows[8];
-      for (int r = begin; r < end; ++r) rows[r - begin] = x[r] + k0 / 16 * static_cast<int64_t>(sizeof(Nvfp4Group));
-      Tile tile = chunk;
-      tile.x = rows;
-      tile.out = a.out + static_cast<int64_t>(begin) * kTileCols;
-      run_dot_rows<V, true, kPanels>(tile, end - begin);
-      chunk.ahead += k / 16 * 64;  // a line a group
-    }
+  const RowTiles<V> tiles(a.m);
+  if constexpr (!reads_packed<V>())
+    if (tiles.tiles > 1) return run_dot_chunks<V, kPanels>(t, a.m, a.scratch);
+  for (int i = 0; i < tiles.tiles; ++i) {
+    const int begin = tiles.begin(i);
+    Tile tile = t;
+    tile.x += begin;
+    tile.out += static_cast<int64_t>(begin) * kTileCols;
+    run_dot_rows<V, false, kPanels>(tile, tiles.begin(i + 1) - begin);
   }
 }
 
