@@ -25,7 +25,7 @@ namespace {
 
 struct Avx512Bf16 : Avx512 {
   static constexpr int kPair = 2;
-  static constexpr bool kPagesInTurn = false;  // AMD's cores choose this level, Intel's have AMX
+  static constexpr bool kPagesInTurn = false;  // AMD's cores choose this level; Intel's have AMX
   using W = __m512i;
   using X = __m512i;
   template <int kBits>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVFP4 weights by NVFP4 inputs as integers: exact 16-term sums in int32 (vpdpbusd, four products a lane and
-// instruction), then two float operations a group. Needs AVX-512 VNNI. V: the policy that
-// says how to prefetch and whether every tile of rows decodes.
+// instruction), then two float operations a group. Needs AVX-512 VNNI. V: the policy that says how to prefetch and
+// whether every tile of rows decodes.
 //
 // A panel's group of 16 k is two 64-byte blocks. Their low and high nibbles, as bytes, hold for each row
 //   block 0: (k0 k4 k1 k5) (k2 k6 k3 k7)     block 1: the same + 8
