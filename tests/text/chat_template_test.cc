@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstdlib>
+#include <ctime>
 
 #include "tests/text/tokenizer_fixture.h"
 #include "text/jinja/parser.h"
@@ -184,9 +184,9 @@ TEST(ChatTemplate, HostileTemplatesAreBounded) {
       {"search", "{{ ('a' * 10**7) in ('a' * 2 * 10**7) }}{{ (('a' * 10**7) + 'b') in ('a' * 2 * 10**7) }}"},
   };
   for (const auto& [what, text] : cases) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // the processor's time: a busy machine must not fail this
     const std::string sentence = sentence_of(text);
-    EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 20.0) << what;
+    EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 20.0) << what;
     if (std::string(what) == "search" || std::string(what) == "tojson") continue;  // allowed, only bounded
     EXPECT_NE(sentence.substr(0, 8), "rendered") << what;
     EXPECT_LT(sentence.size(), 300u) << what;

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 
 #include "base/error.h"
 #include "text/utf8.h"
@@ -95,13 +95,13 @@ TEST(Regex, RefusesWhatWouldMeanSomethingElse) {
 TEST(Regex, BacktrackingIsBounded) {
   const std::string text = std::string(200'000, 'a') + "c";
   for (const char* pattern : {"(a+)+b", "(a|a)*b", "(?:a*)*(?:a*)*b|c", "(?=(a+)+b)a", "a+(?=b)", "(?:a?){40}a{40}b"}) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // the processor's time
     try {
       matches(pattern, text);  // what PCRE2 proves hopeless at once is fine too
     } catch (const Error& e) {
       EXPECT_NE(std::string(e.what()).find("backtracks too much"), std::string::npos) << e.what();
     }
-    EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 60.0) << pattern;
+    EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 60.0) << pattern;
   }
 }
 
