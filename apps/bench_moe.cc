@@ -137,7 +137,9 @@ void add_bench_moe(CLI::App& parent, Shared& shared) {
   command->add_option("--device", o->device, "cpu, or cuda: one Hopper GPU, microseconds of a call")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   o->cpu_only = {isa, seconds};
-  o->gpu_only = {command->add_option("--bf16-tflops", o->bf16_tflops, "dense rate for the floors of --device cuda")
+  o->gpu_only = {command
+                     ->add_option("--bf16-tflops", o->bf16_tflops,
+                                  "dense rate for the lower bounds (\"floor us\") of --device cuda")
                      ->check(CLI::PositiveNumber),
                  command->add_option("--fp8-tflops", o->fp8_tflops, "the same for FP8")->check(CLI::PositiveNumber),
                  command->add_flag("--logits", o->logits, "--device cuda: route from logits, not from given top-k")};

@@ -284,7 +284,7 @@ void add_bench_serving(CLI::App& parent, Shared& shared) {
   count("--random-input-len", o->input_len, "random tokens in a prompt", 1);
   count("--random-output-len", o->output_len, "tokens of each answer, whatever they are", 1);
   count("--warmup-requests", o->warmup_requests, "requests before the clock starts", 0);
-  command->add_option("--request-rate", o->request_rate, "requests a second, at random intervals; 0: all at once")
+  command->add_option("--request-rate", o->request_rate, "requests per second, at random intervals; 0: all at once")
       ->check(CLI::Range(0.0, 1e9))
       ->capture_default_str();
   command->add_option("--seed", o->seed, "of prompts and intervals")->capture_default_str();

@@ -17,7 +17,7 @@
 #include <memory>
 #include <string>
 
-#include "base/context.h"
+#include "device/context.h"
 
 namespace CLI {
 class App;
@@ -42,8 +42,9 @@ class Shared {
   Shared();
   ~Shared();
 
-  // A pool of --threads threads, made at the first call; log lines and progress go to stderr.
-  Context context();
+  // A pool of --threads threads, made at the first call, and the device that is named (choose_device), which is
+  // printed where the choice was left open. Log lines and progress go to stderr.
+  Context context(const std::string& device = "cpu");
 
   // A bar that is drawn disappears: the next line on stderr starts at its beginning.
   void clear_progress();

@@ -37,7 +37,7 @@ std::vector<int32_t> read_ids(const Tensor& t, const std::string& file) {
 }
 
 void run_logits(const LogitsOptions& o, Shared& shared) {
-  Context ctx = shared.context();
+  Context ctx = shared.context(o.model.device);
   const io::SafetensorsFile file = io::SafetensorsFile::open(o.input);
   const Tensor input = file.tensor("input_ids");
   check_file((input.rank() == 1 || input.rank() == 2) && input.elements() > 0,
@@ -50,7 +50,7 @@ void run_logits(const LogitsOptions& o, Shared& shared) {
   Tensor logits(DType::f32, shape);
   // Every sequence is a window of its own.
   model::run_windows(ctx, *model, ids, length, true, nullptr, "evaluating", [&](const model::WindowPiece& piece) {
-    std::copy_n(piece.logits, static_cast<int64_t>(piece.ids.size()) * vocab, logits.as<float>() + piece.begin * vocab);
+    piece.runner.read_logits(0, static_cast<int64_t>(piece.ids.size()), logits.as<float>() + piece.begin * vocab);
   });
   io::write_safetensors(o.output, {{"logits", logits}}, {}, ctx.progress);
 }
@@ -63,7 +63,7 @@ struct PerplexityOptions {
 };
 
 void run_perplexity(const PerplexityOptions& o, Shared& shared) {
-  Context ctx = shared.context();
+  Context ctx = shared.context(o.model.device);
   const std::string text = read_text_file(o.text);
   const auto model = load_model(ctx, o.model);
   const std::vector<int32_t> ids = load_tokenizer(o.model, *model).encode(text, {.add_special_tokens = false});

@@ -17,6 +17,8 @@ struct Options {
   ModelOptions model;
   SpeculativeOptions speculative;
   model::GenerateOptions generate;
+  model::RecordingConfig recording;
+  std::optional<bool> overlap;
   std::string prompt;
   bool chat = false, json = false, ignore_eos = false;
 };
@@ -83,7 +85,7 @@ struct LineEnd {
 };
 
 void run(const Options& o, Shared& shared) {
-  Context ctx = shared.context();
+  Context ctx = shared.context(o.model.device);
   model::GenerateOptions generate = o.generate;
   model::validate(generate.sampling);
   const auto model = load_model(ctx, o.model);
@@ -99,7 +101,11 @@ void run(const Options& o, Shared& shared) {
   generate.speculative_steps = o.speculative.steps();
   if (!o.ignore_eos) generate.stop_tokens = info.stop_tokens;
 
-  model::Generator generator(*model, length + generate.max_new_tokens, generate.speculative_steps);
+  model::Generator generator(ctx, *model,
+                             {.max_tokens = length + generate.max_new_tokens,
+                              .speculative_steps = generate.speculative_steps,
+                              .recording = o.recording,
+                              .overlap = o.overlap});
   text::Detokenizer pieces(tokenizer, true);
   std::string text;
   const auto show = [&](const std::string& piece) {
@@ -110,7 +116,7 @@ void run(const Options& o, Shared& shared) {
   };
   const model::Generated out = [&] {
     const LineEnd end{text, !o.json};
-    const model::Generated generated = generator.run(ctx, prompt, generate, [&](int32_t id) {
+    const model::Generated generated = generator.run(prompt, generate, [&](int32_t id) {
       throw_if_interrupted();
       show(pieces.push(id));
       return true;
@@ -137,24 +143,27 @@ void add_generate(CLI::App& parent, Shared& shared) {
   add_model_options(*command, o->model);
   command->add_option("--prompt", o->prompt, "the text to continue")->required();
   command->add_flag("--chat", o->chat, "send the prompt as a user's message through the checkpoint's chat template");
-  command->add_option("--max-new-tokens", o->generate.max_new_tokens, "at most so many")
+  command->add_option("--max-new-tokens", o->generate.max_new_tokens, "the most tokens to generate")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->capture_default_str();
   command->add_flag("--ignore-eos", o->ignore_eos, "do not end at the checkpoint's end tokens");
   command->add_flag("--json", o->json, "print one JSON object with text, ids and timings at the end");
   const char* group = "Sampling";
   model::SamplingOptions& s = o->generate.sampling;
-  command->add_option("--temperature", s.temperature, "0: always the likeliest token")
+  command->add_option("--temperature", s.temperature, "0: always the most likely token")
       ->capture_default_str()
       ->group(group);
-  command->add_option("--top-k", s.top_k, "choose among so many; 0: all")->capture_default_str()->group(group);
-  command->add_option("--top-p", s.top_p, "choose among the likeliest that reach this probability")
+  command->add_option("--top-k", s.top_k, "choose among this many of the most likely tokens; 0: all")
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--top-p", s.top_p, "choose among the most likely tokens that together reach this probability")
       ->capture_default_str()
       ->group(group);
   command->add_option("--seed", s.seed, "of the choices; the same seed gives the same text")
       ->capture_default_str()
       ->group(group);
   add_speculative_options(*command, o->speculative, o->model);
+  add_launch_options(*command, o->recording, o->overlap);
 }
 
 }  // namespace sluice::apps

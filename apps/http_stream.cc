@@ -70,7 +70,7 @@ std::string head(const HttpTarget& target, std::string_view method, const std::s
   return text;
 }
 
-// Reads the head into `buffer`, which keeps what is behind it. True: the status is 200.
+// Reads the head into `buffer`, which keeps the bytes after it. True: the status is 200.
 bool receive_head(Connection& connection, std::string& buffer) {
   while (buffer.find("\r\n\r\n") == buffer.npos)
     if (!connection.receive(buffer)) fail(ErrorCode::io, "the server ended the connection without an answer");

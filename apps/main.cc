@@ -48,12 +48,12 @@ int run(int argc, char** argv) {
   app.require_subcommand(0, 1);  // not 1: an unknown word would be reported as a missing one
   add_commands(app, shared);
   try {
-    shared.threads = env_int(kEnvThreads);
+    shared.threads = env_int(kEnvThreads, ThreadPool::kMaxThreads);
     shared.log_level = env_choice(kEnvLog);
     app.parse(argc, argv);
     check(shared.action != nullptr, "a sub-command is missing; --help lists them");
     shared.action();
-    // A full disk behind a pipe or a redirection shows only here.
+    // When the output is piped or redirected, a full disk shows only here.
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
       fail(ErrorCode::io, "writing to standard output failed; is the disk full?");
     }

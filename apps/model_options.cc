@@ -22,14 +22,26 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str()
       ->group(group);
-  command.add_option("--dtype", o.dtype, "type of activations and caches: bfloat16 or float32")
-      ->check(CLI::IsMember({"bfloat16", "float32"}))
+  command
+      .add_option(
+          "--device", o.device,
+          "where the whole model runs: cpu, cuda or cuda:N (a Hopper GPU), or auto: the first Hopper GPU, else the "
+          "cpu. On the cpu the experts alone may run on a GPU: --moe-runner-backend")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--dtype", o.dtype, "type of activations and caches: bfloat16 (auto) or float32")
+      ->check(CLI::IsMember({"bfloat16", "float32", "auto"}))
       ->capture_default_str()
       ->group(group);
   command
       .add_option("--quantization", o.quantization,
                   "quantise a BF16 checkpoint while loading: fp8, fp8_channel, fp8_block, mxfp8, nvfp4, nvfp4_online, "
                   "mxfp4")
+      ->group(group);
+  command
+      .add_option("--quantization-rest", o.quantization_rest,
+                  "with --quantization: another of its formats for the linears that are no routed experts; default: "
+                  "the same for 8 bits, BF16 for nvfp4 and mxfp4")
       ->group(group);
   command
       .add_option("--calibration-text", o.calibration_text,
@@ -73,7 +85,7 @@ namespace {
 text::Tokenizer read_tokenizer(const ModelOptions& o) { return text::Tokenizer(io::read_tokenizer(o.path)); }
 }  // namespace
 
-std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
+model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
   model::LoadOptions load;
   load.path = o.path;
   load.dummy = o.load_format == "dummy";
@@ -85,6 +97,10 @@ std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
   load.fp8_block_trtllm = o.fp8_block_numerics == "trtllm";
   load.fp8_f32_sums = o.fp8_sums == "float32";
   if (!o.calibration_text.empty()) {
+    check(ctx.device().id().is_host(),
+          "--calibration-text is given with --device {}; calibration runs on the cpu: quantise the "
+          "checkpoint first (sluice quantize)",
+          to_string(ctx.device().id()));
     check(!o.quantization.empty(), "--calibration-text is given without --quantization, which would use it");
     model::LoadOptions traced = load;
     if (traced.moe_backend == "auto") traced.moe_backend = "cpu";  // keeps the traces that calibration reads
@@ -93,7 +109,12 @@ std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
     load.amax = model::calibrate(ctx, *exact, tokenizer.encode(read_text_file(o.calibration_text)));
   }
   load.quantization = o.quantization;
-  return model::load_model(ctx, load);
+  load.quantization_rest = o.quantization_rest;
+  return load;
+}
+
+std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
+  return model::load_model(ctx, load_options(ctx, o));
 }
 
 text::Tokenizer load_tokenizer(const ModelOptions& o, const model::Model& model) {
@@ -116,10 +137,12 @@ void add_speculative_options(CLI::App& command, SpeculativeOptions& o, ModelOpti
   CLI::Option* algorithm =
       command
           .add_option("--speculative-algorithm", o.algorithm,
-                      "NEXTN: draft with the checkpoint's multi-token-prediction layer; the text stays the same")
+                      "NEXTN: draft with the checkpoint's multi-token-prediction layer; the text stays the same, for "
+                      "which --deterministic is set")
           ->check(CLI::IsMember({"NEXTN"}))
+          ->each([&model](const std::string&) { model.deterministic = true; })
           ->group("Speculation");
-  command.add_option("--speculative-num-steps", o.num_steps, "drafts a step")
+  command.add_option("--speculative-num-steps", o.num_steps, "drafts per step")
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
       ->group("Speculation");
@@ -128,6 +151,26 @@ void add_speculative_options(CLI::App& command, SpeculativeOptions& o, ModelOpti
                   "what runs the drafts' experts; default: --moe-runner-backend")
       ->needs(algorithm)
       ->group("Speculation");
+}
+
+void add_launch_options(CLI::App& command, model::RecordingConfig& config, std::optional<bool>& overlap) {
+  const char* group = "Model";
+  command
+      .add_flag_callback(
+          "--disable-cuda-graph,--enforce-eager", [&config] { config.enabled = false; },
+          "on a GPU: launch the kernels of each step one by one instead of replaying steps that only decode")
+      ->group(group);
+  command
+      .add_option("--cuda-graph-max-bs", config.max_sequences,
+                  "on a GPU: the most sequences of a step that is replayed from a CUDA graph")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_flag_callback(
+          "--disable-overlap-schedule", [&overlap] { overlap = false; },
+          "on a GPU: wait for the tokens of each step before the next one is launched")
+      ->group(group);
 }
 
 }  // namespace sluice::apps

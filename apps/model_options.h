@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options that every command with a model has, and what they stand for: a loaded model and its tokenizer.
+// The options that every command with a model has, and the loading of that model and its tokenizer.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,14 @@
 
 #include "command.h"
 #include "model/models.h"
+#include "model/recorded_steps.h"
 #include "text/tokenizer.h"
 
 namespace sluice::apps {
 
 struct ModelOptions {
-  std::string path, load_format = "auto", dtype = "bfloat16", quantization, calibration_text, moe_backend = "auto";
+  std::string path, device = "cpu", load_format = "auto", dtype = "bfloat16", quantization, quantization_rest,
+                    calibration_text, moe_backend = "auto";
   std::string draft_moe_backend;  // add_speculative_options() declares it
   std::string fp8_block_numerics = "exact";
   std::string fp8_sums = "float32";
@@ -27,6 +29,8 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 
 // Reads the checkpoint (twice when inputs are calibrated: once in BF16 for the calibration).
 std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& options);
+// How it does that; runs the calibration.
+model::LoadOptions load_options(Context& ctx, const ModelOptions& options);
 // Throws bad_file when the tokenizer has ids that the model has no logits for.
 text::Tokenizer load_tokenizer(const ModelOptions& options, const model::Model& model);
 
@@ -38,5 +42,8 @@ struct SpeculativeOptions {
   int steps() const { return algorithm.empty() ? 0 : num_steps; }
 };
 void add_speculative_options(CLI::App& command, SpeculativeOptions& options, ModelOptions& model);
+
+// How steps are launched on a GPU.
+void add_launch_options(CLI::App& command, model::RecordingConfig& recording, std::optional<bool>& overlap);
 
 }  // namespace sluice::apps

@@ -110,6 +110,7 @@ BenchCell MoeBench::measure(Context& ctx, int64_t tokens) {
     a.logits_dtype = DType::f32;
     a.output = y.data();
     a.workspace = workspace.data();
+    a.workspace_size = workspace.bytes();
     a.chosen_ids = ids.as<int32_t>();
     const moe::MoeLayer& layer = *s.layers[s.next_layer++ % s.layers.size()];
     const double start = now();

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/context.h"
+#include "device/context.h"
 #include "kernels/cpu/ceilings.h"
 #include "moe/backend.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/context.h"
+#include "device/context.h"
 
 namespace sluice::apps {
 

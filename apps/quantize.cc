@@ -14,7 +14,7 @@ namespace sluice::apps {
 
 namespace {
 struct Options {
-  std::string input, output, format, calibration;
+  std::string input, output, format, rest, calibration;
   std::vector<std::string> exclude;
   bool weight_only = false;
   int64_t window = 512;
@@ -43,7 +43,7 @@ double megabytes_of_shards(const std::string& folder) {
 
 void run(const Options& o, Shared& shared) {
   Context ctx = shared.context();
-  weights::SaveOptions save = weights::save_options(o.format, !o.calibration.empty(), o.weight_only);
+  weights::SaveOptions save = weights::save_options(o.format, o.rest, !o.calibration.empty(), o.weight_only);
   save.exclude = o.exclude;
   save.shard_bytes = static_cast<int64_t>(o.shard_gib * static_cast<double>(int64_t{1} << 30));
   const io::Checkpoint in = io::Checkpoint::open(o.input);
@@ -51,8 +51,8 @@ void run(const Options& o, Shared& shared) {
   if (!o.calibration.empty()) save.amax = calibrate(ctx, o);
   set_interrupt_patience(60);  // flushing a shard of 4 GiB takes a slow disk that long; then the folder is removed
   weights::save_quantized(ctx, in, o.output, save);
-  std::printf("%s: %.1f MB in %s, from %.1f MB\n", o.output.c_str(), megabytes_of_shards(o.output), o.format.c_str(),
-              static_cast<double>(in.bytes()) / 1e6);
+  std::printf("%s: %.1f MB in %s, from %.1f MB\n", o.output.c_str(), megabytes_of_shards(o.output),
+              save.formats.name.c_str(), static_cast<double>(in.bytes()) / 1e6);
 }
 }  // namespace
 
@@ -63,15 +63,18 @@ void add_quantize(CLI::App& parent, Shared& shared) {
       {"quantize", "write a checkpoint in another number format",
        "  sluice quantize models/m m-mxfp8 --format mxfp8\n"
        "  sluice quantize models/m m-nvfp4 --format nvfp4 --calibration text.txt\n"
+       "  sluice quantize models/m m-mx --format mxfp4 --format-rest mxfp8\n"
        "  sluice quantize models/m m-fp8 --format fp8 --calibration text.txt --exclude \"model.layers.0.*\"\n"},
       [o, &shared] { run(*o, shared); });
   command->add_option("input", o->input, "folder of the checkpoint to read")->required();
   command->add_option("output", o->output, "folder to write; it must not exist, or be empty")->required();
   command
       ->add_option("--format", o->format,
-                   "bf16, fp8 (one scale a matrix), fp8_channel, fp8_block (128x128), mxfp8, nvfp4, mxfp4; nvfp4 and "
+                   "bf16, fp8 (one scale per matrix), fp8_channel, fp8_block (128x128), mxfp8, nvfp4, mxfp4; nvfp4 and "
                    "mxfp4 are for experts, the others for all linears but router and head")
       ->required();
+  command->add_option("--format-rest,--quantization-rest", o->rest,
+                      "another format for the linears that are no routed experts, as mxfp8 beside --format mxfp4");
   command->add_option("--calibration", o->calibration,
                       "text file whose largest activations become the input scales of fp8 and nvfp4");
   command->add_flag("--weight-only", o->weight_only, "nvfp4 without rounding of activations; needs no calibration");

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // `sluice serve`: an OpenAI-compatible server for one checkpoint.
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <mutex>
 #include <random>
 
+#include "habit_options.h"
 #include "model_options.h"
 #include "server/api_server.h"
 #include "server/engine_backend.h"
+#include "server/kv_events/publisher.h"
+#include "server/reasoning/reasoning_format.h"
+#include "server/tool_calls/tool_call_formats.h"
 #include "shutdown_signal.h"
 #include "version.h"
 
@@ -25,7 +30,9 @@ struct Options {
   server::ServiceConfig service;
   engine::EngineConfig engine;
   std::vector<std::string> names;
+  std::vector<std::string> habits;  // lines about options that need nothing done
   std::string chat_template, sampling_defaults = "model";
+  std::optional<std::string> kv_events;
   std::optional<uint64_t> random_seed;
   std::optional<double> mem_fraction;
   bool deterministic = false, no_prefix_cache = false;
@@ -34,7 +41,7 @@ struct Options {
 
 // Every connection is a descriptor, and so are the checkpoint's files and the standard streams.
 void raise_descriptor_limit(int& max_connections) {
-  constexpr int kOthers = 64;
+  constexpr int kOthers = 80;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
@@ -43,6 +50,8 @@ void raise_descriptor_limit(int& max_connections) {
   if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < rlim_t{1} << 30)
     max_connections = std::max(1, std::min(max_connections, static_cast<int>(limit.rlim_cur) - kOthers));
 }
+
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
 // Lines come from several threads here.
 Context with_locked_log(Context ctx) {
@@ -59,14 +68,21 @@ std::shared_ptr<server::ServedModel> served_model(const Options& o, const model:
   if (o.sampling_defaults == "model") defaults = server::read_sampling_defaults(o.model.path);
   const std::string template_text = o.chat_template.empty() ? "" : read_text_file(o.chat_template);
   std::vector<std::string> names = o.names;
-  if (names.empty()) names.push_back(o.model.path);
+  if (std::all_of(names.begin(), names.end(), [](const std::string& name) { return name == "*"; })) {
+    // The path, as SGLang has it, and its last part, which people remember.
+    const std::filesystem::path path = std::filesystem::absolute(o.model.path).lexically_normal();
+    const std::string last = (path.has_filename() ? path : path.parent_path()).filename().string();
+    if (!last.empty() && last != o.model.path) names.insert(names.begin(), last);
+    names.insert(names.begin(), o.model.path);
+  }
   return std::make_shared<server::ServedModel>(std::move(names), o.model.path, load_tokenizer(o.model, model),
                                                model.info(), std::move(defaults), template_text, o.chat_template);
 }
 
-// SGLang's way to size the cache: what weights, states and keys and values may take of the machine's memory together.
-int64_t cache_tokens_of(double fraction, const model::Model& model, const engine::EngineConfig& engine) {
-  const double total = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+// SGLang's way to size the cache: what weights, states and keys and values may take of the device's memory together.
+int64_t cache_tokens_of(double fraction, Device& device, const model::Model& model,
+                        const engine::EngineConfig& engine) {
+  const auto total = static_cast<double>(device.memory().total);
   const model::CacheShape& shape = model.cache_shape();
   const int64_t states = (engine.max_running + engine.state_snapshots) * shape.bytes_per_slot(1);
   const double left = total * fraction - static_cast<double>(model.info().weight_bytes + states);
@@ -76,9 +92,32 @@ int64_t cache_tokens_of(double fraction, const model::Model& model, const engine
   const int64_t tokens =
       token == 0 ? useful : std::min(useful, static_cast<int64_t>(left / static_cast<double>(token)));
   check(tokens >= engine.block_size,
-        "--mem-fraction-static is {}; of {:.2f} GB that leaves no room for keys and values beside {:.2f} GB of weights",
-        fraction, total / 1e9, static_cast<double>(model.info().weight_bytes) / 1e9);
+        "--mem-fraction-static is {}; of {:.2f} GB of {} that leaves no room for keys and values beside {:.2f} GB of "
+        "weights",
+        fraction, total / 1e9, to_string(device.id()), static_cast<double>(model.info().weight_bytes) / 1e9);
   return tokens;
+}
+
+int64_t longest_prompt(const model::Model& model, const engine::EngineConfig& engine) {
+  constexpr int64_t kMost = int64_t{1} << 20;  // the engine's own bound of a step
+  return std::min(kMost, engine.context_length ? engine.context_length : model.info().max_positions);
+}
+
+std::unique_ptr<server::KvEventPublisher> event_publisher(Options& o, const Context& ctx) {
+  if (!o.kv_events) return nullptr;
+  const server::KvEventsConfig config = server::parse_kv_events_config(*o.kv_events);
+  if (!config.enabled) return nullptr;
+  check(!o.no_prefix_cache, "--kv-events-config needs the prefix cache; leave --disable-radix-cache out");
+  auto publisher = std::make_unique<server::KvEventPublisher>(
+      config, [log = ctx.log](std::string_view line) { log(LogLevel::warning, line); });
+  o.service.kv_events = {publisher->endpoint(), publisher->replay_endpoint(), config.topic};
+  for (const std::string& endpoint : {publisher->endpoint(), publisher->replay_endpoint()})
+    if (endpoint.starts_with("tcp://") && endpoint.find('*') != endpoint.npos)
+      ctx.log(LogLevel::warning,
+              fmt::format("KV events hold the tokens of every prompt: whoever reaches {} can read them", endpoint));
+  ctx.log(LogLevel::info,
+          fmt::format("KV events {} {}", server::is_listened_at(config.endpoint) ? "at" : "to", publisher->endpoint()));
+  return publisher;
 }
 
 void print_ready(const std::string& url, const server::ServedModel& model) {
@@ -89,39 +128,53 @@ void print_ready(const std::string& url, const server::ServedModel& model) {
   std::fflush(stdout);
 }
 
-void run(Options o, Shared& shared) {
-  Context ctx = with_locked_log(shared.context());
+// Returns whether grammars still compile, which nobody wants any more.
+bool run(Options o, Shared& shared) {
+  Context ctx = with_locked_log(shared.context(o.model.device));
   const auto log = [&](std::string_view line) { ctx.log(LogLevel::info, line); };
   raise_descriptor_limit(o.http.max_connections);
   o.model.deterministic = o.model.deterministic || o.deterministic;
   o.engine.speculative_steps = o.speculative.steps();
   o.engine.prefix_cache = !o.no_prefix_cache;
   o.service.log = log;
-  o.service.version = version_text();
+  o.service.version = version_number();
+  o.service.build = version_text();
   o.service.random_seed = o.random_seed.value_or(o.deterministic ? 42 : std::random_device{}());
   o.service.fixed_seed = o.deterministic;  // as SGLang: the same request gives the same text
   // A name that a browser resolves to this machine must not open it to that name's pages.
   const std::string& host = o.http.host;
-  o.service.check_host =
-      o.service.api_key.empty() && (host == "localhost" || host == "::1" || host.starts_with("127."));
+  o.service.check_host = o.service.api_key.empty() && is_loopback(host);
 
+  if (o.service.api_key.empty() && !is_loopback(host))
+    ctx.log(LogLevel::warning,
+            fmt::format("--host {} without --api-key: whoever reaches this machine may use the server", host));
+
+  for (const std::string& line : o.habits) ctx.log(LogLevel::warning, line);
+
+  const std::unique_ptr<server::KvEventPublisher> events = event_publisher(o, ctx);  // outlives the engine
   server::ApiServer server(o.http, o.service);
   const bool ipv6 = host.find(':') != host.npos;
   const std::string url = fmt::format("http://{}{}{}:{}", ipv6 ? "[" : "", host, ipv6 ? "]" : "", server.port());
   std::printf("listening on %s; answers 503 until the model is loaded\n", url.c_str());
   std::fflush(stdout);
 
-  std::unique_ptr<model::Model> model = load_model(ctx, o.model);
+  model::LoadOptions loaded = load_options(ctx, o.model);
+  model::LiveModel live = model::load_live_model(ctx, loaded);
+  const model::Model* const model = live.model.get();
   const std::shared_ptr<server::ServedModel> served = served_model(o, *model);
   if (!served->chat_template_error().empty())
     ctx.log(LogLevel::warning, fmt::format("no chat: {}", served->chat_template_error()));
   if (!served->defaults.source.empty()) log("sampling defaults from " + served->defaults.source);
-  if (o.mem_fraction) o.engine.cache_tokens = cache_tokens_of(*o.mem_fraction, *model, o.engine);
-  const auto backend = std::make_shared<server::EngineBackend>(
-      ctx, std::move(model), served->tokenizer, o.engine, [&ctx, options = o.model](const std::string& path) mutable {
-        options.path = path;
-        return load_model(ctx, options);
-      });
+  if (o.mem_fraction) o.engine.cache_tokens = cache_tokens_of(*o.mem_fraction, ctx.device(), *model, o.engine);
+  if (o.engine.prefill_chunk == -1) o.engine.prefill_chunk = longest_prompt(*model, o.engine);
+  const auto backend =
+      std::make_shared<server::EngineBackend>(ctx, std::move(live), std::move(loaded), served->tokenizer, o.engine,
+                                              [&ctx, options = o.model](const std::string& path) mutable {
+                                                options.path = path;
+                                                return load_options(ctx, options);
+                                              });
+  if (events)
+    backend->publish_cache_events([&](std::vector<engine::CacheEvent> batch) { events->push(std::move(batch)); });
   const engine::EngineConfig& engine = backend->config();
   log(fmt::format(
       "weights {:.2f} GB; cache {:.2f} GB for {} tokens; context {} tokens; at most {} answers at once, {} "
@@ -138,6 +191,7 @@ void run(Options o, Shared& shared) {
                   o.drain_seconds));
   server.drain(std::chrono::seconds(o.drain_seconds));
   server.stop();
+  return served->grammars().stats().pending > 0;
 }
 
 void add_engine_options(CLI::App& command, Options& o) {
@@ -150,17 +204,36 @@ void add_engine_options(CLI::App& command, Options& o) {
         kMany);
   count("--max-running-requests", o.engine.max_running, "answers that are worked on at once", 1, 4096);
   count("--max-queued-requests", o.engine.max_queued, "answers that may wait; further ones get 503", 1, kMany);
-  count("--chunked-prefill-size", o.engine.prefill_chunk, "prompt tokens in one step of the engine", 1, kMany);
+  count("--chunked-prefill-size", o.engine.prefill_chunk, "prompt tokens in one step of the engine; -1: whole prompts",
+        -1, kMany);
   count("--max-total-tokens", o.engine.cache_tokens,
         "tokens of keys and values in memory; 0: as many as all running requests need, at most 65536 or one context", 0,
         kMany);
   command
       .add_option("--mem-fraction-static", o.mem_fraction,
-                  "instead: as many as weights and cache together fit into this share of the machine's memory")
+                  "instead: as many as weights and cache together fit into this share of the device's memory")
       ->check(CLI::Range(0.0, 1.0))
       ->excludes("--max-total-tokens")
       ->group(group);
   count("--page-size", o.engine.block_size, "tokens in a block of the cache, the unit that prompts share", 1, 4096);
+  command
+      .add_flag("--enable-priority-scheduling", o.service.priority_scheduling,
+                "requests may have a priority; larger ones are taken up first")
+      ->group(group);
+  command
+      .add_flag("--schedule-low-priority-values-first", o.service.low_priority_first,
+                "smaller priorities are taken up first, as by vLLM")
+      ->needs("--enable-priority-scheduling")
+      ->group(group);
+  const auto seconds = [&](const char* name, double& value, const char* what) {
+    command.add_option(name, value, what)->check(CLI::Range(0.0, 1e6))->capture_default_str()->group(group);
+  };
+  seconds("--queue-timeout", o.service.queue_timeout,
+          "seconds after which a request that waits for its first step gets "
+          "503; 0: none; requests may say queue_timeout");
+  seconds("--request-timeout", o.service.request_timeout,
+          "seconds after which an answer ends with what there is; 0: none; "
+          "requests may say timeout");
   command.add_flag("--disable-radix-cache", o.no_prefix_cache, "do not reuse the beginnings of earlier prompts")
       ->group(group);
   command
@@ -169,6 +242,15 @@ void add_engine_options(CLI::App& command, Options& o) {
                 "--random-seed")
       ->group(group);
   command.add_option("--random-seed", o.random_seed, "where the seeds of requests without one come from")->group(group);
+}
+
+// All names of a list of parsers, and "none".
+template <class Formats>
+std::vector<std::string> names(const Formats& formats) {
+  std::vector<std::string> all;
+  for (const auto& format : formats) all.insert(all.end(), format.names.begin(), format.names.end());
+  all.emplace_back("none");
+  return all;
 }
 
 void add_server_options(CLI::App& command, Options& o) {
@@ -180,20 +262,35 @@ void add_server_options(CLI::App& command, Options& o) {
   command.add_option("--port", o.http.port, "0: the system chooses, and the first line says which")
       ->capture_default_str()
       ->group(group);
-  command.add_option("--served-model-name", o.names, "names that requests may call the model; default: --model-path")
+  command
+      .add_option("--served-model-name", o.names,
+                  "names that requests may call the model, *: any; default: --model-path and its last part")
       ->group(group);
   command.add_option("--api-key", o.service.api_key, "requests must carry it, except for / and /health")->group(group);
   command
       .add_option("--admin-api-key", o.service.admin_api_key,
-                  "/flush_cache, /abort_request and /update_weights_from_disk need this one")
+                  "what controls the server (requests of others, weights, memory, the cache) needs this one")
       ->group(group);
   command.add_option("--chat-template", o.chat_template, "file with a Jinja template instead of the checkpoint's")
       ->group(group);
   command
-      .add_option("--reasoning-parser", o.service.reasoning_parser,
-                  "chats give what stands between <think> and </think> as reasoning_content; deepseek-r1: also without "
-                  "the first tag")
-      ->check(CLI::IsMember({"qwen3", "deepseek-r1"}))
+      .add_option("--tool-call-parser", o.service.tool_call_parser,
+                  "how the model writes calls of tools; default: as the chat template shows")
+      ->check(CLI::IsMember(names(server::tool_call_formats())))
+      ->group(group);
+  command
+      .add_option(
+          "--reasoning-parser", o.service.reasoning_parser,
+          "how it marks its thoughts, which chats give as reasoning_content; default: as the chat template shows; "
+          "deepseek-r1: between <think> and </think> as qwen3, also where the first is missing")
+      ->check(CLI::IsMember(names(server::reasoning_formats())))
+      ->group(group);
+  command
+      .add_option_function<std::string>(
+          "--unknown-fields", [&o](const std::string& word) { o.service.ignore_unknown_fields = word == "ignore"; },
+          "fields of requests that this server does not know: refuse (400), or ignore and name each once in the log")
+      ->check(CLI::IsMember({"refuse", "ignore"}))
+      ->default_str("refuse")
       ->group(group);
   command
       .add_option("--sampling-defaults", o.sampling_defaults,
@@ -203,7 +300,15 @@ void add_server_options(CLI::App& command, Options& o) {
       ->group(group);
   command
       .add_option("--weights-folder", o.service.weight_folders,
-                  "/update_weights_from_disk may load from below this folder; may be given again")
+                  "weights of requests may be read from below this folder; may be given again")
+      ->group(group);
+  command
+      .add_flag("--allow-weight-update", o.service.allow_weight_update,
+                "/update_weights_from_tensor may replace tensors by those of a shared memory or of a file below a "
+                "--weights-folder")
+      ->group(group);
+  command.add_option("--profile-folder", o.service.profile_folder, "where /start_profile writes a file for every step")
+      ->check(CLI::ExistingDirectory)
       ->group(group);
   command
       .add_option("--allowed-hosts", o.service.allowed_hosts,
@@ -211,7 +316,22 @@ void add_server_options(CLI::App& command, Options& o) {
       ->group(group);
   command.add_option("--cors-origins", o.service.cors_origins, "origins whose pages may use the server; *: all")
       ->group(group);
-  command.add_option("--max-connections", o.http.max_connections, "further ones are told 503")
+  command
+      .add_option(
+          "--kv-events-config", o.kv_events,
+          "tells routers which prefixes are cached, as vLLM and SGLang do: JSON such as "
+          R"({"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"})")
+      ->group(group);
+  command
+      .add_option("--metrics-prefix", o.service.metrics_prefixes,
+                  "whose names /metrics has, for dashboards and routers: sluice, sglang, vllm; several with commas")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"sluice", "sglang", "vllm"}))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--max-connections", o.http.max_connections,
+                  "beyond it, one without a request gives way, else a new one is told 503")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str()
       ->group(group);
@@ -234,11 +354,18 @@ void add_serve(CLI::App& parent, Shared& shared) {
                    "  sluice serve --model-path models/tiny-nemotron-h --port 30000\n"
                    "  sluice serve --model-path DIR --host 0.0.0.0 --api-key SECRET --served-model-name my-model\n"
                    "  sluice serve --model-path DIR --speculative-algorithm NEXTN --max-running-requests 8\n"},
-                  [o, &shared] { run(*o, shared); });
+                  [o, &shared] {
+                    if (!run(*o, shared)) return;
+                    // A compilation cannot be stopped, and must not see main() destroy what it works with.
+                    std::fflush(nullptr);
+                    std::_Exit(kExitOk);
+                  });
   add_model_options(*command, o->model);
   add_server_options(*command, *o);
   add_engine_options(*command, *o);
+  add_launch_options(*command, o->engine.recording, o->engine.overlap);
   add_speculative_options(*command, o->speculative, o->model);
+  add_habit_options(*command, o->habits);
 }
 
 }  // namespace sluice::apps

@@ -20,6 +20,7 @@ constexpr std::string_view kCompiler = "clang++ " __clang_version__;
 #else
 constexpr std::string_view kCompiler = "g++ " __VERSION__;
 #endif
+constexpr bool kCuda = std::string_view(SLUICE_BUILD_CUDA) == "ON";
 }  // namespace
 
 CpuInfo cpu_info() {
@@ -40,10 +41,13 @@ CpuInfo cpu_info() {
   return info;
 }
 
+std::string_view version_number() { return SLUICE_VERSION; }
+
 std::string version_text() {
   const CpuInfo cpu = cpu_info();
-  return fmt::format("sluice {} ({}, {}, CUDA {})\nCPU: {}: {}", SLUICE_VERSION, SLUICE_BUILD_TYPE, kCompiler,
-                     SLUICE_BUILD_CUDA, cpu.model, fmt::join(cpu.isas, " "));
+  // SLUICE_CUDA=AUTO decides by what the configuring machine has, so the program says what it became.
+  return fmt::format("sluice {} ({}, {}, CUDA {}: {} the sm90 backend)\nCPU: {}: {}", SLUICE_VERSION, SLUICE_BUILD_TYPE,
+                     kCompiler, kCuda ? "ON" : "OFF", kCuda ? "with" : "without", cpu.model, fmt::join(cpu.isas, " "));
 }
 
 }  // namespace sluice::apps

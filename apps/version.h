@@ -3,9 +3,12 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace sluice::apps {
+
+std::string_view version_number();  // "0.1.0"
 
 // "sluice 0.1.0 (Release, g++ 12.2, CUDA sm_90a)\nCPU: ..., avx2 avx512f ..."
 std::string version_text();

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense rates through cuBLASLt on random data, for the floors: prints 'bf16 fp8' in TFLOP/s."""
+"""Dense rates through cuBLASLt on random data, for the lower bounds: prints 'bf16 fp8' in TFLOP/s."""
 import torch
 
 n = 8192

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine itself costs a step, without a model: scheduling and settling many decoding sequences, with and
-// without drafts, and admission of prompts against a full prefix cache. One JSON line a case, microseconds a step.
+// The engine's own cost per step, without a model: scheduling many decoding sequences and committing their tokens, with
+// and without drafts, and admission of prompts against a full prefix cache. One JSON line per case, microseconds per
+// step.
 //   bench/engine_scheduler
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine without a server: so many answers decode at once, into a sink that drops them. One JSON line each:
-// microseconds of a step, of its scheduling, and of all but the model and the sampling.
+// The engine without a server: RUNNING answers decode at once, into a sink that drops them. One JSON line per number:
+// microseconds of a step, of its scheduling, and of everything but the model and the sampling.
 //   bench/engine_step MODEL_FOLDER [RUNNING ...]
 #include <cstdio>
 #include <cstdlib>

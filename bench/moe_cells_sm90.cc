@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fused MoE on the GPU: microseconds a call against the floor of the same run. One CUDA graph holds several calls, each
-// with its own routing and in turn another copy of the weights, so that no call finds its weights in the L2 cache;
+// Fused MoE on the GPU: microseconds per call against the floor of the same run. One CUDA graph holds several calls,
+// each with its own routing and in turn another copy of the weights, so that no call finds its weights in the L2 cache;
 // reported is the median of the replays over the number of calls.
 #include "moe_cells_sm90.h"
 
@@ -132,6 +132,7 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
       const double us = replayed_us(calls, o.replays, [&](cudaStream_t stream, int c) {
         sm90::MoeCall call = list[static_cast<size_t>(c)];
         call.workspace = workspace.data();
+        call.workspace_size = workspace.bytes();
         call.force = force;
         layers[static_cast<size_t>(c) % layers.size()].run(call, stream);
       });

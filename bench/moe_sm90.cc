@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU benchmarks as a program that needs nothing but the driver: cells of the fused layer, preparation, dense
+// The GPU benchmarks as a program that needs nothing but the driver: cells of the fused layer, repacking, dense
 // GEMMs.
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -21,7 +21,7 @@ void print(const Cell& c) {
 
 int main(int argc, char** argv) {
   Options o;
-  bool dense = false, prepare = false;
+  bool dense = false, repack = false;
   CLI::App app("Fused MoE on one Hopper GPU");
   app.add_option("--shapes", o.shapes)->delimiter(',');
   app.add_option("--kinds", o.kinds)->delimiter(',');
@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
   app.add_option("--fp8-tflops", o.fp8_tflops);
   app.add_flag("!--no-pdl", o.pdl);
   app.add_flag("--logits", o.logits, "route from logits instead of given top-k");
-  app.add_flag("--prepare", prepare, "the preparation of weights in device memory instead");
+  app.add_flag("--repack", repack, "the repacking of weights in device memory instead");
   app.add_flag("--dense", dense, "dense GEMMs of shared experts and latent projections instead");
   CLI11_PARSE(app, argc, argv);
   try {
@@ -52,13 +52,13 @@ int main(int argc, char** argv) {
       bench_dense(o);
       return 0;
     }
-    if (!prepare) {
+    if (!repack) {
       measure_moe(o, print);
       return 0;
     }
     for (const BenchShape& s : shapes())
       for (const Kind& k : kKinds)
-        if (wanted(o.shapes, s.name) && wanted(o.kinds, k.name)) bench_prepare(o, s, k);
+        if (wanted(o.shapes, s.name) && wanted(o.kinds, k.name)) bench_repack(o, s, k);
   } catch (const std::exception& e) {
     std::printf("failed: %s\n", e.what());
     return 1;

@@ -3,7 +3,7 @@
 """The fused MoE as a PyTorch user writes it, on the first five shapes of bench/moe_shapes.cc: sort by expert, gather,
 grouped GEMM, activation, (row-wise FP8 rounding,) grouped GEMM, weighted sum. Timed as bench/moe_sm90.cc does: one CUDA
 graph of several calls, each with its own routing and in turn another copy of the weights; median of the replays. Prints
-one line a cell."""
+one line per cell."""
 import argparse
 import torch
 import torch.nn.functional as F

@@ -21,19 +21,13 @@ import subprocess
 import sys
 import tempfile
 
+from model_shapes import QWEN3_SMALL
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "server"))
 from serve_driver import Server  # noqa: E402
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
-REAL_SHAPE = {  # Qwen3-30B-A3B but for its 48 layers and 151,936 words
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
-    "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
-    "decoder_sparse_step": 1, "mlp_only_layers": [], "num_hidden_layers": 2, "num_attention_heads": 32,
-    "num_key_value_heads": 4, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
-    "rope_scaling": None, "max_position_embeddings": 4096, "attention_bias": False, "attention_dropout": 0.0,
-    "tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": None, "vocab_size": 4096,
-    "eos_token_id": 0, "torch_dtype": "bfloat16"}
 HTTP_BODY = 'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\nwrk.body = \'%s\'\n'
 
 
@@ -50,7 +44,7 @@ class Bench:
         path = self.folder / name  # any tokenizer of its vocabulary's size serves
         if not path.is_dir():
             path.mkdir()
-            (path / "config.json").write_text(json.dumps(REAL_SHAPE))
+            (path / "config.json").write_text(json.dumps(QWEN3_SMALL))
             for file in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(self.models / "tiny-qwen3-moe" / file, path / file)
         return ["--model-path", path, "--load-format", "dummy"]
@@ -94,7 +88,7 @@ class Bench:
             after = histograms(server)
         seconds = {k: after[k][0] - before[k][0] for k in after if k != "inter_token_latency_seconds"}
         steps = after["step_seconds"][1] - before["step_seconds"][1]
-        return {"steps": steps, **{k: 1e6 * v / steps for k, v in seconds.items()}}  # microseconds a step
+        return {"steps": steps, **{k: 1e6 * v / steps for k, v in seconds.items()}}  # microseconds per step
 
     def scheduler(self):
         lines = subprocess.run([self.program.parent / "engine_scheduler"], capture_output=True, text=True, check=True).stdout
@@ -179,14 +173,14 @@ def table(o):
                       f"{r['median_itl_ms']:.2f}", f"{r['p99_itl_ms']:.2f}", f"{r['mean_e2e_latency_ms']:.0f}"]
                      for c, r in sorted(part["rows"].items(), key=lambda x: int(x[0]))])
     print_table("A step's overhead at 64 running requests",
-                ["model", "steps", "us a step", "scheduler us", "all but model and sampling us", "share"],
+                ["model", "steps", "us per step", "scheduler us", "all but model and sampling us", "share"],
                 [[name, f"{r['steps']:.0f}", f"{r['step_seconds']:.0f}", f"{r['schedule_seconds']:.1f}", f"{r['overhead_seconds']:.1f}",
                   f"{r['overhead_seconds'] / r['step_seconds']:.2%}"] for name, r in parts("overhead")])
     print_table("", ["scheduler alone", "running", "drafts", "us median", "us p99"],
                 [[r["bench"], str(r["running"]), str(r["drafts"]), f"{r['us_median']:.1f}", f"{r['us_p99']:.1f}"]
                  for r in state.get("scheduler", [])])
     print_table("What streaming adds at concurrency 32",
-                ["model", "E2E ms streamed", "whole", "ms a token", "tok/s streamed", "whole"],
+                ["model", "E2E ms streamed", "whole", "ms per token", "tok/s streamed", "whole"],
                 [[name, f"{a:.1f}", f"{b:.1f}", f"{(a - b) / 64:.3f}", f"{rate_a:.0f}", f"{rate_b:.0f}"]
                  for name, r in parts("streaming") for (a, rate_a), (b, rate_b) in [(r["stream"], r["whole"])]])
     for name, part in parts("http"):

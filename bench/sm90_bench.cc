@@ -37,24 +37,24 @@ double measure_copy() {
   return 2.0 * static_cast<double>(bytes) / ms[ms.size() / 2] / 1e9;
 }
 
-void fill(sm90::PreparedMatrix& m, std::mt19937_64& rng) {
-  using sm90::Operand;
-  const Operand op = m.shape.operand;
-  const int slab = sm90::slab_bytes(op), codes = sm90::slab_code_bytes(op);
-  std::vector<uint64_t> host(static_cast<size_t>(slab) * 1024 / 8);
+void fill(sm90::RepackedMatrix& m, std::mt19937_64& rng) {
+  using sm90::WeightOperand;
+  const WeightOperand op = m.shape.operand;
+  const int k_block = sm90::k_block_bytes(op), codes = sm90::k_block_code_bytes(op);
+  std::vector<uint64_t> host(static_cast<size_t>(k_block) * 1024 / 8);
   for (uint64_t& v : host) v = rng();
   auto* bytes = reinterpret_cast<uint8_t*>(host.data());
   for (int s = 0; s < 1024; ++s) {
-    uint8_t* p = bytes + static_cast<int64_t>(s) * slab;
-    if (op == Operand::bf16)
+    uint8_t* p = bytes + static_cast<int64_t>(s) * k_block;
+    if (op == WeightOperand::bf16)
       for (int i = 0; i < codes; i += 2) p[i + 1] = static_cast<uint8_t>((p[i + 1] & 0x80) | 0x3c);
     else if (sm90::is_fp8(op))
       for (int i = 0; i < codes; ++i) p[i] &= 0xbf;
     else if (sm90::decodes_e4m3(op))  // the top exponent bits of place_e4m3
       for (int i = 1; i < codes; i += 2) p[i] &= 0xbb;
-    for (int i = codes; i < slab; ++i)
-      p[i] = op == Operand::nvfp4 ? static_cast<uint8_t>(0x40 + (p[i] & 15))
-                                  : static_cast<uint8_t>((sm90::decodes_e4m3(op) ? 246 : 252) + (p[i] & 1));
+    for (int i = codes; i < k_block; ++i)
+      p[i] = op == WeightOperand::nvfp4 ? static_cast<uint8_t>(0x40 + (p[i] & 15))
+                                        : static_cast<uint8_t>((sm90::decodes_e4m3(op) ? 246 : 252) + (p[i] & 1));
   }
   const int64_t total = m.weights.bytes(), block = static_cast<int64_t>(host.size()) * 8;
   sm90::copy_to_device(m.weights.data(), bytes, std::min(block, total), nullptr);

@@ -15,3 +15,6 @@ install(FILES ${PROJECT_BINARY_DIR}/sluice-config-version.cmake DESTINATION ${co
 file(RELATIVE_PATH SLUICE_PC_TO_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
 configure_file(cmake/sluice.pc.in ${PROJECT_BINARY_DIR}/sluice.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/sluice.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# The wheel (pyproject.toml): the library alone, under the one name that ctypes opens; a wheel cannot hold links.
+install(FILES $<TARGET_FILE:sluice> DESTINATION sluice_moe RENAME libsluice.so COMPONENT python EXCLUDE_FROM_ALL)

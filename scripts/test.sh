@@ -13,6 +13,7 @@ summary_of() { grep -E '^[0-9]+% tests passed' "$1"; }
 
 stage "packages"
 scripts/setup.sh test
+if scripts/has_hopper.sh; then scripts/setup.sh gpu; fi
 
 if [[ -z ${SLUICE_TEST_MODELS:-} && -d ../shared/models ]]; then
   SLUICE_TEST_MODELS=$(cd ../shared/models && pwd)

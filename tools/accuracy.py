@@ -17,11 +17,11 @@ import tempfile
 
 DOCUMENT = pathlib.Path(__file__).resolve().parent.parent / "docs" / "numerics.md"
 BEGIN, END = "<!-- accuracy: from tools/accuracy.py -->\n", "<!-- accuracy: end -->\n"
-ONLINE, CALIBRATED = "--quantization", "--calibration"
+ONLINE, REST, CALIBRATED = "--quantization", "--quantization-rest", "--calibration"
 PER_TOKEN, TRTLLM = "--nvfp4-per-token-activation", ("--fp8-block-numerics", "trtllm")
 
 # Row of the table, options that quantise while loading (None: there is no such option), options of `sluice quantize`
-# (None: BF16 is not rewritten), options of the reloaded run. CALIBRATED stands for the text of the calibration.
+# (None: BF16 is not rewritten), options of the reloaded run. CALIBRATED is replaced by the file of the calibration text.
 ROWS = [
     ("`bf16`", (), None, ()),
     ("`fp8`, inputs per token", (ONLINE, "fp8"), ("--format", "fp8"), ()),
@@ -34,6 +34,9 @@ ROWS = [
     ("`nvfp4`, inputs per token", (ONLINE, "nvfp4", PER_TOKEN), ("--format", "nvfp4", CALIBRATED), (PER_TOKEN,)),
     ("`nvfp4`, BF16 inputs", None, ("--format", "nvfp4", "--weight-only"), ()),
     ("`mxfp4`, BF16 inputs", (ONLINE, "mxfp4"), ("--format", "mxfp4"), ()),
+    ("`mxfp4` with `mxfp8` for the rest", (ONLINE, "mxfp4", REST, "mxfp8"), ("--format", "mxfp4", "--format-rest", "mxfp8"), ()),
+    ("`nvfp4`, inputs per token, with `mxfp8` for the rest", (ONLINE, "nvfp4", REST, "mxfp8", PER_TOKEN),
+     ("--format", "nvfp4", "--format-rest", "mxfp8", CALIBRATED), (PER_TOKEN,)),
 ]
 
 

@@ -398,6 +398,53 @@ FLAGS = (
 )
 
 CHAT = {"messages": MESSAGES, "tools": None, "add_generation_prompt": True, "bos_token": "<s>"}
+# calls as text added to text, found by a message without content; results counted in a namespace
+TEXT_CALLS = r"""{%- set ns = namespace(first=true, after=false) -%}
+{{- bos_token -}}
+{%- for m in messages -%}
+{%- if m['role'] == 'user' -%}{{- '<U>' + m['content'] -}}{%- set ns.after = false -%}{%- endif -%}
+{%- if m['role'] == 'assistant' and m['content'] is none -%}
+  {%- for call in m['tool_calls'] -%}
+    {%- if loop.first -%}{{- '<A><calls>' -}}{%- else -%}{{- '\n' -}}{%- endif -%}
+    {{- '<call>' + call['type'] + '<sep>' + call['function']['name'] + '\n' + '```json' + '\n' + call['function']['arguments'] + '\n' + '```' + '</call>' -}}
+  {%- endfor -%}
+  {{- '</calls><E>' -}}
+{%- endif -%}
+{%- if m['role'] == 'assistant' and m['content'] is not none -%}{{- '<A>' + m['content'] + '<E>' -}}{%- endif -%}
+{%- if m['role'] == 'tool' -%}{{- ('<outs><out>' if not ns.after else '\n<out>') + m['content'] + '</out>' -}}{%- set ns.after = true -%}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<A>' -}}{%- endif -%}"""
+TEXT_CALL_MESSAGES = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"type": "function", "id": "1", "function": {"name": "weather", "arguments": "{\"city\": \"Z\u00fcrich\"}"}},
+        {"type": "function", "id": "2", "function": {"name": "time", "arguments": "{}"}}]},
+    {"role": "tool", "content": "21", "tool_call_id": "1"},
+    {"role": "tool", "content": "12:00", "tool_call_id": "2"},
+]
+
+# a pair of tags per argument, strings as they are and the rest as JSON; contents of parts by a macro
+TAGGED_CALLS = r"""{%- macro visible(content) -%}
+    {%- if content is string %}{{- content }}
+    {%- elif content is iterable and content is not mapping %}{%- for item in content %}{{- item.text if item is mapping else item }}{%- endfor %}
+    {%- else %}{{- content }}{%- endif %}
+{%- endmacro -%}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}<A>{{ visible(m.content) }}
+{%- for tc in m.tool_calls or [] %}
+{%- set f = tc.function or tc %}
+{{ '\n<call>' + f.name }}
+{% for k, v in f.arguments.items() %}
+<key>{{ k }}</key>
+<value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</value>
+{% endfor %}
+</call>{% endfor %}
+{%- elif m.role == 'tool' %}
+{%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}{{- '<|observation|>' }}{%- endif %}
+{{- '\n<response>\n' ~ visible(m.content) ~ '\n</response>' }}
+{%- else %}<|{{ m.role }}|>{{ visible(m.content) }}{% endif %}
+{%- endfor %}"""
+
 TEMPLATES = [
     # white space
     ("a\n{% if t %}\nb\n{% endif %}\nc\n", PEOPLE),
@@ -467,6 +514,10 @@ TEMPLATES = [
     (MACRO_TOOLS, CHAT),
     (MACRO_TOOLS, {**CHAT, "tools": TOOLS}),
     (MACRO_TOOLS, {**CHAT, "tools": TOOLS, "messages": MESSAGES[:5], "thinking": False}),
+    (TEXT_CALLS, {**CHAT, "messages": TEXT_CALL_MESSAGES, "bos_token": "<s>"}),
+    # an object cannot be added to a text
+    (TEXT_CALLS, {**CHAT, "messages": [{**m, "content": None} if "tool_calls" in m else m for m in MESSAGES], "bos_token": "<s>"}),
+    (TAGGED_CALLS, CHAT),
     (FLAGS, CHAT),
     (FLAGS, {**CHAT, "messages": MESSAGES[:5]}),
     ("{% set date_string = strftime_now('%d %b %Y') %}Today: {{ date_string }}", CHAT),

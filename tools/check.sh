@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The checks that need no build: format, floors, ASCII, licence lines, open ends, the README's map; long files are listed.
+# The checks that need no build: format, layers, ASCII, licence lines, open ends, the README's map; long files are listed.
 #   tools/check.sh            every tracked file
 #   tools/check.sh --staged   what is about to be committed (the git hook)
 set -uo pipefail
@@ -51,7 +51,14 @@ if [[ ${#texts[@]} -gt 0 ]]; then
   [[ -z $open ]] || fail "an open end without an issue number, as (#12)" "$open"
 fi
 
-layers=$(python3 tools/layers.py) || fail "floors" "$layers"
+layers=$(python3 tools/layers.py) || fail "layers" "$layers"
+
+# docs/architecture.md shows the layers that layers.py checks.
+shown=$(sed -n '/^## Layers$/,/^## /p' docs/architecture.md | grep -E '^[0-9]+  ')
+if [[ -z $shown || $shown != "$(python3 tools/layers.py --list)" ]]; then
+  fail "the layers in docs/architecture.md and in tools/layers.py differ (<: document, >: layers.py)" \
+    "$(diff <(echo "$shown") <(python3 tools/layers.py --list))"
+fi
 
 # README.md has one line for each folder of src/, "  base/   ..." in its map.
 mapped=$(sed -n '/^src\/$/,/^```$/p' README.md | grep -oE '^  [a-z0-9_/]+/ ' | tr -d ' ' | sed 's|/$||' | sort)

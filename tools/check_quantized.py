@@ -22,7 +22,7 @@ FORMATS = {"fp8": 3 * 2**-8, "fp8_channel": 3 * 2**-8, "fp8_block": 0, "mxfp8": 
 
 
 def loaded(folder):
-    """{name in the checkpoint: weight}; stacks of experts taken apart again."""
+    """{name in the checkpoint: weight}; stacks of experts split into experts again."""
     config = transformers.AutoConfig.from_pretrained(folder).quantization_config
     extra = {}
     if config["quant_method"] == "compressed-tensors":

@@ -3,20 +3,22 @@
 # The one entry on a GPU machine. Nothing is compiled there: build and pack where there is a compiler, carry one folder.
 #   tools/gpu.sh pack BUILD DIR        stripped programs and tests of a build with SLUICE_CUDA=ON into DIR
 #   tools/gpu.sh run DIR [PART...]     runs PARTs (default: all) and prints a short table last
-# PARTs: resources, tests, sanitizer, start, models, bench. SLUICE_TEST_MODELS names a folder of checkpoints (default:
-# models/ of this repository), SLUICE_BENCH_ARGS goes to the benchmark, OUT is where logs go (default: DIR/out).
+# PARTs: resources, tests, ops, sanitizer, start, goldens, experts, models, bench, bench-ops, and by name only:
+# model-speed, whole models of dummy weights, those in SPEED_MODELS ("MODEL:FORMAT ...") if it is set, each for at most
+# SPEED_SECONDS (110); model-load, a checkpoint of LOAD_LAYERS (12). SLUICE_TEST_MODELS names a folder of checkpoints
+# (default: models/ of this repository), SLUICE_BENCH_ARGS goes to the benchmark, OUT is where logs go (default: DIR/out).
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 usage() {
-  sed -n '3,8p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '3,9p' "$0" | sed 's/^# \{0,1\}//'
   exit 2
 }
 
 pack() { # build, dir
   mkdir -p "$2"
   local f
-  for f in tests/kernels_sm90_test tests/conformance_test tests/capi/capi_cuda_test bench/moe_sm90 bin/sluice; do
+  for f in tests/{kernels_sm90,conformance,ops,ops_sm90,model_sm90}_test tests/capi/capi_cuda_test bench/{moe,ops,attention}_sm90 bin/sluice; do
     strip -o "$2/$(basename "$f")" "$1/$f" || exit 1
   done
   cp -L "$1"/lib/libsluice.so.0 "$2/" && strip "$2/libsluice.so.0"
@@ -43,20 +45,40 @@ part() { # name, command...
   row "$name" $code $((SECONDS - begin))
 }
 
-# One program in eight processes. Tests that skip say so in the table: a skip is not a pass.
+# One program in sixteen processes. Tests that skip say so in the table: a skip is not a pass.
 gtest() { # program, filter
   local i log=$out/$(basename "$1") code=0
   local -a jobs=()
-  for i in 0 1 2 3 4 5 6 7; do
-    GTEST_TOTAL_SHARDS=8 GTEST_SHARD_INDEX=$i "$1" --gtest_filter="$2" >"$log.$i" 2>&1 &
+  for i in {0..15}; do
+    GTEST_TOTAL_SHARDS=16 GTEST_SHARD_INDEX=$i "$1" --gtest_filter="$2" >"$log.$i" 2>&1 &
     jobs+=($!)
   done
   for i in "${jobs[@]}"; do wait "$i" || code=1; done
-  cat "$log".?
-  grep -h 'excursion' "$log".? | sed -E 's/.*excursion ([0-9.infa]+) of.*/\1/' | sort -g | tail -1 >"$log.worst"
-  echo "$(cat "$log".? | grep -c '\[       OK') passed, $(cat "$log".? | grep -c '^\[  SKIPPED \].*ms)') skipped," \
-    "$(cat "$log".? | grep -c '^\[  FAILED  \].*ms)') failed; largest excursion $(cat "$log.worst") of what is allowed"
+  cat "$log".[0-9]*
+  grep -h 'excursion' "$log".[0-9]* | sed -E 's/.*excursion ([0-9.infa]+) of.*/\1/' | sort -g | tail -1 >"$log.worst"
+  echo "$(cat "$log".[0-9]* | grep -c '\[       OK') passed, $(cat "$log".[0-9]* | grep -c '^\[  SKIPPED \].*ms)') skipped," \
+    "$(cat "$log".[0-9]* | grep -c '^\[  FAILED  \].*ms)') failed; largest excursion $(cat "$log.worst") of what is allowed"
   return $code
+}
+
+# A whole model of dummy weights: decoding and prompts, as bench/model_table.py wants them. A model that takes too long
+# leaves the rows that it has, and time for the others.
+speed_of() { # model, format
+  local -a format=()
+  case $2 in
+    bf16) ;;
+    fp8) format=(--quantization fp8 --fp8-sums tensor-core) ;;
+    nvfp4) format=(--quantization nvfp4_online) ;;
+    *) format=(--quantization "$2") ;;
+  esac
+  part "speed-$1-$2" speed_runs "$out/models/$1" "${format[@]}"
+}
+# One sequence touches the same number of experts whoever chooses them, so there the routers do, as for vLLM's figures.
+speed_runs() { # model, options
+  local -a bench=(timeout "${SPEED_SECONDS:-110}" "$dir/sluice" bench model --load-format dummy --device cuda --input-len 64
+    --new-tokens 128 --repeat 2 --profile --json --model-path "$@")
+  "${bench[@]}" --routing model --batch-size 1
+  "${bench[@]}" --routing uniform --batch-size 8,32,64,256 --prefill 1x1024,1x8192,16x1024
 }
 
 [[ $# -ge 2 ]] || usage
@@ -79,7 +101,7 @@ nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem --format=csv,noh
 }
 
 parts=("$@")
-[[ ${#parts[@]} -gt 0 ]] || parts=(resources tests sanitizer start models bench)
+[[ ${#parts[@]} -gt 0 ]] || parts=(resources tests ops sanitizer start goldens experts models bench bench-ops)
 for p in "${parts[@]}"; do
   case $p in
     resources) part resources "$root/tools/resources.sh" "$dir/libsluice.so.0" ;;
@@ -87,6 +109,10 @@ for p in "${parts[@]}"; do
       part kernels gtest "$dir/kernels_sm90_test" '-Sanitize.*'
       part conformance gtest "$dir/conformance_test" '*/sm90'
       part capi gtest "$dir/capi_cuda_test" '*'
+      ;;
+    ops)
+      part ops gtest "$dir/ops_test" '*cuda*'
+      part ops_sm90 gtest "$dir/ops_sm90_test" '*'
       ;;
     sanitizer)
       tools=(memcheck racecheck initcheck synccheck)
@@ -103,10 +129,34 @@ for p in "${parts[@]}"; do
       done
       ;;
     start) part start "$dir/capi_cuda_test" --gtest_filter='CudaStart.*' ;;
-    models) part models "$root/tools/gpu_perplexity.py" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}"/*/ ;;
+    goldens) SLUICE_TEST_MODELS=${SLUICE_TEST_MODELS:-$root/models} part goldens gtest "$dir/model_sm90_test" '*' ;;
+    experts | models)
+      part "$p" "$root/tools/gpu_perplexity.py" "$p" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}"/*/
+      ;;
+    model-speed)
+      python3 "$root/bench/model_table.py" configs "$out/models" || exit 2
+      for speed in ${SPEED_MODELS:-qwen3-30b-a3b:bf16 qwen3-30b-a3b:fp8 qwen3-30b-a3b:nvfp4 nemotron-3-nano:bf16 deepseek-v3-4-layers:bf16}; do
+        speed_of "${speed%%:*}" "${speed##*:}"
+      done
+      python3 "$root/bench/model_table.py" table "$out"/speed-*.log
+      ;;
+    model-load)  # from the page cache: the second of two loads
+      python3 "$root/bench/random_checkpoint.py" "$out/models/load" "${LOAD_LAYERS:-12}" || exit 2
+      for load in 1 2; do
+        part "load-$load" timeout 120 "$dir/sluice" bench model --model-path "$out/models/load" --device cuda \
+          --prefill 1x16 --repeat 1 --json
+      done
+      # bench/prepare_sm90 is not packed; where it is there, it takes one file of these.
+      [[ ! -x $dir/prepare_sm90 ]] || part prepare "$dir/prepare_sm90" "$out/models/load/model-00002-of-"*.safetensors
+      rm -r "$out/models/load"
+      ;;
     bench)
       # shellcheck disable=SC2086
       part bench "$dir/moe_sm90" ${SLUICE_BENCH_ARGS:-}
+      ;;
+    bench-ops)
+      part bench-ops "$dir/ops_sm90"
+      part bench-attention "$dir/attention_sm90"
       ;;
     *) usage ;;
   esac

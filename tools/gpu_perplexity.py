@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Perplexity of trained checkpoints with the experts on the GPU against the CPU, in every format.
+"""Perplexity of trained checkpoints on the GPU against the CPU, in every format.
 
-usage: gpu_perplexity.py PROGRAM MODELS...
+usage: gpu_perplexity.py experts|models PROGRAM MODELS...
 
-PROGRAM is a built `sluice`, MODELS are BF16 checkpoints that hold valid.txt. Prints a table in Markdown; exit 1 unless
+`experts`: the MoE layers on the GPU inside the CPU's model; `models`: all of it on the GPU. PROGRAM is a built `sluice`,
+MODELS are BF16 checkpoints that hold valid.txt. Prints a table in Markdown; exit 1 unless
 each pair agrees to four digits, 5e-4 of it: sums in another order flip a code, and sometimes an expert, so that two
 CPUs differ by 3e-4. FP8 formats run once more with --fp8-sums tensor-core: 14 bits are not another order, and must
 move a perplexity less than the format itself does from BF16's.
@@ -18,10 +19,12 @@ import tempfile
 
 FP8 = ("fp8", "fp8_channel", "fp8_block")
 FORMATS = ["bf16", "fp8", "fp8_channel", "fp8_block", "mxfp8", "nvfp4", "nvfp4_online", "mxfp4"]
-# Rows that are not quantised have no float32 path on the GPU. Elsewhere float32 between the layers keeps the noise of
-# bfloat16 residuals out: with it two CPUs differ by 3e-4 already, because a sum in another order flips a choice of
-# experts here and there.
+# Rows that are not quantised have no float32 path on the GPU. The other rows have float32 between the layers, without the
+# noise of bfloat16 residuals: with that noise two CPUs already differ by 3e-4, because sums in another order change
+# the choice of a few experts.
 BF16_RUNS = ("bf16", "mxfp4")
+ON_CPU = ("--device", "cpu", "--moe-runner-backend", "cpu")
+ON_GPU = {"experts": ("--device", "cpu", "--moe-runner-backend", "sm90"), "models": ("--device", "cuda")}
 
 
 def run(*words):
@@ -31,12 +34,12 @@ def run(*words):
     return result.stdout
 
 
-def perplexity(program, model, text, form, backend, sums="float32"):
+def perplexity(program, model, text, form, where, sums="float32"):
     # A calibration does not run prediction layers, so the stored rows of theirs are not quantised.
     predicts = json.loads((model / "config.json").read_text()).get("num_nextn_predict_layers", 0) > 0
     bf16 = form in BF16_RUNS or (form == "nvfp4" and predicts)
     words = [program, "eval", "perplexity", "--json", "--threads", 4, "--model-path", model, "--text", text,
-             "--moe-runner-backend", backend, "--dtype", "bfloat16" if bf16 else "float32"]
+             *where, "--dtype", "bfloat16" if bf16 else "float32"]
     # nvfp4 is calibrated once and stored, so that both sides have the same scales.
     if form not in ("bf16", "nvfp4"):
         words += ["--quantization", form]
@@ -46,7 +49,9 @@ def perplexity(program, model, text, form, backend, sums="float32"):
 
 
 def main():
-    program, models = sys.argv[1], [pathlib.Path(m) for m in sys.argv[2:]]
+    if len(sys.argv) < 4 or sys.argv[1] not in ON_GPU:
+        sys.exit(__doc__.split("\n\n")[1])
+    on_gpu, program, models = ON_GPU[sys.argv[1]], sys.argv[2], [pathlib.Path(m) for m in sys.argv[3:]]
     wrong = same = 0
     bf16 = {}  # of each model, on the CPU
     with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -56,9 +61,9 @@ def main():
             run(program, "quantize", model, stored, "--format", "nvfp4", "--calibration", text)
             for form in FORMATS:
                 folder = stored if form == "nvfp4" else model
-                cpu = pool.submit(perplexity, program, folder, text, form, "cpu")
+                cpu = pool.submit(perplexity, program, folder, text, form, ON_CPU)
                 for sums in ("float32", "tensor-core") if form in FP8 else ("float32",):
-                    gpu = pool.submit(perplexity, program, folder, text, form, "sm90", sums)
+                    gpu = pool.submit(perplexity, program, folder, text, form, on_gpu, sums)
                     jobs.append((model.name, form, sums == "float32", (cpu, gpu)))
         print("| model | weights | CPU | GPU | difference |\n|---|---|---|---|---|")
         for name, form, judged, results in jobs:

@@ -202,7 +202,7 @@ def add_prediction_layer(tensors, golden, c, generator):
 
 
 def qwen3_moe():
-    # Not renormalised, odd sizes, more queries a key head than keys, dense layers by both rules, an untied head, biases;
+    # Not renormalised, odd sizes, more query heads per key head than key heads, dense layers by both rules, an untied head, biases;
     # transformers 5 names: fused experts.
     c = Qwen3MoeConfig(
         vocab_size=331, hidden_size=56, intermediate_size=104, moe_intermediate_size=40, num_hidden_layers=5,
@@ -253,7 +253,7 @@ def deepseek_v3():
 
 
 def split_experts(tensors):
-    """Fused experts -> the published names, one tensor an expert and projection."""
+    """Fused experts -> the published names, one tensor per expert and projection."""
     out = {}
     for name, t in tensors.items():
         head, dot, tail = name.partition(".experts.")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps docs/reference.md equal to what the program says: every command's --help and the environment variables.
 
-usage: reference.py PROGRAM [--write]   without --write: exit 1 and a diff when the document is behind
+usage: reference.py PROGRAM [--write]   without --write: exit 1 and a diff when the document is out of date
 """
 import difflib
 import os
@@ -50,7 +50,7 @@ def main():
         DOCUMENT.write_text(new)
     elif new != old:
         sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), "docs/reference.md", "program"))
-        print(f"\ndocs/reference.md is behind the program; run tools/reference.py {program} --write")
+        print(f"\ndocs/reference.md is out of date; run tools/reference.py {program} --write")
         return 1
     return 0
 

@@ -50,7 +50,7 @@ std::string read_text(const Call& call) {
   return text;
 }
 
-// A callback's exception may not pass through the library: it cancels, and is thrown again behind it.
+// A callback's exception may not pass through the library: it cancels the call, and is thrown again after the call.
 struct TokenCall {
   const std::function<bool(int32_t, std::string_view)>* body;
   std::exception_ptr thrown;
@@ -90,6 +90,17 @@ class MoeLayer {
     detail::check(sluice_moe_create(context.get(), spec.c_str(), backend.c_str(), &weights, &made));
     handle_.reset(made);
   }
+  // On the CPU, in `size` bytes of the caller's memory, prepared_bytes() at least; it outlives the layer.
+  MoeLayer(Context& context, const std::string& spec, const sluice_moe_weights& weights, void* memory, int64_t size) {
+    sluice_moe* made = nullptr;
+    detail::check(sluice_moe_prepare_into(context.get(), spec.c_str(), &weights, memory, size, &made));
+    handle_.reset(made);
+  }
+  static int64_t prepared_bytes(const std::string& spec) {
+    int64_t bytes = 0;
+    detail::check(sluice_moe_prepared_bytes(spec.c_str(), &bytes));
+    return bytes;
+  }
   void refit(const sluice_moe_weights& weights) { detail::check(sluice_moe_refit(handle_.get(), &weights)); }
   int64_t workspace_bytes(int64_t tokens) const {
     int64_t bytes = 0;
@@ -113,6 +124,18 @@ class MoeLayer {
     detail::check(sluice_cuda_moe_create(spec.c_str(), device, &weights, stream, &made));
     handle_.reset(made);
   }
+  // In `size` bytes of the caller's device memory, prepared_bytes() at least; it outlives the layer.
+  MoeLayer(const std::string& spec, int device, const sluice_moe_weights& weights, void* memory, int64_t size,
+           void* stream) {
+    sluice_cuda_moe* made = nullptr;
+    detail::check(sluice_cuda_moe_prepare_into(spec.c_str(), device, &weights, memory, size, stream, &made));
+    handle_.reset(made);
+  }
+  static int64_t prepared_bytes(const std::string& spec) {
+    int64_t bytes = 0;
+    detail::check(sluice_cuda_moe_prepared_bytes(spec.c_str(), &bytes));
+    return bytes;
+  }
   void refit(const sluice_moe_weights& weights, void* stream) {
     detail::check(sluice_cuda_moe_refit(handle_.get(), &weights, stream));
   }
@@ -124,6 +147,7 @@ class MoeLayer {
   void run(const sluice_moe_args& args, const sluice_cuda_queue& queue) const {
     detail::check(sluice_cuda_moe_run(handle_.get(), &args, &queue));
   }
+  sluice_cuda_moe* get() const { return handle_.get(); }
 
  private:
   std::unique_ptr<sluice_cuda_moe, detail::Destroy<sluice_cuda_moe_destroy>> handle_;
@@ -136,6 +160,20 @@ class Gemm {
     detail::check(sluice_cuda_gemm_create(&options, device, stream, &made));
     handle_.reset(made);
   }
+  // In `size` bytes of the caller's device memory, prepared_bytes() at least; it outlives the GEMM.
+  Gemm(const sluice_cuda_gemm_options& options, int device, void* memory, int64_t size, void* stream) {
+    sluice_cuda_gemm* made = nullptr;
+    detail::check(sluice_cuda_gemm_prepare_into(&options, device, memory, size, stream, &made));
+    handle_.reset(made);
+  }
+  static int64_t prepared_bytes(const sluice_cuda_gemm_options& options) {
+    int64_t bytes = 0;
+    detail::check(sluice_cuda_gemm_prepared_bytes(&options, &bytes));
+    return bytes;
+  }
+  void refit(const sluice_matrices& w, float input_scale, const float* bias, void* stream) {
+    detail::check(sluice_cuda_gemm_refit(handle_.get(), &w, input_scale, bias, stream));
+  }
   int64_t workspace_bytes(int64_t tokens) const {
     int64_t bytes = 0;
     detail::check(sluice_cuda_gemm_workspace_bytes(handle_.get(), tokens, &bytes));
@@ -144,6 +182,7 @@ class Gemm {
   void run(const sluice_cuda_gemm_args& args, const sluice_cuda_queue& queue) const {
     detail::check(sluice_cuda_gemm_run(handle_.get(), &args, &queue));
   }
+  sluice_cuda_gemm* get() const { return handle_.get(); }
 
  private:
   std::unique_ptr<sluice_cuda_gemm, detail::Destroy<sluice_cuda_gemm_destroy>> handle_;
@@ -213,6 +252,7 @@ class Session {
     return logits;
   }
   int64_t length() const { return sluice_session_length(handle_.get()); }
+  sluice_session* get() const { return handle_.get(); }
   void reset() { sluice_session_reset(handle_.get()); }
 
  private:

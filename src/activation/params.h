@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What SwiGLU may carry for each expert, in the model's units. gpt-oss: alpha 1.702, beta 1, limit 7.
+// The optional parameters of SwiGLU, one set per expert, in the model's units. gpt-oss: alpha 1.702, beta 1, limit 7.
 #pragma once
 
 namespace sluice::activation {

@@ -5,8 +5,9 @@
 
 namespace sluice::activation {
 
-// (clamp(up, -limit, limit) + beta) * g * sigmoid(alpha * g), g = min(gate, limit): spec, fused-moe-contract 5.2, in
-// the model's units. The defaults change no bit of up * silu(gate). Comparisons are written so that NaN passes through.
+// (clamp(up, -limit, limit) + beta) * g * sigmoid(alpha * g), g = min(gate, limit), in the model's units
+// (docs/numerics.md, Activations). The defaults change no bit of up * silu(gate). Comparisons are written so that NaN
+// passes through.
 struct Swiglu {
   static constexpr Activation kId = Activation::swiglu;
   static constexpr bool kGated = true;

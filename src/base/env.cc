@@ -21,12 +21,12 @@ bool env_flag(const EnvVar& variable) {
   return text == "1";
 }
 
-int env_int(const EnvVar& variable) {
+int env_int(const EnvVar& variable, int most) {
   const std::string text = env_text(variable).value_or(std::string(variable.fallback));
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check(error == std::errc{} && end == text.data() + text.size() && value >= 0,
-        "environment variable {} is \"{}\"; it must be an integer of 0 or more", variable.name, text);
+  check(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
+        "environment variable {} is \"{}\"; it must be an integer from 0 to {}", variable.name, text, most);
   return value;
 }
 

@@ -3,21 +3,19 @@
 
 #include <linux/futex.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
-#include "base/math.h"
 
 namespace sluice {
 
@@ -82,8 +80,13 @@ struct ThreadPool::State {
   std::exception_ptr error;
   std::vector<std::thread> threads;
 
-  void* scratch = nullptr;
-  size_t scratch_bytes = 0;
+  // Here and not in the pool's destructor: a constructor that throws half-way ends the threads that it has started.
+  ~State() {
+    stop.store(true, std::memory_order_relaxed);
+    round.set(round.load() + 1);
+    round.wake_all();
+    for (auto& t : threads) t.join();
+  }
 
   void drain(int worker) {
     for (int64_t t = next.fetch_add(1, std::memory_order_relaxed); t < tasks;
@@ -121,19 +124,20 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  check(threads >= 0, "threads is {}; it must be 0 (all usable cores) or more", threads);
-  const int count = threads == 0 ? usable_cores() : threads;
-  for (int w = 1; w < count; ++w) state_->threads.emplace_back([s = state_.get(), w] { s->work(w); });
+  check(threads >= 0 && threads <= kMaxThreads, "threads is {}; accepted: 1 to {}, or 0 for all usable cores", threads,
+        kMaxThreads);
+  const int count = std::min(threads == 0 ? usable_cores() : threads, kMaxThreads);
+  state_->threads.reserve(static_cast<size_t>(count));
+  try {
+    for (int w = 1; w < count; ++w) state_->threads.emplace_back([s = state_.get(), w] { s->work(w); });
+  } catch (const std::system_error& error) {
+    fail(ErrorCode::out_of_memory,
+         "the system gave {} of {} threads: {}; give fewer threads, or raise the limit of processes or of memory",
+         state_->threads.size() + 1, count, error.what());
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  State& s = *state_;
-  s.stop.store(true, std::memory_order_relaxed);
-  s.round.set(s.round.load() + 1);
-  s.round.wake_all();
-  for (auto& t : s.threads) t.join();
-  std::free(s.scratch);
-}
+ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::size() const { return static_cast<int>(state_->threads.size()) + 1; }
 
@@ -155,22 +159,6 @@ void ThreadPool::parallel_for(int64_t tasks, TaskBody body) {
   s.drain(0);
   if (s.gate.fetch_or(State::kClosed, std::memory_order_acq_rel) != 0) s.idle.wait_while(0);
   if (s.error) std::rethrow_exception(s.error);
-}
-
-std::byte* ThreadPool::scratch(size_t bytes) {
-  State& s = *state_;
-  if (bytes > s.scratch_bytes) {
-    constexpr size_t kHugePage = size_t{2} << 20;
-    const size_t size = round_up(bytes, bytes >= kHugePage ? kHugePage : size_t{4096});
-    const size_t alignment = bytes >= kHugePage ? kHugePage : size_t{64};
-    void* fresh = std::aligned_alloc(alignment, size);
-    if (fresh == nullptr) fail(ErrorCode::out_of_memory, "could not allocate {} bytes of working memory", size);
-    if (alignment == kHugePage) madvise(fresh, size, MADV_HUGEPAGE);
-    std::free(s.scratch);
-    s.scratch = fresh;
-    s.scratch_bytes = size;
-  }
-  return static_cast<std::byte*>(s.scratch);
 }
 
 }  // namespace sluice

@@ -3,6 +3,8 @@
 // that lost its core delays only its own task, and idle threads spin for microseconds, then sleep.
 // OpenMP's barriers spin for milliseconds and split statically: with one other busy process on the
 // machine that costs two-thread decode 97 % of its speed (llama.cpp: 186 -> 4.1 tokens/s).
+// Written by hand for that, with futexes: std::atomic::wait of libstdc++ adds a spin of its own with sched_yield(), and
+// counts its sleepers in 16 places that all waits of the process share.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +33,12 @@ class TaskBody {
 
 class ThreadPool {
  public:
-  // threads = 0 takes every core that this process may run on. The caller's thread is one of them.
+  // More than any one machine has today; a larger number is a mistake, and each thread reserves a stack.
+  static constexpr int kMaxThreads = 4096;
+
+  // threads = 0 takes every core that this process may run on. The caller's thread is one of them. Throws
+  // invalid_argument outside [0, kMaxThreads], and out_of_memory when the system gives fewer threads (a limit of
+  // processes or of memory); then none is left.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -42,10 +49,6 @@ class ThreadPool {
   // Runs body(task, worker) once for each task in [0, tasks), worker in [0, size()). Returns when all
   // are done; rethrows the first exception. Not re-entrant: one caller at a time.
   void parallel_for(int64_t tasks, TaskBody body);
-
-  // At least `bytes` of 64-byte aligned working memory that belongs to the pool, so that the operations which run on
-  // it one after another share it. Kept and reused; the contents end with the next call. Throws out_of_memory.
-  std::byte* scratch(size_t bytes);
 
  private:
   struct State;

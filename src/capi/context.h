@@ -2,10 +2,13 @@
 // What stands behind sluice_context. Layers and models share it, so destroying the handle early is harmless.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <thread>
 
-#include "base/context.h"
+#include "base/error.h"
+#include "device/context.h"
 #include "sluice/c.h"
 
 namespace sluice::capi {
@@ -14,15 +17,31 @@ class SharedContext {
  public:
   explicit SharedContext(int threads);
 
-  // Runs body(Context&) alone: the pool takes one caller at a time.
+  // Runs body(Context&) alone: the pool takes one caller at a time. Throws invalid_argument when this thread is inside
+  // a body already, which is a callback (on_token, log, progress) that calls back: waiting would never end.
   template <class Body>
   void use(Body&& body) {
-    std::lock_guard lock(mutex_);
+    check(user_ != std::this_thread::get_id(),
+          "a callback called a function that needs the context of the call it is in; accepted inside of callbacks: "
+          "functions that run nothing, such as encode and decode");
+    const std::lock_guard lock(mutex_);
+    const User user(user_);
     body(context_);
   }
 
+  // For objects that keep it and run later, inside of use().
+  Context& context() { return context_; }
+
  private:
+  // Only its own thread sets the mark to a thread's id, so that thread may compare without the mutex.
+  struct User {
+    explicit User(std::atomic<std::thread::id>& mark) : mark_(mark) { mark_ = std::this_thread::get_id(); }
+    ~User() { mark_ = std::thread::id(); }
+    std::atomic<std::thread::id>& mark_;
+  };
+
   std::mutex mutex_;
+  std::atomic<std::thread::id> user_;
   ThreadPool pool_;
   Context context_;
 };

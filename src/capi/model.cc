@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whole models: load, encode, decode, generate, and one sequence step by step.
+#include "capi/model.h"
+
+#include <cstddef>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "base/math.h"
@@ -12,24 +16,13 @@
 #include "model/models.h"
 #include "text/detokenizer.h"
 
-using namespace sluice;
-using capi::guard;
-using capi::read_struct;
-using capi::required;
+namespace sluice::capi {
 
-namespace {
-
-struct LoadedModel {
-  std::shared_ptr<capi::SharedContext> shared;
-  std::unique_ptr<model::Model> model;
-  text::Tokenizer tokenizer;
-};
-
-model::LoadOptions read_options(const char* folder, const sluice_model_options* given) {
+model::LoadOptions read_load_options(const char* folder, const sluice_model_options* given) {
   model::LoadOptions options;
   options.path = &required(folder, "folder");
   if (given == nullptr) return options;
-  const auto o = read_struct(given, "options", sizeof(sluice_model_options));
+  const auto o = read_struct(given, "options", offsetof(sluice_model_options, deterministic));
   if (o.dtype != nullptr) {
     options.dtype = parse_name(kDTypes, "options.dtype", o.dtype);
     check(options.dtype == DType::bf16 || options.dtype == DType::f32,
@@ -40,6 +33,8 @@ model::LoadOptions read_options(const char* folder, const sluice_model_options* 
   options.nvfp4_per_token = o.nvfp4_per_token_activation != 0;
   options.fp8_block_trtllm = o.fp8_block_trtllm != 0;
   options.fp8_f32_sums = o.fp8_tensor_core_sums == 0;
+  options.deterministic = o.deterministic != 0;
+  if (o.quantization_rest != nullptr) options.quantization_rest = o.quantization_rest;
   return options;
 }
 
@@ -48,14 +43,47 @@ std::span<const int32_t> ids_of(const int32_t* ids, size_t count) {
   return {ids, count};
 }
 
-// A result struct keeps its size; an older caller's shorter one gets the fields that it knows.
-template <class T>
-void write_struct(const T& value, T* out, const char* name) {
-  const size_t size = required(out, name).struct_size;
-  check(size >= sizeof(size_t) && size <= 4096, "{}.struct_size is {}; set it with SLUICE_INIT", name, size);
-  std::memcpy(reinterpret_cast<char*>(out) + sizeof(size_t), reinterpret_cast<const char*>(&value) + sizeof(size_t),
-              std::min(size, sizeof(T)) - sizeof(size_t));
+sluice_model_info info_of(const model::ModelInfo& i) {
+  return {
+      0, i.vocab, i.hidden, i.layers, i.max_positions, i.weight_bytes, i.has_draft ? 1 : 0, i.row_invariant ? 1 : 0};
 }
+
+sluice_status copy_ids(std::span<const int32_t> found, int32_t* ids, size_t capacity, size_t* count) {
+  check(ids != nullptr || capacity == 0, "ids is NULL and capacity is {}", capacity);
+  required(count, "count") = found.size();
+  std::copy_n(found.begin(), std::min(found.size(), capacity), ids);
+  if (found.size() <= capacity) return SLUICE_OK;
+  return record(SLUICE_BUFFER_TOO_SMALL,
+                fmt::format("the text has {} ids, the array {}", found.size(), capacity).c_str());
+}
+
+sluice_status encode(const text::Tokenizer& tokenizer, const char* text, size_t bytes, int32_t* ids, size_t capacity,
+                     size_t* count) {
+  check(text != nullptr || bytes == 0, "text is NULL and bytes is {}", bytes);
+  return copy_ids(tokenizer.encode({text, bytes}), ids, capacity, count);
+}
+
+sluice_status decode(const text::Tokenizer& tokenizer, const int32_t* ids, size_t count, int skip_special_tokens,
+                     char* buffer, size_t size, size_t* needed) {
+  return copy_text(tokenizer.decode(ids_of(ids, count), skip_special_tokens != 0), buffer, size, needed);
+}
+
+}  // namespace sluice::capi
+
+using namespace sluice;
+using capi::guard;
+using capi::ids_of;
+using capi::read_struct;
+using capi::required;
+using capi::write_struct;
+
+namespace {
+
+struct LoadedModel {
+  std::shared_ptr<capi::SharedContext> shared;
+  std::unique_ptr<model::Model> model;
+  text::Tokenizer tokenizer;
+};
 
 }  // namespace
 
@@ -70,25 +98,34 @@ struct sluice_session {
       : loaded(std::move(from)), max_tokens(tokens) {
     const int64_t longest = loaded->model->info().max_positions;
     check(tokens > 0 && tokens <= longest, "max_tokens is {}; the model allows 1 to {}", tokens, longest);
-    const int64_t blocks = ceil_div(tokens, kBlockSize);
-    cache = loaded->model->make_cache({.blocks = blocks, .block_size = kBlockSize});
-    block_table.resize(static_cast<size_t>(blocks));
-    std::iota(block_table.begin(), block_table.end(), 0);
+    model::RunnerConfig config;
+    config.cache.block_size = kBlockSize;
+    config.cache.blocks = ceil_div(tokens, kBlockSize);
+    config.rows = tokens;
+    config.sequence_tokens = tokens;
+    blocks.resize(static_cast<size_t>(config.cache.blocks));
+    std::iota(blocks.begin(), blocks.end(), 0);
+    runner.emplace(loaded->shared->context(), *loaded->model, config);
   }
 
   void append(std::span<const int32_t> ids, float* logits) {
     const auto rows = static_cast<int64_t>(ids.size());
+    check(!state_lost,
+          "an earlier call failed inside the model and left the session's recurrent state undefined; call "
+          "sluice_session_reset and append all tokens again");
     check(rows > 0, "count is 0; append at least one token");
     check(rows <= max_tokens - length, "{} tokens after {} are more than the session's max_tokens, {}", rows, length,
           max_tokens);
-    positions.resize(ids.size());
-    std::iota(positions.begin(), positions.end(), static_cast<int32_t>(length));
-    const ops::Sequence sequence{0, 0, rows, length, block_table, false};
-    const auto last = static_cast<int32_t>(rows - 1);
-    std::span<const int32_t> wanted;
-    if (logits != nullptr) wanted = {&last, 1};
-    loaded->shared->use([&](Context& ctx) {
-      loaded->model->forward(ctx, {ids, positions, {&sequence, 1}, wanted}, *cache, workspace, {.logits = logits});
+    loaded->shared->use([&](Context&) {
+      runner->clear();
+      runner->add({0, ids, length, blocks, logits != nullptr ? 1 : 0});
+      // Recurrent states are updated in place, layer by layer, and a copy of them per token would cost more than the
+      // token; so after a failure half-way only a sequence that begins anew, with cleared states, is right again. Pages
+      // of keys and values beyond `length` are written again by the next call.
+      state_lost = length > 0 && loaded->model->cache_shape().recurrent();
+      runner->run();
+      state_lost = false;
+      if (logits != nullptr) runner->read_logits(0, 1, logits);
     });
     length += rows;
   }
@@ -96,9 +133,9 @@ struct sluice_session {
   std::shared_ptr<const LoadedModel> loaded;
   int64_t max_tokens;
   int64_t length = 0;
-  std::unique_ptr<model::Cache> cache;
-  ops::Workspace workspace;
-  std::vector<int32_t> block_table, positions;
+  bool state_lost = false;
+  std::optional<model::Runner> runner;
+  std::vector<int32_t> blocks;
 };
 
 extern "C" {
@@ -108,7 +145,7 @@ sluice_status sluice_model_load(sluice_context* context, const char* folder, con
   return guard([&] {
     required(out, "out") = nullptr;
     const auto& shared = required(context, "context").shared;
-    const model::LoadOptions options = read_options(folder, given);
+    const model::LoadOptions options = capi::read_load_options(folder, given);
     std::unique_ptr<model::Model> model;
     shared->use([&](Context& ctx) { model = model::load_model(ctx, options); });
     text::Tokenizer tokenizer(io::read_tokenizer(options.path));
@@ -121,32 +158,20 @@ sluice_status sluice_model_load(sluice_context* context, const char* folder, con
 void sluice_model_destroy(sluice_model* model) { delete model; }
 
 sluice_status sluice_model_get_info(const sluice_model* model, sluice_model_info* out) {
-  return guard([&] {
-    const model::ModelInfo& i = required(model, "model").loaded->model->info();
-    write_struct({0, i.vocab, i.hidden, i.layers, i.max_positions, i.weight_bytes, i.has_draft ? 1 : 0}, out, "out");
-  });
+  return guard([&] { write_struct(capi::info_of(required(model, "model").loaded->model->info()), out, "out"); });
 }
 
 sluice_status sluice_model_encode(const sluice_model* model, const char* text, size_t bytes, int32_t* ids,
                                   size_t capacity, size_t* count) {
-  return guard([&] {
-    check(text != nullptr || bytes == 0, "text is NULL and bytes is {}", bytes);
-    check(ids != nullptr || capacity == 0, "ids is NULL and capacity is {}", capacity);
-    const auto found = required(model, "model").loaded->tokenizer.encode({text, bytes});
-    required(count, "count") = found.size();
-    std::copy_n(found.begin(), std::min(found.size(), capacity), ids);
-    if (found.size() <= capacity) return SLUICE_OK;
-    return capi::record(SLUICE_BUFFER_TOO_SMALL,
-                        fmt::format("the text has {} ids, the array {}", found.size(), capacity).c_str());
-  });
+  return guard(
+      [&] { return capi::encode(required(model, "model").loaded->tokenizer, text, bytes, ids, capacity, count); });
 }
 
 sluice_status sluice_model_decode(const sluice_model* model, const int32_t* ids, size_t count, int skip_special_tokens,
                                   char* buffer, size_t size, size_t* needed) {
   return guard([&] {
-    return capi::copy_text(
-        required(model, "model").loaded->tokenizer.decode(ids_of(ids, count), skip_special_tokens != 0), buffer, size,
-        needed);
+    return capi::decode(required(model, "model").loaded->tokenizer, ids, count, skip_special_tokens, buffer, size,
+                        needed);
   });
 }
 
@@ -164,11 +189,12 @@ sluice_status sluice_model_generate(const sluice_model* model, const int32_t* id
     if (o.ignore_eos == 0) options.stop_tokens = loaded.model->info().stop_tokens;
     check(o.max_new_tokens > 0, "options.max_new_tokens is {}; it must be positive", o.max_new_tokens);
 
-    model::Generator generator(*loaded.model, static_cast<int64_t>(count) + o.max_new_tokens, o.speculative_steps);
     text::Detokenizer detokenizer(loaded.tokenizer, true);
     model::Generated made;
     loaded.shared->use([&](Context& ctx) {
-      made = generator.run(ctx, prompt, options, [&](int32_t id) {
+      model::Generator generator(ctx, *loaded.model, static_cast<int64_t>(count) + o.max_new_tokens,
+                                 o.speculative_steps);
+      made = generator.run(prompt, options, [&](int32_t id) {
         return on_token == nullptr || on_token(user, id, detokenizer.push(id).c_str()) == 0;
       });
     });
@@ -196,6 +222,8 @@ sluice_status sluice_session_append(sluice_session* session, const int32_t* ids,
 int64_t sluice_session_length(const sluice_session* session) { return session == nullptr ? 0 : session->length; }
 
 void sluice_session_reset(sluice_session* session) {
-  if (session != nullptr) session->length = 0;
+  if (session == nullptr) return;
+  session->length = 0;
+  session->state_lost = false;
 }
 }

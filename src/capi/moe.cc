@@ -36,23 +36,43 @@ std::string explain(const MoeSpec& spec) {
   return text;
 }
 
+sluice_moe* create(sluice_context* context, const char* spec_line, const char* backend,
+                   const sluice_moe_weights* weights, const moe::PreparedMemory& memory) {
+  const MoeSpec spec = parse_moe_spec(&required(spec_line, "spec"));
+  validate(spec);
+  auto made = std::make_unique<sluice_moe>();
+  made->shared = required(context, "context").shared;
+  const auto viewed = view_weights(spec, weights);
+  made->shared->use(
+      [&](Context& ctx) { made->layer = moe::select(spec, backend).prepare(ctx, spec, viewed, {.memory = memory}); });
+  return made.release();
+}
+
 }  // namespace
 
 extern "C" {
 
-sluice_status sluice_moe_create(sluice_context* context, const char* spec_line, const char* backend,
+sluice_status sluice_moe_create(sluice_context* context, const char* spec, const char* backend,
                                 const sluice_moe_weights* weights, sluice_moe** out) {
   return guard([&] {
     required(out, "out") = nullptr;
+    *out = create(context, spec, &required(backend, "backend"), weights, {});
+  });
+}
+
+sluice_status sluice_moe_prepared_bytes(const char* spec_line, int64_t* out) {
+  return guard([&] {
     const MoeSpec spec = parse_moe_spec(&required(spec_line, "spec"));
-    validate(spec);
-    auto made = std::make_unique<sluice_moe>();
-    made->shared = required(context, "context").shared;
-    const auto viewed = view_weights(spec, weights);
-    made->shared->use([&](Context& ctx) {
-      made->layer = moe::select(spec, &required(backend, "backend")).prepare(ctx, spec, viewed);
-    });
-    *out = made.release();
+    required(out, "out") = moe::select(spec, "cpu").prepared_bytes(spec).value();
+  });
+}
+
+sluice_status sluice_moe_prepare_into(sluice_context* context, const char* spec, const sluice_moe_weights* weights,
+                                      void* memory, int64_t memory_size, sluice_moe** out) {
+  return guard([&] {
+    required(out, "out") = nullptr;
+    *out = create(context, spec, "cpu", weights,
+                  {.data = &required(static_cast<char*>(memory), "memory"), .size = memory_size});
   });
 }
 
@@ -80,8 +100,8 @@ sluice_status sluice_moe_run(const sluice_moe* moe, const sluice_moe_args* given
     if (args.workspace == nullptr && args.tokens > 0) {
       own = Tensor(DType::u8, {moe->layer->workspace_bytes(args.tokens)});
       args.workspace = own.data();
+      args.workspace_size = own.bytes();
     }
-    check(reinterpret_cast<uintptr_t>(args.workspace) % 64 == 0, "args.workspace is not aligned to 64 bytes");
     moe->shared->use([&](Context& ctx) { moe->layer->run(ctx, args); });
   });
 }

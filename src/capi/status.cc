@@ -34,7 +34,8 @@ sluice_status status_of(ErrorCode code) noexcept {
       return SLUICE_IO;
     case ErrorCode::cuda:
       return SLUICE_CUDA;
-    case ErrorCode::busy:  // nothing behind the C ABI has a queue
+    case ErrorCode::busy:
+      return SLUICE_BUSY;
     case ErrorCode::internal:
       return SLUICE_INTERNAL;
   }

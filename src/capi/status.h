@@ -61,4 +61,13 @@ T read_struct(const T* given, const char* name, size_t least) {
   return copy;
 }
 
+// A result struct keeps its size; an older caller's shorter one gets the fields that it knows.
+template <class T>
+void write_struct(const T& value, T* out, const char* name) {
+  const size_t size = required(out, name).struct_size;
+  check(size >= sizeof(size_t) && size <= 4096, "{}.struct_size is {}; set it with SLUICE_INIT", name, size);
+  std::memcpy(reinterpret_cast<char*>(out) + sizeof(size_t), reinterpret_cast<const char*>(&value) + sizeof(size_t),
+              std::min(size, sizeof(T)) - sizeof(size_t));
+}
+
 }  // namespace sluice::capi

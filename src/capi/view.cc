@@ -36,7 +36,7 @@ weights::QuantTensor view_matrices(format::Format format, int64_t experts, const
     w.scales = view(weights::scale_type(f), std::move(shape), m.scales);
   }
   if (f.global_scale) {
-    check(m.global_scales != nullptr, "weights.{}.global_scales is NULL; {} has one a matrix", name, f.name);
+    check(m.global_scales != nullptr, "weights.{}.global_scales is NULL; {} has one per matrix", name, f.name);
     w.global = view(DType::f32, {experts}, m.global_scales);
   }
   return w;
@@ -84,9 +84,16 @@ moe::MoeArgs read_args(const sluice_moe_args* given) {
   args.topk_weights_dtype = dtype_of(a.topk_weights_dtype, "args.topk_weights_dtype");
   args.output = a.output;
   args.workspace = a.workspace;
+  args.workspace_size = a.workspace_size;
   args.chosen_ids = a.chosen_ids;
   args.chosen_weights = a.chosen_weights;
   return args;
+}
+
+CudaQueue read_queue(const sluice_cuda_queue* given) {
+  if (given == nullptr) return {};
+  const auto q = read_struct(given, "queue", sizeof(sluice_cuda_queue));
+  return {q.stream, q.num_tokens, q.no_pdl == 0};
 }
 
 }  // namespace sluice::capi

@@ -12,6 +12,13 @@ DType dtype_of(sluice_dtype dtype, const char* name);
 weights::QuantTensor view_matrices(format::Format format, int64_t experts, const char* name, const sluice_matrices& m,
                                    int64_t rows, int64_t cols);
 weights::ExpertWeights view_weights(const MoeSpec& spec, const sluice_moe_weights* given);
+// A sluice_cuda_queue; null: the default stream.
+struct CudaQueue {
+  void* stream = nullptr;
+  const int32_t* num_tokens = nullptr;
+  bool pdl = true;
+};
+CudaQueue read_queue(const sluice_cuda_queue* given);
 // What contradicts the spec is refused by the layer itself.
 moe::MoeArgs read_args(const sluice_moe_args* given);
 

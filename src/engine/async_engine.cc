@@ -4,69 +4,34 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <future>
 #include <mutex>
 #include <thread>
 
+#include "engine/event_queue.h"
+
 namespace sluice::engine {
 
-namespace {
-void merge(Event& into, const Event& more) {
-  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
-  append(into.tokens, more.tokens);
-  append(into.logprobs, more.logprobs);
-  append(into.prompt_logprobs, more.prompt_logprobs);
-  into.text += more.text;
-  into.reason = more.reason;
-  into.stop_token = more.stop_token;
-  into.stop_string = more.stop_string;
-  into.error = more.error;
-  into.usage = more.usage;
-}
-}  // namespace
-
-struct Stream::State {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Event> events;  // at most one a choice
+struct EventStream::State {
+  explicit State(int64_t choices) : events(choices) {}
+  EventQueue events;
   RequestId id = 0;
-  int64_t open = 0;  // choices whose last event was not taken
-
-  void push(const Event& event) {
-    {
-      const std::lock_guard lock(mutex);
-      const auto same =
-          std::find_if(events.begin(), events.end(), [&](const Event& e) { return e.choice == event.choice; });
-      if (same != events.end())
-        merge(*same, event);
-      else
-        events.push_back(event);
-    }
-    changed.notify_one();
-  }
 };
 
-Stream::Stream(AsyncEngine& engine, std::shared_ptr<State> state) : engine_(engine), state_(std::move(state)) {}
-Stream::~Stream() {
+EventStream::EventStream(AsyncEngine& engine, std::shared_ptr<State> state)
+    : engine_(engine), state_(std::move(state)) {}
+EventStream::~EventStream() {
   if (!done()) cancel();
 }
-RequestId Stream::id() const { return state_->id; }
-void Stream::cancel() { engine_.cancel(state_->id); }
-bool Stream::done() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->open == 0;
-}
+RequestId EventStream::id() const { return state_->id; }
+void EventStream::cancel() { engine_.cancel(state_->id); }
+bool EventStream::done() const { return state_->events.done(); }
 
-std::optional<Event> Stream::next(std::chrono::milliseconds timeout) {
-  std::unique_lock lock(state_->mutex);
-  const auto ready = [&] { return !state_->events.empty() || state_->open == 0; };
-  if (!state_->changed.wait_for(lock, timeout, ready) || state_->events.empty()) return std::nullopt;
-  Event event = std::move(state_->events.front());
-  state_->events.pop_front();
-  if (event.reason != FinishReason::none) --state_->open;
-  return event;
+std::optional<Event> EventStream::next(std::chrono::milliseconds timeout) {
+  std::optional<EventQueue::Entry> entry = state_->events.next(timeout);
+  if (!entry) return std::nullopt;
+  return std::move(entry->event);
 }
 
 struct AsyncEngine::Impl {
@@ -86,6 +51,7 @@ struct AsyncEngine::Impl {
   void loop();
   void start(const Submission& s);
   void apply(std::unique_lock<std::mutex>& lock);
+  void end(std::unique_lock<std::mutex>& lock);
   bool has_commands() const { return !submissions.empty() || !cancellations.empty() || !jobs.empty(); }
 
   std::unique_ptr<Engine> engine;  // touched by the thread alone
@@ -97,12 +63,15 @@ struct AsyncEngine::Impl {
   std::condition_variable wake, idle_changed;
   std::vector<Submission> submissions;
   std::vector<RequestId> cancellations;
-  std::vector<std::packaged_task<void(Engine&)>> jobs;
-  Metrics metrics;      // after the last step
-  int64_t waiting = 0;  // choices in `submissions`
+  std::vector<std::packaged_task<void(Engine*)>> jobs;  // null: too late, the caller gets busy
+  Metrics metrics;                                      // after the last step
+  int64_t waiting = 0;                                  // choices in `submissions`
   int64_t refused = 0;
   RequestId last_id = 0;
-  bool draining = false, stopping = false, idle = true;
+  bool draining = false, idle = true;
+  unsigned holds = 0;
+  bool asleep = false;                 // the thread waits for something to do
+  std::atomic<bool> stopping = false;  // set under the mutex; read without it between two jobs
   Clock::time_point last_step = Clock::now();
   std::thread thread;
 };
@@ -115,11 +84,18 @@ AsyncEngine::~AsyncEngine() { stop(); }
 void AsyncEngine::Impl::loop() {
   std::unique_lock lock(mutex);
   for (;;) {
-    wake.wait(lock, [&] { return stopping || has_commands() || !idle; });
+    asleep = true;
+    if (holds != 0) idle_changed.notify_all();
+    wake.wait(lock, [&] { return stopping || has_commands() || (!idle && holds == 0); });
+    asleep = false;
     if (idle) last_step = Clock::now();
     idle = false;
     apply(lock);
     if (stopping) break;
+    if (holds != 0) {
+      idle = engine->idle() && !has_commands();
+      continue;
+    }
     lock.unlock();
     bool worked = true;
     try {
@@ -134,9 +110,21 @@ void AsyncEngine::Impl::loop() {
     idle = !worked && !has_commands();
     if (idle) idle_changed.notify_all();
   }
+  end(lock);
+}
+
+// A job may take minutes (a reload). Requests and jobs that arrive meanwhile arrive after the loop has ended, and each
+// of their callers waits for an answer. Nothing is added from here on, as `stopping` is set.
+void AsyncEngine::Impl::end(std::unique_lock<std::mutex>& lock) {
+  const auto new_requests = std::exchange(submissions, {});
+  auto work = std::exchange(jobs, {});
+  cancellations.clear();
   lock.unlock();
+  for (const Submission& s : new_requests) start(s);  // so that they end as cancelled, like all others
   engine->cancel_all();
+  for (auto& job : work) job(nullptr);
   lock.lock();
+  for (const Submission& s : new_requests) waiting -= s.request.params.n;
   metrics = engine->metrics();
   idle = true;
   idle_changed.notify_all();
@@ -148,14 +136,14 @@ void AsyncEngine::Impl::start(const Submission& s) {
   event.request = s.id;
   event.reason = FinishReason::error;
   try {
-    engine->add(s.request, s.sink, s.id);
+    engine->add(s.request, s.sink, s.id, true);
     return;
   } catch (const std::exception& error) {
     event.error = error.what();
   }
   try {
     for (event.choice = 0; event.choice < s.request.params.n; ++event.choice) s.sink(event);
-  } catch (...) {  // a reader that failed, of a request that has ended
+  } catch (...) {  // the sink of a request that has ended failed
   }
 }
 
@@ -166,7 +154,7 @@ void AsyncEngine::Impl::apply(std::unique_lock<std::mutex>& lock) {
   auto work = std::exchange(jobs, {});
   lock.unlock();
   for (const Submission& s : new_requests) start(s);
-  for (auto& job : work) job(*engine);
+  for (auto& job : work) job(stopping ? nullptr : engine.get());
   for (const RequestId id : cancelled) engine->cancel(id);
   const Metrics now = engine->metrics();
   lock.lock();
@@ -175,26 +163,39 @@ void AsyncEngine::Impl::apply(std::unique_lock<std::mutex>& lock) {
 }
 
 RequestId AsyncEngine::submit(Request request, Sink sink) {
-  validate(request, impl_->limits);
+  std::vector<Request> requests;
+  std::vector<Sink> sinks;
+  requests.push_back(std::move(request));
+  sinks.push_back(std::move(sink));
+  return submit(std::move(requests), std::move(sinks)).front();
+}
+
+std::vector<RequestId> AsyncEngine::submit(std::vector<Request> requests, std::vector<Sink> sinks) {
+  check(requests.size() == sinks.size(), "{} requests have {} sinks; accepted: as many", requests.size(), sinks.size());
+  for (const Request& r : requests) validate(r, impl_->limits);
+  std::vector<RequestId> ids;
+  ids.reserve(requests.size());
   const std::lock_guard lock(impl_->mutex);
   if (impl_->draining || impl_->stopping) fail(ErrorCode::busy, "the engine is stopping; no new requests are taken");
   const int64_t queued = impl_->metrics.queued + impl_->waiting;
   if (queued >= impl_->config.max_queued) {
-    ++impl_->refused;
+    impl_->refused += static_cast<int64_t>(requests.size());
     fail(ErrorCode::busy, "the queue is full: {} answers wait; try again later", queued);
   }
-  const RequestId id = ++impl_->last_id;
-  impl_->waiting += request.params.n;
-  impl_->submissions.push_back({std::move(request), std::move(sink), id});
+  impl_->submissions.reserve(impl_->submissions.size() + requests.size());  // no failure half-way
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ids.push_back(++impl_->last_id);
+    impl_->waiting += requests[i].params.n;
+    impl_->submissions.push_back({std::move(requests[i]), std::move(sinks[i]), ids.back()});
+  }
   impl_->wake.notify_one();
-  return id;
+  return ids;
 }
 
-std::unique_ptr<Stream> AsyncEngine::submit(Request request) {
-  auto state = std::make_shared<Stream::State>();
-  state->open = request.params.n;
-  state->id = submit(std::move(request), [state](const Event& event) { state->push(event); });
-  return std::unique_ptr<Stream>(new Stream(*this, std::move(state)));
+std::unique_ptr<EventStream> AsyncEngine::submit(Request request) {
+  auto state = std::make_shared<EventStream::State>(request.params.n);
+  state->id = submit(std::move(request), [state](const Event& event) { state->events.push(0, event); });
+  return std::unique_ptr<EventStream>(new EventStream(*this, std::move(state)));
 }
 
 void AsyncEngine::cancel(RequestId id) {
@@ -205,7 +206,10 @@ void AsyncEngine::cancel(RequestId id) {
 }
 
 void AsyncEngine::run(const std::function<void(Engine&)>& job) {
-  std::packaged_task<void(Engine&)> task(job);
+  std::packaged_task<void(Engine*)> task([&job](Engine* engine) {
+    if (engine == nullptr) fail(ErrorCode::busy, "the engine is stopping");
+    job(*engine);
+  });
   std::future<void> done = task.get_future();
   {
     const std::lock_guard lock(impl_->mutex);
@@ -214,6 +218,25 @@ void AsyncEngine::run(const std::function<void(Engine&)>& job) {
     impl_->wake.notify_one();
   }
   done.get();
+}
+
+void AsyncEngine::hold(Hold reason) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->holds |= static_cast<unsigned>(reason);
+  }
+  run([](Engine&) {});  // after the step that may be running
+}
+
+void AsyncEngine::release(Hold reason) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->holds &= ~static_cast<unsigned>(reason);
+  impl_->wake.notify_one();
+}
+
+bool AsyncEngine::held(Hold reason) const {
+  const std::lock_guard lock(impl_->mutex);
+  return (impl_->holds & static_cast<unsigned>(reason)) != 0;
 }
 
 Limits AsyncEngine::limits() const { return impl_->limits; }
@@ -231,14 +254,17 @@ Metrics AsyncEngine::metrics() const {
 
 double AsyncEngine::stalled_seconds() const {
   const std::lock_guard lock(impl_->mutex);
-  if (impl_->idle) return 0;
+  if (impl_->idle || impl_->holds != 0) return 0;
   return std::chrono::duration<double>(Clock::now() - impl_->last_step).count();
 }
 
 bool AsyncEngine::drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(impl_->mutex);
   impl_->draining = true;
-  return impl_->idle_changed.wait_for(lock, timeout, [&] { return impl_->idle && !impl_->has_commands(); });
+  const auto finished = [&] { return impl_->idle && !impl_->has_commands(); };
+  const auto stuck = [&] { return impl_->holds != 0 && impl_->asleep && !impl_->has_commands(); };
+  impl_->idle_changed.wait_for(lock, timeout, [&] { return finished() || stuck(); });
+  return finished();
 }
 
 void AsyncEngine::stop() {

@@ -2,7 +2,9 @@
 #include "engine/block_hash.h"
 
 #include <bit>
+#include <cstring>
 #include <random>
+#include <vector>
 
 namespace sluice::engine {
 
@@ -59,6 +61,13 @@ BlockHash siphash128(const HashKey& key, std::span<const uint64_t> words) {
   SipHash hash(key);
   for (const uint64_t w : words) hash.add(w);
   return hash.finish();
+}
+
+BlockHash hash_salt(const HashKey& key, std::string_view salt) {
+  std::vector<uint64_t> words(1 + (salt.size() + 7) / 8);
+  words[0] = salt.size();
+  std::memcpy(words.data() + 1, salt.data(), salt.size());
+  return siphash128(key, words);
 }
 
 BlockHash hash_block(const HashKey& key, const BlockHash& before, std::span<const int32_t> tokens) {

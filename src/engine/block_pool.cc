@@ -29,7 +29,7 @@ std::optional<int32_t> BlockPool::allocate() {
   if (available_ == 0) return std::nullopt;
   const int32_t block = blocks_[index(head_)].next;
   retain(block);
-  drop_name(block);
+  if (drop_name(block) && listener_ != nullptr) listener_->removed(block);
   return block;
 }
 
@@ -50,13 +50,14 @@ void BlockPool::release(int32_t block) {
   cached_ += b.named ? 1 : 0;
 }
 
-void BlockPool::publish(int32_t block, const BlockHash& name) {
+bool BlockPool::publish(int32_t block, const BlockHash& name) {
   Block& b = blocks_[index(block)];
-  if (b.named || find(name)) return;
+  if (b.named || find(name)) return false;
   b.named = true;
   b.name = name;
   b.chain = buckets_[bucket(name)];
   buckets_[bucket(name)] = block;
+  return true;
 }
 
 std::optional<int32_t> BlockPool::find(const BlockHash& name) const {
@@ -65,18 +66,20 @@ std::optional<int32_t> BlockPool::find(const BlockHash& name) const {
   return std::nullopt;
 }
 
-void BlockPool::drop_name(int32_t block) {
+bool BlockPool::drop_name(int32_t block) {
   Block& b = blocks_[index(block)];
-  if (!b.named) return;
+  if (!b.named) return false;
   int32_t* at = &buckets_[bucket(b.name)];
   while (*at != block) at = &blocks_[index(*at)].chain;
   *at = b.chain;
   b.named = false;
+  return true;
 }
 
 void BlockPool::forget_names() {
   for (int32_t b = 0; b < size(); ++b) drop_name(b);
   cached_ = 0;
+  if (listener_ != nullptr) listener_->cleared();
 }
 
 }  // namespace sluice::engine

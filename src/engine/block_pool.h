@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/block_hash.h"
+#include "engine/cache_listener.h"
 
 namespace sluice::engine {
 
@@ -27,28 +28,32 @@ class BlockPool {
   void retain(int32_t block);   // another reference; also to an available block
   void release(int32_t block);  // the last one makes it available
 
-  // Names a block in use. Without effect when it has a name or another block has this one: the contents are equal.
-  void publish(int32_t block, const BlockHash& name);
+  // Names a block in use. False, and without effect, when it has a name or another block has this one: the contents are
+  // equal.
+  bool publish(int32_t block, const BlockHash& name);
   std::optional<int32_t> find(const BlockHash& name) const;
   void forget_names();
+  // Told of names that are lost (removed() and cleared()); must live longer.
+  void listen(CacheListener* listener) { listener_ = listener; }
 
  private:
   struct Block {
     int32_t references = 0;
     bool named = false;
     BlockHash name;
-    int32_t previous = 0, next = 0;  // in the queue, a ring whose head is the entry behind the last block
+    int32_t previous = 0, next = 0;  // in the queue, a ring whose head is the entry after the last block
     int32_t chain = -1;              // the next block with this bucket
   };
   static size_t index(int32_t block) { return static_cast<size_t>(block); }
   size_t bucket(const BlockHash& name) const { return name.low % buckets_.size(); }
   void link(int32_t block, int32_t before);
   void unlink(int32_t block);
-  void drop_name(int32_t block);
+  bool drop_name(int32_t block);  // false: it has none
 
   std::vector<Block> blocks_;     // and the ring's head
   std::vector<int32_t> buckets_;  // first block of each; chained, so that nothing is allocated later
   int32_t head_, available_, cached_ = 0;
+  CacheListener* listener_ = nullptr;
 };
 
 }  // namespace sluice::engine

@@ -29,6 +29,11 @@ EngineConfig completed(EngineConfig c, const model::ModelInfo& info) {
         c.speculative_steps);
   if (c.speculative_steps > 0 && !info.has_draft)
     fail(ErrorCode::unsupported, "{} has no multi-token-prediction layer to draft with", info.architecture);
+  if (c.speculative_steps > 0 && !info.row_invariant)
+    fail(ErrorCode::unsupported,
+         "speculative_steps is {}, but this model's experts add in an order that depends on the batch, so drafts would "
+         "change the text; accepted: 0, or the model loaded with deterministic",
+         c.speculative_steps);
   if (c.context_length == 0) c.context_length = info.max_positions;
   if (c.cache_tokens == 0)
     c.cache_tokens = std::min(c.max_running * c.context_length, std::max(kDefaultCacheTokens, c.context_length));
@@ -37,12 +42,17 @@ EngineConfig completed(EngineConfig c, const model::ModelInfo& info) {
   return c;
 }
 
-model::CacheConfig cache_config(const EngineConfig& c, bool recurrent) {
-  model::CacheConfig out;
-  out.blocks = c.cache_tokens / c.block_size;
-  out.block_size = c.block_size;
-  out.slots = c.max_running + (recurrent && c.prefix_cache ? c.state_snapshots : 0);
-  out.tentative_rows = c.speculative_steps > 0 ? c.speculative_steps + 1 : 0;
+model::RunnerConfig runner_config(const EngineConfig& c, bool recurrent) {
+  model::RunnerConfig out;
+  out.cache.blocks = c.cache_tokens / c.block_size;
+  out.cache.block_size = c.block_size;
+  out.cache.slots = static_cast<int>(c.max_running + (recurrent && c.prefix_cache ? c.state_snapshots : 0));
+  out.cache.draft_rows = c.speculative_steps > 0 ? c.speculative_steps + 1 : 0;
+  out.rows = c.prefill_chunk + c.max_running * (1 + c.speculative_steps);
+  out.sequences = c.max_running;
+  out.sequence_tokens = c.context_length;
+  out.drafts = c.speculative_steps;
+  out.recording = c.recording;
   return out;
 }
 

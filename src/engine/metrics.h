@@ -43,11 +43,12 @@ struct Metrics {
   Histogram step_seconds;      // schedule, model, sampling, publishing
   Histogram schedule_seconds;  // the scheduler's share of a step
   Histogram overhead_seconds;  // everything of a step but the model and the sampling
-  Histogram queue_seconds, first_token_seconds, inter_token_seconds, request_seconds;
+  Histogram queue_seconds, first_token_seconds, inter_token_seconds;
+  Histogram request_seconds;  // of answers that ended with stop or length
 
   double cache_hit_rate() const;  // cached_tokens / prompt_tokens
   double token_usage() const;     // blocks_used / blocks
-  // Tokens a verification, the model's own one included; 0 without speculation.
+  // Tokens per verification, the model's own one included; 0 without speculation.
   double accept_length() const;
   double accept_rate() const;  // accepted / drafted
 };

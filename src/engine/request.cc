@@ -22,6 +22,23 @@ void validate_stops(const Params& p, const Limits& limits) {
     check(id >= 0 && id < limits.vocab, "stop_tokens has the id {}; accepted: 0 to {}", id, limits.vocab - 1);
 }
 
+void validate_tokens(const Params& p, const Limits& limits) {
+  check(p.bad_words.size() <= kMaxBadWords, "bad_words has {} sequences; accepted: at most {}", p.bad_words.size(),
+        kMaxBadWords);
+  for (const std::vector<int32_t>& word : p.bad_words) {
+    check(!word.empty() && word.size() <= kMaxBadWordTokens, "bad_words has a sequence of {} tokens; accepted: 1 to {}",
+          word.size(), kMaxBadWordTokens);
+    for (const int32_t id : word)
+      check(id >= 0 && id < limits.vocab, "bad_words has the id {}; accepted: 0 to {}", id, limits.vocab - 1);
+  }
+  for (const int32_t id : {p.thoughts.open, p.thoughts.close})
+    check(id >= -1 && id < limits.vocab, "thoughts has the id {}; accepted: -1 to {}", id, limits.vocab - 1);
+  check(p.logprob_tokens.size() <= kMaxLogprobTokens, "logprob_tokens has {} ids; accepted: at most {}",
+        p.logprob_tokens.size(), kMaxLogprobTokens);
+  for (const int32_t id : p.logprob_tokens)
+    check(id >= 0 && id < limits.vocab, "logprob_tokens has the id {}; accepted: 0 to {}", id, limits.vocab - 1);
+}
+
 void validate_length(const Request& r, const Limits& limits) {
   const Params& p = r.params;
   const auto length = static_cast<int64_t>(r.prompt.size());
@@ -58,8 +75,13 @@ void validate(const Request& request, const Limits& limits) {
         request.prompt.size() - 1);
   check(p.sampling.logit_bias.size() <= kMaxLogitBias, "logit_bias has {} tokens; accepted: at most {}",
         p.sampling.logit_bias.size(), kMaxLogitBias);
+  check(request.queue_timeout >= 0 && request.timeout >= 0,
+        "queue_timeout and timeout are {} and {}; accepted: 0 or more", request.queue_timeout, request.timeout);
+  check(!request.routed_experts || limits.routed_experts,
+        "routed_experts are wanted, but this model has no experts, or they run on another device than the cpu");
   sampling::validate(p.sampling, limits.vocab);
   validate_stops(p, limits);
+  validate_tokens(p, limits);
 }
 
 const char* to_string(FinishReason reason) {
@@ -72,6 +94,8 @@ const char* to_string(FinishReason reason) {
       return "length";
     case FinishReason::cancelled:
       return "cancelled";
+    case FinishReason::timed_out:
+      return "timed out";
     case FinishReason::error:
       return "error";
   }

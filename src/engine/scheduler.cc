@@ -29,7 +29,7 @@ Handle Scheduler::add(NewSequence sequence) {
   static_cast<NewSequence&>(s) = std::move(sequence);  // the rest is as remove() left it
   s.arrival = arrivals_++;
   s.in_use = true;
-  waiting_.push_back(h);
+  insert_in_order(waiting_, h);
   return h;
 }
 
@@ -76,7 +76,7 @@ void Scheduler::plan(Handle h, int64_t rows, int64_t drafts) {
   if (!s.decoding) {
     prefill_left_ -= rows;
     if (s.scored) scored_left_ -= rows;
-    if ((end == s.branch || end == s.boundary) &&
+    if (!s.isolated && (end == s.branch || end == s.boundary) &&
         !snapshots_.contains(s.hashes[static_cast<size_t>(end / config_.block_size - 1)]))
       s.save = snapshots_.reserve();
   }
@@ -111,7 +111,7 @@ void Scheduler::preempt(Handle h) {
   give_back(s);
   ++preemptions_;
   ++s.preemptions;
-  insert_by_arrival(waiting_, h);
+  insert_in_order(waiting_, h);
 }
 
 void Scheduler::give_back(Sequence& s) {
@@ -122,7 +122,7 @@ void Scheduler::give_back(Sequence& s) {
   if (s.save) snapshots_.drop(*s.save);
   s.save.reset();
   free_slots_.push_back(s.slot);
-  s.running = s.decoding = false;
+  s.running = s.decoding = s.isolated = false;
   s.computed = s.published = s.branch = s.boundary = 0;
   running_.erase(std::find_if(running_.begin(), running_.end(), [&](Handle r) { return &at(r) == &s; }));
 }
@@ -142,6 +142,12 @@ void Scheduler::admit() {
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     start(h, m);
   }
+}
+
+bool Scheduler::would_admit() {
+  if (waiting_.empty() || free_slots_.empty()) return false;
+  const Sequence& first = at(waiting_.front());
+  return fits(first, match(first));
 }
 
 // Room for all known tokens beside what the running ones still need for theirs, and one block of growth for each.
@@ -172,8 +178,8 @@ void Scheduler::start(Handle h, const Match& m) {
     s.boundary = (s.length - 1) / config_.block_size * config_.block_size;
     s.branch = m.blocks > m.usable ? m.blocks * config_.block_size : 0;
   }
-  insert_by_arrival(running_, h);
-  // A boundary that is behind already: nothing to stop at.
+  insert_in_order(running_, h);
+  // A boundary that has been passed already: nothing to stop at.
   const int64_t rows = prompt_rows(s);
   while (static_cast<int64_t>(s.blocks.size()) * config_.block_size < s.computed + rows)
     s.blocks.push_back(*pool_.allocate());  // fits() has counted them
@@ -211,8 +217,8 @@ bool Scheduler::computed_by_an_older_one(const Sequence& s, const Match& match) 
   };
   for (const Handle r : running_) {
     const Sequence& older = at(r);
-    if (older.arrival > s.arrival) break;
-    if (older.decoding) continue;
+    if (before(s, older)) break;
+    if (older.decoding || older.isolated) continue;
     if (!config_.recurrent && will_have(older, match.usable + 1)) return true;
     if (config_.recurrent &&
         (will_have(older, older.branch / config_.block_size) || will_have(older, older.boundary / config_.block_size)))
@@ -221,21 +227,47 @@ bool Scheduler::computed_by_an_older_one(const Sequence& s, const Match& match) 
   return false;
 }
 
+std::optional<PlanEntry> Scheduler::following(const PlanEntry& entry) {
+  PlanEntry next;
+  next.sequence = entry.sequence;
+  next.slot = entry.slot;
+  next.context = entry.context + entry.rows;
+  next.rows = 1;
+  next.last = true;
+  std::vector<int32_t>& blocks = at(entry.sequence).blocks;
+  while (static_cast<int64_t>(blocks.size()) * config_.block_size < next.context + next.rows) {
+    const auto block = pool_.allocate();
+    if (!block) return std::nullopt;
+    blocks.push_back(*block);
+  }
+  next.blocks = blocks;
+  return next;
+}
+
 void Scheduler::advance(const PlanEntry& entry, int64_t new_tokens) {
   Sequence& s = at(entry.sequence);
   s.computed += entry.last ? entry.rows - 1 - entry.drafts + std::max<int64_t>(new_tokens, 1) : entry.rows;
   s.length += new_tokens;
   s.decoding = entry.last;
-  publish(s, s.computed);
+  publish(entry.sequence, s.computed);
   if (!s.save) return;
   snapshots_.keep(*s.save, s.hashes[static_cast<size_t>(s.computed / config_.block_size - 1)]);
   s.save.reset();
 }
 
-void Scheduler::publish(Sequence& s, int64_t tokens) {
-  if (!config_.prefix_cache) return;
-  for (; s.published < tokens / config_.block_size; ++s.published)
-    pool_.publish(s.blocks[static_cast<size_t>(s.published)], s.hashes[static_cast<size_t>(s.published)]);
+void Scheduler::publish(Handle h, int64_t tokens) {
+  Sequence& s = at(h);
+  if (!config_.prefix_cache || s.isolated) return;
+  for (; s.published < tokens / config_.block_size; ++s.published) {
+    const auto i = static_cast<size_t>(s.published);
+    const bool is_new = pool_.publish(s.blocks[i], s.hashes[i]);
+    if (is_new && listener_ != nullptr) listener_->stored(h, s.published, s.blocks[i]);
+  }
+}
+
+void Scheduler::listen(CacheListener* listener) {
+  listener_ = listener;
+  pool_.listen(listener);
 }
 
 void Scheduler::remove(Handle h) {
@@ -252,14 +284,28 @@ void Scheduler::flush() {
   snapshots_.forget_names();
 }
 
-void Scheduler::insert_by_arrival(std::vector<Handle>& list, Handle h) {
-  const auto earlier = [&](Handle a, Handle b) { return at(a).arrival < at(b).arrival; };
-  list.insert(std::lower_bound(list.begin(), list.end(), h, earlier), h);
+void Scheduler::retract_all() {
+  while (!running_.empty()) preempt(running_.back());
 }
 
-void Scheduler::insert_by_arrival(std::deque<Handle>& list, Handle h) {
-  const auto earlier = [&](Handle a, Handle b) { return at(a).arrival < at(b).arrival; };
-  list.insert(std::lower_bound(list.begin(), list.end(), h, earlier), h);
+void Scheduler::flush_and_isolate() {
+  flush();
+  for (const Handle h : running_) {
+    Sequence& s = at(h);
+    s.isolated = true;
+    if (s.save) snapshots_.drop(*s.save);
+    s.save.reset();
+  }
+}
+
+void Scheduler::insert_in_order(std::vector<Handle>& list, Handle h) {
+  list.insert(std::lower_bound(list.begin(), list.end(), h, [&](Handle a, Handle b) { return before(at(a), at(b)); }),
+              h);
+}
+
+void Scheduler::insert_in_order(std::deque<Handle>& list, Handle h) {
+  list.insert(std::lower_bound(list.begin(), list.end(), h, [&](Handle a, Handle b) { return before(at(a), at(b)); }),
+              h);
 }
 
 }  // namespace sluice::engine

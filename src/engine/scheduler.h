@@ -2,17 +2,18 @@
 // Which sequences run in the next step, how many rows of each, and in which blocks. Integers only: it never sees a
 // token, a tensor or a clock, and is tested without a model.
 //
-// - Sequences run in order of arrival. Each decoding one gets its row, and rows for drafts where blocks are free;
-// prompts
-//   share `prefill_budget` rows, the oldest first. So decoding never waits for prompts, nor the other way round.
+// - Sequences are ordered by priority, those of one priority by arrival; "older" and "younger" below mean this order.
+// - Sequences run in this order. Each decoding one gets its row, and rows for drafts where blocks are free.
+//   Prompts share `prefill_budget` rows, the oldest first. So decoding never waits for prompts, nor the other way
+//   round.
 // - A sequence that needs a block when none is available takes it from the youngest one, which gives everything back
 //   and waits again (recomputing mostly finds its blocks still named). The oldest is never the victim: it ends some
-//   day, and so does every other.
-// - Waiting sequences are admitted in order of arrival and never overtaken for want of room. One that would compute
-// what
-//   an older one is just computing waits for that (n answers to a prompt, a shared system prompt) while others pass.
+//   day, and so does every other, unless ones of higher priority never cease to come.
+// - Waiting sequences are admitted in this order and never overtaken for want of room. One that would compute
+//   what an older one is just computing waits for that (n answers to a prompt, a shared system prompt) while others
+//   pass.
 // - Recurrent models find a prefix again where a snapshot of the state was taken: at the last block boundary of a
-//   prompt, and where a prompt left the known prefixes (behind a system prompt that the second user shares). Prompt
+//   prompt, and where a prompt left the known prefixes (after a system prompt that the second user shares). Prompt
 //   chunks end there.
 #pragma once
 
@@ -29,14 +30,14 @@ namespace sluice::engine {
 
 struct SchedulerConfig {
   int max_running = 32;          // slots 0 to max_running - 1
-  int64_t prefill_budget = 512;  // rows a step of prompts
-  int64_t scored_rows = 64;      // of them, rows a step of prompts whose every logit is wanted
+  int64_t prefill_budget = 512;  // rows of prompts per step
+  int64_t scored_rows = 64;      // of them, rows of prompts whose every logit is wanted
   int32_t blocks = 0;
   int64_t block_size = 64;
   bool prefix_cache = true;
   bool recurrent = false;
   int snapshots = 0;  // slots from max_running on; recurrent models only
-  int drafts = 0;     // the most rows a step that a decoding sequence gets beside its own
+  int drafts = 0;     // the most draft rows per step of a decoding sequence, beside its own row
 };
 
 using Handle = int32_t;
@@ -48,6 +49,7 @@ struct NewSequence {
   // The most tokens taken from the prefix cache; logits of every later row are wanted when `scored`.
   int64_t reuse_limit = INT64_MAX;
   bool scored = false;
+  int64_t priority = 0;  // larger: earlier
 };
 
 struct PlanEntry {
@@ -69,8 +71,16 @@ class Scheduler {
 
   // The sequence waits. Throws invalid_argument when it can never fit: max_length tokens in all blocks.
   Handle add(NewSequence sequence);
-  // The next step, in order of arrival; valid until the next call of anything. Empty only when idle.
+  // The next step, in order. Empty only when idle. The entries stay as they are until the next schedule(),
+  // and the blocks of each until its sequence is removed: whoever settles a step reads on while it calls advance(),
+  // add_hash(), remove() and add().
   std::span<const PlanEntry> schedule();
+  // Whether schedule() would take up a waiting sequence now, while all running ones decode.
+  bool would_admit();
+  // The entry's sequence in the step after its own, with one row, before the first one is settled: for an entry that is
+  // `last`, without drafts, whose new token does not end the sequence. Nothing where no block is free; nobody is
+  // pre-empted. Both entries are then settled in their order, without a schedule() in between.
+  std::optional<PlanEntry> following(const PlanEntry& entry);
   // After a planned step: the sequence goes on with `new_tokens` more known tokens (0 unless the entry was `last`). Of
   // its rows those before the new tokens are in the cache now; rows of wrong drafts are forgotten.
   void advance(const PlanEntry& entry, int64_t new_tokens);
@@ -80,6 +90,11 @@ class Scheduler {
   void remove(Handle sequence);
   // Forgets all prefixes.
   void flush();
+  // Every running sequence gives its blocks back and waits again, as a pre-empted one does.
+  void retract_all();
+  // Forgets all prefixes, and what the running sequences compute becomes none: their keys and values are of weights
+  // that others do not run with.
+  void flush_and_isolate();
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
@@ -88,6 +103,8 @@ class Scheduler {
   int64_t preemptions(Handle sequence) const { return at(sequence).preemptions; }
   // Tokens found in the prefix cache when the sequence was first admitted.
   int64_t cached_tokens(Handle sequence) const { return at(sequence).cached_tokens; }
+  // Told of every block that is found from now on, and of every one that is no more; must live longer.
+  void listen(CacheListener* listener);
   const BlockPool& pool() const { return pool_; }
   const SchedulerConfig& config() const { return config_; }
 
@@ -95,18 +112,19 @@ class Scheduler {
   struct Sequence : NewSequence {
     int64_t arrival = 0;
     bool in_use = false, running = false;
+    bool isolated = false;  // its blocks are not for others, until it begins anew
     bool decoding = false;  // all known tokens but the newest are in the cache, and drafts can continue from there
     int64_t computed = 0;   // tokens in the cache
     int64_t published = 0;  // blocks
     std::vector<int32_t> blocks;
     int slot = 0;
-    int64_t branch = 0, boundary = 0;  // tokens behind which a snapshot is wanted; 0: none
+    int64_t branch = 0, boundary = 0;  // tokens after which a snapshot is wanted; 0: none
     std::optional<int> save;
     int64_t cached_tokens = -1, preemptions = 0;
   };
   struct Match {
     int64_t blocks = 0;  // found
-    int64_t usable = 0;  // with a state behind them
+    int64_t usable = 0;  // of those; a recurrent model also needs a snapshot of the state after them
     std::optional<int> snapshot;
   };
   Sequence& at(Handle h) { return sequences_[static_cast<size_t>(h)]; }
@@ -125,18 +143,22 @@ class Scheduler {
   Match match(const Sequence& s);
   int64_t reusable_blocks(const Sequence& s) const;
   bool computed_by_an_older_one(const Sequence& s, const Match& match) const;
-  void publish(Sequence& s, int64_t tokens);
+  void publish(Handle h, int64_t tokens);
   void give_back(Sequence& s);
-  void insert_by_arrival(std::vector<Handle>& list, Handle h);
-  void insert_by_arrival(std::deque<Handle>& list, Handle h);
+  static bool before(const Sequence& a, const Sequence& b) {
+    return a.priority != b.priority ? a.priority > b.priority : a.arrival < b.arrival;
+  }
+  void insert_in_order(std::vector<Handle>& list, Handle h);
+  void insert_in_order(std::deque<Handle>& list, Handle h);
 
   SchedulerConfig config_;
   BlockPool pool_;
+  CacheListener* listener_ = nullptr;
   Snapshots snapshots_;
   std::deque<Sequence> sequences_;  // by handle; addresses stay
   std::vector<Handle> free_handles_;
   std::vector<int> free_slots_;
-  std::vector<Handle> running_;  // by arrival, as is waiting_
+  std::vector<Handle> running_;  // in order, as is waiting_
   std::deque<Handle> waiting_;
   std::vector<PlanEntry> plan_;
   int64_t prefill_left_ = 0, scored_left_ = 0;

@@ -17,7 +17,7 @@ class Snapshots {
   // Slots first_slot to first_slot + count - 1.
   Snapshots(int first_slot, int count);
 
-  // The slot of the state behind the block of this name; it becomes the most recently used.
+  // The slot of the state after the block of this name; it becomes the most recently used.
   std::optional<int> find(const BlockHash& name);
   bool contains(const BlockHash& name) const;
   // A slot to copy a state to: a free one, or the least recently used one, whose name is forgotten now. Nothing when

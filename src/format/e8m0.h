@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // UE8M0: a power of two, byte b = 2^(b-127). 255 is NaN. Byte 0 reads as ZERO: the format says 2^-127, but every
-// implementation that published these checkpoints reads it as 0 (spec: fused-moe-contract 4.1).
+// implementation that published these checkpoints reads it as 0 (docs/numerics.md, Element formats).
 #pragma once
 
 #include <bit>

@@ -22,11 +22,11 @@ enum class Format : uint8_t { bf16, fp8_tensor, fp8_channel, fp8_block, mxfp8, n
 enum class InputFormat : uint8_t {
   plain,        // the run's own type (bfloat16 or float32): not rounded further
   fp8_static,   // e4m3 with one calibrated scale for the whole tensor
-  fp8_token,    // e4m3 with a float scale a row, from the row itself
-  fp8_group,    // e4m3 with a float scale a row and 128 columns
-  mxfp8,        // e4m3 with a UE8M0 scale a row and 32 columns
-  nvfp4,        // e2m1, e4m3 scale a row and 16 columns, one calibrated global scale
-  nvfp4_token,  // the same with a global scale a row, from the row itself
+  fp8_token,    // e4m3 with a float scale per row, from the row itself
+  fp8_group,    // e4m3 with a float scale per row and 128 columns
+  mxfp8,        // e4m3 with a UE8M0 scale per row and 32 columns
+  nvfp4,        // e2m1 with an e4m3 scale per row and 16 columns, one calibrated global scale
+  nvfp4_token,  // the same with a global scale per row, from the row itself
 };
 
 inline constexpr std::array<Named<InputFormat>, 7> kInputFormats{{{InputFormat::plain, "plain"},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quantisers: ONE set of functions for CPU loops, CUDA kernels and checkpoints, in exact IEEE float32 arithmetic
-// (spec: fused-moe-contract 4.2-4.5, "exact mode"). The caller must not compile them with fast-math or flush-to-zero.
+// (docs/numerics.md, Weights and Inputs: the "exact mode"). The caller must not compile them with fast-math or
+// flush-to-zero.
 //
 // Corner cases, the same in every format (docs/numerics.md):
 //   NaN in a group  -> the group's scale is NaN (UE8M0 255, e4m3 0x7f), so every value of the group reads NaN.
@@ -46,14 +47,14 @@ HD inline float fp8_scale(float amax) {
   const float s = amax / kE4m3Max;
   return s < FLT_MIN ? FLT_MIN : s;
 }
-// Weights of 128x128 blocks: the published preparation clamps at 1e-12 (spec 4.3).
+// Weights of 128x128 blocks: the published preparation clamps at 1e-12 (docs/numerics.md, Weights).
 HD inline float fp8_block_scale(float amax) {
   const float s = amax / kE4m3Max;
   return s < 1e-12f ? 1e-12f : s;
 }
 HD inline uint8_t fp8_code(float x, float scale) { return float_to_e4m3(x / scale); }
 
-// fp8_static: the calibrated scale is inverted once, then multiplied (spec 4.2).
+// fp8_static: the calibrated scale is inverted once, then multiplied (docs/numerics.md, Inputs).
 HD inline float fp8_static_inverse(float scale) { return 1.0f / scale; }
 HD inline uint8_t fp8_static_code(float x, float inverse) { return float_to_e4m3(x * inverse); }
 
@@ -61,7 +62,7 @@ HD inline uint8_t fp8_static_code(float x, float inverse) { return float_to_e4m3
 // ----------------------------------------------------------------------------------
 
 // amax = 448 * 2^n must give exactly 2^n: the float nearest to 1/448 lies above it and the product rounds back
-// (spec 4.4).
+// (docs/numerics.md, Inputs).
 HD inline uint8_t mxfp8_scale(float amax) { return float_to_e8m0_up(amax * (1.0f / 448.0f)); }
 // 1/6 as a float lies above 1/6 too: amax = 6 * 2^n gives 2^n.
 HD inline uint8_t mxfp4_scale(float amax) { return float_to_e8m0_up(amax * (1.0f / 6.0f)); }
@@ -73,7 +74,6 @@ HD inline float e8m0_inverse(uint8_t b) {
   return b == 0u ? 0.0f : std::bit_cast<float>(static_cast<uint32_t>(254u - b) << 23);
 }
 HD inline uint8_t mxfp8_code(float x, float inverse) { return float_to_e4m3(x * inverse); }
-HD inline uint8_t mxfp4_code(float x, float inverse) { return float_to_e2m1(x * inverse); }
 
 // --- NVFP4: an e4m3 scale for 16 values under a float scale
 // ------------------------------------------------------------
@@ -107,7 +107,6 @@ HD inline uint8_t nvfp4_scale(float amax16, Nvfp4Global g) {
 HD inline float nvfp4_inverse(uint8_t scale, Nvfp4Global g) {
   return at_most_float_max(1.0f / (e4m3_to_float(scale) * g.decode));
 }
-HD inline uint8_t nvfp4_code(float x, float inverse) { return float_to_e2m1(x * inverse); }
 
 // --- Whole groups: n values in, codes out, the scale returned
 // -----------------------------------------------------------
@@ -127,25 +126,24 @@ HD inline uint8_t quantize_group_mxfp8(const float* x, int n, uint8_t* codes) {
   return scale;
 }
 
-// Packed e2m1 codes[(n+1)/2], low nibble = even index, UE8M0 scale; n <= 32.
+// Values times `inverse` as packed e2m1 codes[(n+1)/2], low nibble = even index; n <= 32.
+HD inline void pack_e2m1(const float* x, int n, float inverse, uint8_t* packed) {
+  uint8_t codes[32] = {};  // beforehand, so that the loop over values is one of vectors
+  for (int i = 0; i < n; ++i) codes[i] = float_to_e2m1(x[i] * inverse);
+  for (int i = 0; i < (n + 1) / 2; ++i) packed[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+}
+
+// Packed e2m1 codes[(n+1)/2], UE8M0 scale; n <= 32.
 HD inline uint8_t quantize_group_mxfp4(const float* x, int n, uint8_t* packed) {
   const uint8_t scale = mxfp4_scale(amax_of(x, n));
-  const float inverse = e8m0_inverse(scale);
-  for (int i = 0; i < n; i += 2) {
-    const uint8_t high = i + 1 < n ? mxfp4_code(x[i + 1], inverse) : uint8_t{0};
-    packed[i / 2] = static_cast<uint8_t>(mxfp4_code(x[i], inverse) | high << 4);
-  }
+  pack_e2m1(x, n, e8m0_inverse(scale), packed);
   return scale;
 }
 
 // Packed e2m1 codes[(n+1)/2], e4m3 scale; n <= 16.
 HD inline uint8_t quantize_group_nvfp4(const float* x, int n, Nvfp4Global g, uint8_t* packed) {
   const uint8_t scale = nvfp4_scale(amax_of(x, n), g);
-  const float inverse = nvfp4_inverse(scale, g);
-  for (int i = 0; i < n; i += 2) {
-    const uint8_t high = i + 1 < n ? nvfp4_code(x[i + 1], inverse) : uint8_t{0};
-    packed[i / 2] = static_cast<uint8_t>(nvfp4_code(x[i], inverse) | high << 4);
-  }
+  pack_e2m1(x, n, nvfp4_inverse(scale, g), packed);
   return scale;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the block scale of (row m, group k) lies in each published layout (spec: fused-moe-contract 4.7). Scales are
+// Where the block scale of (row m, group k) lies in each published layout (docs/numerics.md, Scale layouts). Scales are
 // one byte (UE8M0, e4m3) in linear, 128x4 and 8x4; transposed [K/128, T] is float32.
 #pragma once
 
@@ -12,15 +12,15 @@
 
 namespace sluice::format {
 
-// Numbers are those of the published SfLayout enum; `transposed` is ours.
-enum class ScaleLayout : uint8_t { swizzled_128x4 = 0, swizzled_8x4 = 1, linear = 2, transposed = 3 };
+// Numbers are those of sluice_scale_layout (c.h): a zeroed struct means linear.
+enum class ScaleLayout : uint8_t { linear = 0, swizzled_128x4 = 1, swizzled_8x4 = 2, transposed = 3 };
 
-inline constexpr std::array<Named<ScaleLayout>, 4> kScaleLayouts{{{ScaleLayout::swizzled_128x4, "128x4"},
+inline constexpr std::array<Named<ScaleLayout>, 4> kScaleLayouts{{{ScaleLayout::linear, "linear"},
+                                                                  {ScaleLayout::swizzled_128x4, "128x4"},
                                                                   {ScaleLayout::swizzled_8x4, "8x4"},
-                                                                  {ScaleLayout::linear, "linear"},
                                                                   {ScaleLayout::transposed, "transposed"}}};
 
-// m: row, k: group along K, cols: groups a row.
+// m: row, k: group along K, cols: groups per row.
 HD inline int64_t linear_offset(int64_t m, int64_t k, int64_t cols) { return m * cols + k; }
 
 HD inline int64_t offset_128x4(int64_t m, int64_t k, int64_t cols) {

@@ -2,6 +2,8 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -52,6 +54,7 @@ struct Checkpoint::Impl {
   std::optional<Config> generation, tokenizer, quant;
   std::vector<SafetensorsFile> files;
   std::vector<std::pair<SafetensorsEntry, Tensor>> in_memory;
+  std::map<std::string, Tensor> updates;  // of updated(); in in_memory too
   std::unordered_map<std::string_view, Place> by_name;
   int64_t bytes = 0;
 
@@ -75,6 +78,25 @@ struct Checkpoint::Impl {
           tensor);
       by_name[entry.name] = {&entry, nullptr, &kept};
       bytes = entry.end;
+    }
+  }
+
+  // `tensors` take the places of those of `base`.
+  Impl(const Impl& base, std::map<std::string, Tensor> tensors)
+      : folder(base.folder),
+        config(base.config),
+        generation(base.generation),
+        tokenizer(base.tokenizer),
+        quant(base.quant),
+        files(base.files),
+        updates(std::move(tensors)) {
+    collect();
+    in_memory.reserve(updates.size());
+    for (const auto& [name, tensor] : updates) {
+      Place& place = by_name.at(name);
+      const auto& [entry, kept] = in_memory.emplace_back(
+          SafetensorsEntry{name, place.entry->dtype, place.entry->shape, 0, tensor.bytes()}, tensor);
+      place = {&entry, nullptr, &kept};
     }
   }
 
@@ -145,6 +167,41 @@ Checkpoint Checkpoint::with_tensors(const std::vector<std::pair<std::string, Ten
   Checkpoint out;
   out.impl_ = std::make_shared<Impl>(*impl_, tensors);
   return out;
+}
+
+Checkpoint Checkpoint::updated(const std::vector<std::pair<std::string, Tensor>>& tensors) const {
+  std::map<std::string, Tensor> all = impl_->updates;
+  std::set<std::string_view> given;
+  for (const auto& [name, tensor] : tensors) {
+    const SafetensorsEntry* entry = impl_->files.empty() ? nullptr : find(name);
+    check(entry != nullptr, "{} has no tensor {}", printable(impl_->folder.native(), 4096), quote(name));
+    check(given.insert(name).second, "tensor {} is given twice", quote(name));
+    check(entry->dtype->dtype == tensor.dtype(), "tensor {} is {}; accepted: {}, as the checkpoint has it", quote(name),
+          to_string(tensor.dtype()), entry->dtype->dtype ? to_string(*entry->dtype->dtype) : entry->dtype->name);
+    check(entry->shape == tensor.shape(), "tensor {} has the shape {}; accepted: {}, as the checkpoint has it",
+          quote(name), to_string(tensor.shape()), to_string(entry->shape));
+    all.insert_or_assign(name, tensor);
+  }
+  Checkpoint out;
+  out.impl_ = std::make_shared<Impl>(*impl_, std::move(all));
+  return out;
+}
+
+std::vector<std::string> Checkpoint::updated_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : impl_->updates) names.push_back(name);
+  return names;
+}
+
+Checkpoint Checkpoint::without_updates() const {
+  if (impl_->updates.empty()) return *this;
+  Checkpoint out;
+  out.impl_ = std::make_shared<Impl>(*impl_, std::map<std::string, Tensor>());
+  return out;
+}
+
+void Checkpoint::check_unchanged() const {
+  for (const SafetensorsFile& file : impl_->files) file.mapping()->check_unchanged();
 }
 
 const std::filesystem::path& Checkpoint::folder() const { return impl_->folder; }

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/context.h"
+#include "device/context.h"
 #include "io/config.h"
 #include "io/safetensors.h"
 
@@ -27,6 +27,14 @@ class Checkpoint {
   // The folder's configurations with tensors that are in memory instead of its files, which need not be there.
   static Checkpoint open_configs(const std::filesystem::path& folder);
   Checkpoint with_tensors(const std::vector<std::pair<std::string, Tensor>>& tensors) const;
+  // This checkpoint with some of its tensors replaced by others of the same type and shape, which are shared, not
+  // copied. Throws invalid_argument naming the first tensor that it has not, that is another type or shape, or that is
+  // named twice.
+  Checkpoint updated(const std::vector<std::pair<std::string, Tensor>>& tensors) const;
+  // What updated() has put in place of the files' own, sorted.
+  std::vector<std::string> updated_names() const;
+  // The files' own tensors again.
+  Checkpoint without_updates() const;
 
   const std::filesystem::path& folder() const;
   const Config& config() const;                            // config.json
@@ -41,6 +49,9 @@ class Checkpoint {
   Tensor tensor(std::string_view name) const;
   // For error sentences: <folder>/model-00001-of-00002.safetensors: tensor "x". The folder alone when there is no x.
   std::string source_of(std::string_view name) const;
+
+  // Throws bad_file when one of the files was written to since it was opened: its bytes are others than those loaded.
+  void check_unchanged() const;
 
   int64_t bytes() const;                  // of all tensors
   void populate(Context& context) const;  // brings all shards into memory; see io/mmap.h

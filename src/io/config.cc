@@ -119,7 +119,9 @@ int64_t Config::integer(const ConfigKeys& keys, IntRange range) const {
 }
 
 int64_t Config::integer(const ConfigKeys& keys, IntRange range, int64_t fallback) const {
-  return has(keys) ? integer(keys, range) : fallback;
+  if (has(keys)) return integer(keys, range);
+  if (fallback >= range.min && fallback <= range.max) return fallback;
+  refuse(keys, fmt::format("is missing and would be {}; it must be {}", fallback, range_text(range)));
 }
 
 double Config::number(const ConfigKeys& keys, NumberRange range) const {
@@ -129,7 +131,9 @@ double Config::number(const ConfigKeys& keys, NumberRange range) const {
 }
 
 double Config::number(const ConfigKeys& keys, NumberRange range, double fallback) const {
-  return has(keys) ? number(keys, range) : fallback;
+  if (has(keys)) return number(keys, range);
+  if (fallback >= range.min && fallback <= range.max) return fallback;
+  refuse(keys, fmt::format("is missing and would be {}; it must be {}", fallback, range_text(range)));
 }
 
 bool Config::boolean(const ConfigKeys& keys) const {

@@ -46,7 +46,8 @@ class ConfigKeys {
 
 // An object of a config file; copying copies a handle. A key whose value is null counts as absent. Getters without a
 // fallback throw when the key is absent; all throw bad_file naming file, key, value and what is accepted, also when two
-// alternative keys are present with different values. A fallback is returned as it is, unchecked.
+// alternative keys are present with different values. A fallback must lie in the range too: one that is
+// computed from other keys (hidden_size / num_attention_heads) may not be usable either.
 class Config {
  public:
   // Throws as read_file, and bad_file when the text is no JSON object. Python's Infinity and NaN are understood.

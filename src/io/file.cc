@@ -27,7 +27,7 @@ FileHandle::~FileHandle() {
 
 FileHandle open_regular(const std::filesystem::path& path) {
   const std::string name = printable(path.native(), 4096);
-  // O_NONBLOCK: opening a FIFO that nobody writes to would wait for ever.
+  // O_NONBLOCK: opening a FIFO that nobody writes to would block forever.
   FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.is_open()) {
     if (errno == ENOENT || errno == ENOTDIR) fail(ErrorCode::not_found, "{} does not exist", name);

@@ -13,8 +13,9 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
-#include "base/context.h"
+#include "device/context.h"
 #include "io/file.h"
 
 namespace sluice::io {
@@ -33,6 +34,8 @@ class MappedFile {
 
   // Throws bad_file when the file is shorter now than when it was mapped (0.3 us).
   void check_not_cut() const;
+  // Throws bad_file when the file was written to, cut or lengthened since it was mapped.
+  void check_unchanged() const;
 
   // Brings [offset, offset + bytes) into memory and into this process's page table. Throws bad_file when the file no
   // longer reaches that far, io when it cannot be read. Thread-safe.
@@ -43,6 +46,7 @@ class MappedFile {
   std::string name_;
   const std::byte* data_ = nullptr;
   int64_t size_ = 0;
+  std::pair<int64_t, int64_t> modified_;  // seconds and nanoseconds
 };
 
 // Brings whole files into memory with every thread of the pool, reporting {"loading", bytes, all bytes, "B"} from the

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/context.h"
+#include "device/context.h"
 #include "io/output_file.h"
 #include "tensor/tensor.h"
 
@@ -41,7 +41,7 @@ class SafetensorsWriter {
   std::unique_ptr<State> state_;
 };
 
-// A whole file at once. progress is told before every tensor and before the file appears, and may throw.
+// A whole file at once. progress is called before every tensor and before the file appears, and may throw.
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata = {},
                        const std::function<void(const Progress&)>& progress = {});

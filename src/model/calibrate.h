@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The largest inputs of every linear and of every layer's experts on a text: what formats with static activation scales
-// (fp8_static, nvfp4) need when a BF16 checkpoint is quantised.
+// Records the largest inputs of every linear and of every layer's experts on a text. Formats with static activation
+// scales (fp8_static, nvfp4) need them when a BF16 checkpoint is quantised.
 #pragma once
 
 #include <map>

@@ -9,6 +9,8 @@ CommonConfig read_common(const io::Config& c) {
   out.hidden = c.integer("hidden_size", kSize);
   out.max_positions = c.integer("max_position_embeddings", {1, int64_t{1} << 30});
   out.heads = c.integer("num_attention_heads", kCount);
+  if (out.heads > out.hidden)
+    c.refuse("num_attention_heads", fmt::format("is {}, more than hidden_size = {}", out.heads, out.hidden));
   out.kv_heads = c.integer("num_key_value_heads", kCount, out.heads);
   if (out.heads % out.kv_heads != 0)
     c.refuse("num_key_value_heads",
@@ -16,6 +18,13 @@ CommonConfig read_common(const io::Config& c) {
   out.tied = c.boolean("tie_word_embeddings", false);
   out.attention_bias = c.boolean("attention_bias", false);
   return out;
+}
+
+int64_t read_head_dim(const io::Config& c, const io::ConfigKeys& keys, const CommonConfig& common) {
+  if (!c.has(keys) && common.hidden % common.heads != 0)
+    c.refuse("num_attention_heads",
+             fmt::format("is {}; without head_dim it must divide hidden_size = {}", common.heads, common.hidden));
+  return c.integer(keys, {1, 4096}, common.hidden / common.heads);
 }
 
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all families say alike in config.json, with the range of every value.
+// The keys of config.json that all families share, with the range of every value.
 #pragma once
 
 #include "io/config.h"
@@ -20,7 +20,11 @@ struct CommonConfig {
 };
 CommonConfig read_common(const io::Config& config);
 
-// rope_parameters (transformers 5), or rope_theta and rope_scaling (published checkpoints). dim: rotated values a head.
+// Columns of a head; absent: hidden_size / num_attention_heads, which must then be whole.
+int64_t read_head_dim(const io::Config& config, const io::ConfigKeys& keys, const CommonConfig& common);
+
+// rope_parameters (transformers 5), or rope_theta and rope_scaling (published checkpoints). dim: rotated values per
+// head.
 ops::RopeConfig read_rope(const io::Config& config, int64_t dim);
 
 // Throws unsupported unless the key is absent or has the only value that is implemented.

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/decoder.h"
 
-#include <cstring>
-
-#include "ops/elementwise.h"
-
 namespace sluice::model {
 
 namespace {
@@ -13,10 +9,6 @@ int64_t weight_bytes(const std::vector<Sublayer>& sublayers) {
   for (const Sublayer& s : sublayers)
     n += s.norm.weight.bytes() + std::visit([](const auto& mixer) { return mixer.weight_bytes(); }, s.mixer);
   return n;
-}
-
-ops::ConstMatrix view(const Tensor& table) {
-  return {table.data(), table.dtype(), table.dim(0), table.dim(1), table.dim(1)};
 }
 }  // namespace
 
@@ -27,11 +19,15 @@ Decoder::Decoder(Parts parts) : parts_(std::move(parts)) {
   info.has_draft = parts_.draft.has_value();
   cache_shape_.dtype = info.dtype;
   number_cache_layers(parts_.sublayers);
-  info.weight_bytes = parts_.embedding.bytes() + weight_bytes(parts_.sublayers);
+  info.embedding_bytes = parts_.embedding.bytes();
+  info.weight_bytes = info.embedding_bytes + weight_bytes(parts_.sublayers);
   info.weight_bytes += parts_.head.weight_bytes();
   for (const Sublayer& s : parts_.sublayers)
-    if (const auto* m = std::get_if<MoeLayer>(&s.mixer); m != nullptr && info.experts.empty())
-      info.experts = to_string(m->experts->spec());
+    if (const auto* m = std::get_if<MoeBlock>(&s.mixer)) {
+      if (info.experts.empty()) info.experts = to_string(m->experts->spec());
+      info.expert_bytes += m->experts->weight_bytes();
+      info.row_invariant = info.row_invariant && m->experts->row_invariant();
+    }
   if (!parts_.draft) return;
   number_cache_layers(parts_.draft->sublayers);
   info.weight_bytes += weight_bytes(parts_.draft->sublayers) + parts_.draft->projection.weight_bytes();
@@ -52,86 +48,70 @@ void Decoder::number_cache_layers(std::vector<Sublayer>& sublayers) {
   }
 }
 
-void Decoder::verify(const Batch& batch, const Cache& cache) const {
-  check(batch.positions.size() == batch.tokens.size(), "a batch has {} tokens but {} positions", batch.tokens.size(),
-        batch.positions.size());
-  cache.verify(batch.sequences);
-  int64_t rows = 0;
-  for (const Sequence& s : batch.sequences) {
-    check(s.first_row == rows, "a sequence begins at row {} of the batch; the one before it ends at {}", s.first_row,
-          rows);
-    rows += s.rows;
-    check(s.context + s.rows <= parts_.info.max_positions,
-          "a sequence of {} tokens is longer than the model's {} positions", s.context + s.rows,
-          parts_.info.max_positions);
-  }
-  check(rows == batch.rows(), "the batch's sequences have {} rows, its tokens {}", rows, batch.rows());
-  for (const int32_t r : batch.logit_rows)
-    check(r >= 0 && r < batch.rows(), "logits are wanted of row {} of a batch of {} rows", r, batch.rows());
-}
-
-void Decoder::angles(Step& step) const {
+Step Decoder::begin(ops::Ops& ops, const Batch& batch, Cache& cache, Observer* observer) const {
+  Step step{ops, batch, cache, parts_.info.dtype, {}, observer, parts_.info.row_invariant};
   const auto half = static_cast<int64_t>(parts_.rope.inv_freq.size());
-  if (half == 0) return;
-  float* cosine = step.workspace.take<float>(step.rows() * half);
-  float* sine = step.workspace.take<float>(step.rows() * half);
-  ops::rope_angles(parts_.rope, step.batch.positions, step.dtype, cosine, sine);
-  step.cosine = cosine;
-  step.sine = sine;
+  if (half == 0) return step;
+  auto* cosine = ops.workspace().take<float>(batch.rows * half);
+  auto* sine = ops.workspace().take<float>(batch.rows * half);
+  ops.rope_angles(parts_.rope, batch.positions, batch.rows, step.dtype, cosine, sine);
+  step.angles = {cosine, sine, half};
+  return step;
 }
 
+// A mixer's change is added to the residual stream together with the norm that follows it.
 void Decoder::run_sublayers(const Step& step, const std::vector<Sublayer>& sublayers, ops::Matrix x) const {
   const ops::Matrix normed = step.matrix(x.cols), change = step.matrix(x.cols);
   int layer = 0;
+  bool changed = false;
   for (const Sublayer& s : sublayers) {
-    s.norm.run(step, x, normed);
+    if (changed)
+      step.ops.add_rms_norm(x, change, s.norm, normed);
+    else
+      step.ops.rms_norm(x, s.norm, normed);
     std::visit([&](const auto& mixer) { mixer.run(step, normed, change); }, s.mixer);
-    ops::add_to(step.ctx, x, change);
-    if (s.ends_layer && step.observer != nullptr) step.observer->layer(++layer, x);
+    changed = true;
+    if (!s.ends_layer || step.observer == nullptr) continue;
+    step.ops.add(x, change);
+    changed = false;
+    step.observer->layer(++layer, x);
   }
+  if (changed) step.ops.add(x, change);
 }
 
-void Decoder::finish(const Step& step, ops::ConstMatrix x, const Norm& norm, const Dense& head,
+void Decoder::finish(const Step& step, ops::ConstMatrix x, const ops::RmsNorm& norm, const Dense& head,
                      const Outputs& out) const {
-  const auto wanted = static_cast<int64_t>(step.batch.logit_rows.size());
-  const auto row_bytes = static_cast<size_t>(x.cols * bytes_of(x.dtype));
-  if (out.hidden != nullptr) norm.run(step, x, {out.hidden, x.dtype, x.rows, x.cols, x.cols});
-  if (out.logits == nullptr || wanted == 0) return;
-  const ops::Matrix rows = step.workspace.matrix(x.dtype, wanted, x.cols);
-  for (int64_t i = 0; i < wanted; ++i)
-    std::memcpy(rows.row(i), x.row(step.batch.logit_rows[static_cast<size_t>(i)]), row_bytes);
-  norm.run(step, rows, rows);
-  head.run(step, rows, {out.logits, DType::f32, wanted, head.rows(), head.rows()});
+  if (out.hidden.data != nullptr) step.ops.rms_norm(x, norm, out.hidden);
+  const int64_t wanted = step.batch.logit_rows;
+  if (out.logits.data == nullptr || wanted == 0) return;
+  const ops::Matrix rows = step.ops.workspace().matrix(x.dtype, wanted, x.cols);
+  step.ops.gather_rows(x, step.batch.logits_of, rows);
+  step.ops.rms_norm(rows, norm, rows);
+  head.run(step, rows, out.logits);
 }
 
-void Decoder::forward(Context& ctx, const Batch& batch, Cache& cache, ops::Workspace& workspace,
-                      const Outputs& out) const {
-  verify(batch, cache);
-  for (const Sequence& s : batch.sequences)
-    if (s.context == 0) cache.reset(s.slot);
-  ops::Workspace::Scope scope(workspace);
-  Step step{ctx, batch, cache, workspace, parts_.info.dtype, nullptr, nullptr, out.observer};
-  angles(step);
+void Decoder::forward(ops::Ops& ops, const Batch& batch, Cache& cache, const Outputs& out) const {
+  ops::Workspace::Scope scope(ops.workspace());
+  const Step step = begin(ops, batch, cache, out.observer);
   const ops::Matrix x = step.matrix(parts_.info.hidden);
-  ops::embed(ctx, batch.tokens, view(parts_.embedding), x);
+  ops.embed(batch.tokens, parts_.embedding, x);
   if (out.observer != nullptr) out.observer->layer(0, x);
   run_sublayers(step, parts_.sublayers, x);
   finish(step, x, parts_.final_norm, parts_.head, out);
 }
 
-void Decoder::draft(Context& ctx, const Batch& batch, const void* hidden, Cache& cache, ops::Workspace& workspace,
+void Decoder::draft(ops::Ops& ops, const Batch& batch, ops::ConstMatrix hidden, Cache& cache,
                     const Outputs& out) const {
-  if (!parts_.draft) return Model::draft(ctx, batch, hidden, cache, workspace, out);
-  verify(batch, cache);
+  if (!parts_.draft) return Model::draft(ops, batch, hidden, cache, out);
   const DraftHead& draft = *parts_.draft;
-  ops::Workspace::Scope scope(workspace);
-  Step step{ctx, batch, cache, workspace, parts_.info.dtype, nullptr, nullptr, out.observer};
-  angles(step);
+  ops::Workspace::Scope scope(ops.workspace());
+  const Step step = begin(ops, batch, cache, out.observer);
   const int64_t n = parts_.info.hidden;
   const ops::Matrix pair = step.matrix(2 * n), x = step.matrix(n);
-  ops::embed(ctx, batch.tokens, view(draft.embedding), pair.columns(0, n));
-  draft.embedding_norm.run(step, pair.columns(0, n), pair.columns(0, n));
-  draft.hidden_norm.run(step, {hidden, step.dtype, step.rows(), n, n}, pair.columns(n, n));
+  const ops::Matrix embedded = pair.columns(0, n);
+  ops.embed(batch.tokens, draft.embedding, embedded);
+  ops.rms_norm(embedded, draft.embedding_norm, embedded);
+  ops.rms_norm(hidden, draft.hidden_norm, pair.columns(n, n));
   draft.projection.run(step, pair, x);
   run_sublayers(step, draft.sublayers, x);
   finish(step, x, draft.final_norm, draft.head, out);

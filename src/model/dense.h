@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A linear layer of a model: the packed weights, and its checkpoint name for calibration.
+// One or more linear layers of a model that read the same rows, as one product where their formats allow it.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "model/step.h"
 #include "ops/linear.h"
@@ -13,26 +14,24 @@ namespace sluice::model {
 class Dense {
  public:
   Dense() = default;
-  Dense(std::string name, std::shared_ptr<const ops::Linear> linear)
-      : name_(std::move(name)), linear_(std::move(linear)) {}
-  // Weights that the checkpoint stores in float32 (some routers), [N, K], multiplied as they are; bias f32 [N] or
-  // empty.
-  Dense(std::string name, Tensor weight, Tensor bias)
-      : name_(std::move(name)), weight_(std::move(weight)), bias_(std::move(bias)) {}
+  // A product, and the checkpoint names of the modules whose rows it holds, for calibration.
+  Dense(std::vector<std::string> names, std::shared_ptr<const ops::Linear> linear);
+  // The outputs of `next` follow those of this one in y.
+  void append(Dense next);
 
-  // x D [R, K] -> y [R, N], D or float32.
+  // x D [R, K] -> y [R, rows()], D or float32.
   void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
 
-  int64_t rows() const { return linear_ ? linear_->outputs() : weight_.dim(0); }
-  int64_t weight_bytes() const { return linear_ ? linear_->weight_bytes() : weight_.bytes(); }
+  int64_t rows() const { return rows_; }
+  int64_t weight_bytes() const;
 
  private:
-  void run_floats(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
-  void observe(weights::ActivationObserver& activations, ops::ConstMatrix x) const;
-
-  std::string name_;
-  std::shared_ptr<const ops::Linear> linear_;
-  Tensor weight_, bias_;  // without linear_
+  struct Product {
+    std::vector<std::string> names;
+    std::shared_ptr<const ops::Linear> linear;
+  };
+  std::vector<Product> products_;
+  int64_t rows_ = 0;
 };
 
 }  // namespace sluice::model

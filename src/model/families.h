@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions behind the list in models.cc: a configuration and its tensors -> the parts of a decoder.
+// The functions in the list of models.cc: each turns a configuration and its tensors into the parts of a decoder.
 #pragma once
 
 #include "model/decoder.h"
-#include "model/source.h"
+#include "model/weight_reader.h"
 
 namespace sluice::model {
 
-Decoder::Parts load_qwen3_moe(const Source& source);    // Qwen3-MoE
-Decoder::Parts load_nemotron_h(const Source& source);   // NemotronH: Mamba-2, attention, MLP, (latent) MoE
-Decoder::Parts load_deepseek_v3(const Source& source);  // DeepSeek-V3: latent attention, grouped MoE, MTP layer
+Decoder::Parts load_qwen3_moe(const WeightReader& reader);    // Qwen3-MoE
+Decoder::Parts load_nemotron_h(const WeightReader& reader);   // NemotronH: Mamba-2, attention, MLP, (latent) MoE
+Decoder::Parts load_deepseek_v3(const WeightReader& reader);  // DeepSeek-V3: latent attention, grouped MoE, MTP layer
 
 }  // namespace sluice::model

@@ -16,84 +16,70 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-int32_t largest(const std::vector<float>& logits, int64_t vocab) {
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.begin() + vocab) - logits.begin());
-}
-}  // namespace
-
-Generator::Generator(const Model& model, int64_t max_tokens, int speculative_steps, int64_t prefill_chunk)
-    : model_(model), max_tokens_(max_tokens), prefill_chunk_(prefill_chunk), steps_(speculative_steps) {
-  const ModelInfo& info = model.info();
+RunnerConfig runner_config(const ModelInfo& info, const Generator::Config& config) {
+  const int64_t max_tokens = config.max_tokens, prefill_chunk = config.prefill_chunk;
+  const int steps = config.speculative_steps;
   check(max_tokens > 0 && max_tokens <= info.max_positions,
         "{} tokens, prompt and new ones; {} allows 1 to {} (max_position_embeddings)", max_tokens, info.architecture,
         info.max_positions);
-  check(speculative_steps >= 0 && speculative_steps <= 64, "speculative steps is {}; accepted: 0 to 64",
-        speculative_steps);
+  check(steps >= 0 && steps <= 64, "speculative steps is {}; accepted: 0 to 64", steps);
   check(prefill_chunk > 0, "the prefill chunk is {} tokens; it must be positive", prefill_chunk);
-  if (speculative_steps > 0 && !info.has_draft)
-    fail(ErrorCode::unsupported, "{} has no multi-token-prediction layer to draft with", info.architecture);
-  CacheConfig config;
-  config.block_size = kBlockSize;
-  config.blocks = ceil_div(max_tokens, kBlockSize);
-  config.tentative_rows = steps_ > 0 ? steps_ + 1 : 0;
-  cache_ = model.make_cache(config);
-  blocks_.resize(static_cast<size_t>(config.blocks));
+  if (steps > 0 && info.has_draft && !info.row_invariant)
+    fail(ErrorCode::unsupported,
+         "speculative steps is {}, but this model's experts add in an order that depends on the batch, so drafts would "
+         "change the text; accepted: 0, or the model loaded with deterministic",
+         steps);
+  RunnerConfig c;
+  c.cache.block_size = kBlockSize;
+  c.cache.blocks = ceil_div(max_tokens, kBlockSize);
+  c.cache.draft_rows = steps > 0 ? steps + 1 : 0;
+  c.rows = std::max<int64_t>(std::min(prefill_chunk, max_tokens), steps + 1);
+  c.sequence_tokens = max_tokens;
+  c.drafts = steps;
+  c.recording = config.recording;
+  return c;
+}
+}  // namespace
+
+Generator::Generator(Context& ctx, const Model& model, const Config& config)
+    : max_tokens_(config.max_tokens),
+      prefill_chunk_(config.prefill_chunk),
+      steps_(config.speculative_steps),
+      overlap_(config.overlap.value_or(!ctx.device().id().is_host())),
+      runner_(ctx, model, runner_config(model.info(), config)),
+      blocks_(static_cast<size_t>(ceil_div(config.max_tokens, kBlockSize))) {
   std::iota(blocks_.begin(), blocks_.end(), 0);
-  const auto rows = static_cast<size_t>(std::max<int64_t>(std::min(prefill_chunk, max_tokens), steps_ + 1));
-  positions_.resize(rows);
-  rows_.resize(rows);
-  logits_.resize(static_cast<size_t>((steps_ + 1) * info.vocab));
-  if (steps_ == 0) return;
-  draft_logits_.resize(static_cast<size_t>(info.vocab));
-  hidden_.resize(rows * static_cast<size_t>(info.hidden * bytes_of(info.dtype)));
-  draft_hidden_.resize(hidden_.size());
-  extend_.reserve(rows);
-  drafts_.reserve(static_cast<size_t>(steps_));
-  verify_.reserve(static_cast<size_t>(steps_) + 1);
 }
 
-void Generator::batch(std::span<const int32_t> tokens, int64_t context, bool tentative, int64_t logit_rows) {
-  const size_t n = tokens.size();
-  std::iota(positions_.begin(), positions_.begin() + static_cast<std::ptrdiff_t>(n), static_cast<int32_t>(context));
-  const auto wanted = static_cast<size_t>(logit_rows);
-  std::iota(rows_.begin(), rows_.begin() + logit_rows, static_cast<int32_t>(n - wanted));  // the last ones
-  sequence_ = {0, 0, static_cast<int64_t>(n), context, blocks_, tentative};
-  batch_ = {tokens, {positions_.data(), n}, {&sequence_, 1}, {rows_.data(), wanted}};
+// The token at `position`, from one row of logits.
+int32_t Generator::choose(const sampling::Sampler& sampler, int64_t row, int64_t position) {
+  edits_.clear();
+  rows_.assign(1, sampler.row(static_cast<int32_t>(row), position, {}, {}, edits_));
+  sampled_.resize(1);
+  runner_.sample({rows_, edits_}, sampled_);
+  return sampling::checked_token(sampled_[0], position);
 }
 
-void Generator::forward(Context& ctx, std::span<const int32_t> tokens, int64_t context, bool tentative,
-                        int64_t logit_rows, bool want_hidden) {
-  batch(tokens, context, tentative, logit_rows);
-  model_.forward(ctx, batch_, *cache_, workspace_, {logits_.data(), want_hidden ? hidden_.data() : nullptr});
+void Generator::begin_choice(const sampling::Sampler& sampler, int64_t position) {
+  edits_.clear();
+  rows_.assign(1, sampler.row(0, position, {}, {}, edits_));
+  runner_.begin_sample({rows_, edits_});
 }
 
-void Generator::draft(Context& ctx, std::span<const int32_t> tokens, int64_t context, const std::byte* hidden) {
-  batch(tokens, context, false, 1);
-  model_.draft(ctx, batch_, hidden, *cache_, workspace_, {draft_logits_.data(), draft_hidden_.data()});
+int32_t Generator::end_choice(int64_t position) {
+  sampled_.resize(1);
+  runner_.end_sample(sampled_);
+  return sampling::checked_token(sampled_[0], position);
 }
 
-// The first draft is there, from extending the head's cache; each further one continues from the head's own hidden
-// state and its last draft. `context`: positions that the head's cache holds.
-void Generator::make_drafts(Context& ctx, int64_t count, int64_t context) {
-  const ModelInfo& info = model_.info();
-  const auto row_bytes = info.hidden * bytes_of(info.dtype);
-  drafts_.clear();
-  if (count == 0) return;
-  drafts_.push_back(largest(draft_logits_, info.vocab));
-  int64_t last_row = static_cast<int64_t>(extend_.size()) - 1;
-  while (static_cast<int64_t>(drafts_.size()) < count) {
-    // The input of the next step is the output of this one: it moves out of the way first.
-    std::copy_n(draft_hidden_.begin() + last_row * row_bytes, row_bytes, hidden_.begin());
-    const int32_t token = drafts_.back();
-    draft(ctx, {&token, 1}, context++, hidden_.data());
-    last_row = 0;
-    drafts_.push_back(largest(draft_logits_, info.vocab));
-  }
+// The head pairs the hidden state of each row of the last step with the token after it.
+void Generator::advance_draft_head(std::span<const int32_t> next_tokens, int64_t context, bool decoding) {
+  const Accepted accepted{0, context, next_tokens, blocks_, 0, decoding};
+  if (steps_ > 0) runner_.advance_draft_head({&accepted, 1});
 }
 
-Generated Generator::run(Context& ctx, std::span<const int32_t> prompt, const GenerateOptions& options,
+Generated Generator::run(std::span<const int32_t> prompt, const GenerateOptions& options,
                          const std::function<bool(int32_t)>& on_token) {
-  const ModelInfo& info = model_.info();
   check(!prompt.empty(), "the prompt has no tokens; at least one is needed");
   check(options.max_new_tokens >= 0, "max_new_tokens is {}; it must be 0 or more", options.max_new_tokens);
   check(static_cast<int64_t>(prompt.size()) + options.max_new_tokens <= max_tokens_,
@@ -102,15 +88,11 @@ Generated Generator::run(Context& ctx, std::span<const int32_t> prompt, const Ge
   const int steps = std::min(options.speculative_steps, steps_);
   sampling::Sampler sampler(options.sampling);
   sampler.see_prompt(prompt);
-  const auto choose = [&](int64_t row, int64_t position) {
-    const auto vocab = static_cast<size_t>(info.vocab);
-    return sampler.sample({logits_.data() + static_cast<size_t>(row) * vocab, vocab}, position);
-  };
   Generated out;
   out.ids.reserve(static_cast<size_t>(options.max_new_tokens));
   if (options.max_new_tokens == 0) return out;
 
-  // Gives one id out; false when the text ends with it.
+  // Passes one id to the caller; false when the text ends with it.
   const auto emit = [&](int32_t id) {
     out.ids.push_back(id);
     sampler.see(id);
@@ -127,49 +109,98 @@ Generated Generator::run(Context& ctx, std::span<const int32_t> prompt, const Ge
   for (const auto length = static_cast<int64_t>(prompt.size()); context < length;) {
     const int64_t n = std::min(prefill_chunk_, length - context);
     const bool last = context + n == length;
-    forward(ctx, prompt.subspan(static_cast<size_t>(context), static_cast<size_t>(n)), context, false, last ? 1 : 0,
-            steps > 0);
-    if (last) next = choose(0, length);
-    if (steps > 0) {
-      // The head pairs each hidden state with the token after it.
-      extend_.assign(prompt.begin() + context + 1, prompt.begin() + std::min(length, context + n + 1));
-      if (last) extend_.push_back(next);
-      draft(ctx, extend_, context, hidden_.data());
-    }
+    runner_.clear();
+    runner_.add(
+        {0, prompt.subspan(static_cast<size_t>(context), static_cast<size_t>(n)), context, blocks_, last ? 1 : 0});
+    runner_.run();
+    if (last) next = choose(sampler, 0, length);
+    next_.assign(prompt.begin() + context + 1, prompt.begin() + std::min(length, context + n + 1));
+    if (last) next_.push_back(next);
+    advance_draft_head(next_, context, last);
     context += n;
   }
   out.prefill_seconds = seconds_since(start);
 
   const auto decode_start = std::chrono::steady_clock::now();
+  // Penalties look at the token before the one that is chosen.
+  if (overlap_ && steps == 0 && !sampler.needs_history())
+    decode_ahead(sampler, options.max_new_tokens, next, context, out, emit);
+  else
+    decode(sampler, options, next, context, out, emit);
+  out.decode_seconds = seconds_since(decode_start);
+  return out;
+}
+
+void Generator::decode(const sampling::Sampler& sampler, const GenerateOptions& options, int32_t next, int64_t context,
+                       Generated& out, const Emit& emit) {
+  const int steps = std::min(options.speculative_steps, steps_);
   for (bool more = emit(next); more;) {
     const int64_t left = options.max_new_tokens - static_cast<int64_t>(out.ids.size());
-    const int64_t count = std::min<int64_t>(steps, left - 1);
-    make_drafts(ctx, steps > 0 ? count : 0, context);
     verify_.assign(1, next);
-    verify_.insert(verify_.end(), drafts_.begin(), drafts_.end());
+    if (const int64_t count = std::min<int64_t>(steps, left - 1); count > 0) {
+      const DraftRequest request{0, context, blocks_, count};
+      runner_.make_drafts({&request, 1});
+      const auto drafts = runner_.drafts(0).first(static_cast<size_t>(count));
+      verify_.insert(verify_.end(), drafts.begin(), drafts.end());
+    }
     const auto rows = static_cast<int64_t>(verify_.size());
-    forward(ctx, verify_, context, rows > 1, rows, steps > 0);
+    runner_.clear();
+    runner_.add({0, verify_, context, blocks_, rows, rows > 1});
+    runner_.run();
     ++out.forwards;
     out.drafted += rows - 1;
     // Row r chooses the token after verify_[r]; the next row counts only if its draft is that token.
-    extend_.clear();
-    int64_t accepted = 0;
+    next_.clear();
     for (int64_t r = 0; r < rows && more; ++r) {
-      next = choose(r, context + r + 1);
-      extend_.push_back(next);
+      next = choose(sampler, r, context + r + 1);
+      next_.push_back(next);
       more = emit(next);
-      const bool right = r + 1 < rows && next == drafts_[static_cast<size_t>(r)];
-      accepted += right ? 1 : 0;
+      const bool right = r + 1 < rows && next == verify_[static_cast<size_t>(r) + 1];
+      out.accepted += right ? 1 : 0;
       if (!right) break;
     }
-    out.accepted += accepted;
-    const auto kept = static_cast<int64_t>(extend_.size());
-    if (rows > 1) cache_->commit(0, kept);
-    if (more && steps > 0) draft(ctx, extend_, context, hidden_.data());
+    const auto kept = static_cast<int64_t>(next_.size());
+    if (rows > 1) runner_.commit(0, kept);
+    if (more) advance_draft_head(next_, context, true);
     context += kept;
   }
-  out.decode_seconds = seconds_since(decode_start);
-  return out;
+}
+
+// The step after next is enqueued while the GPU is at the next one, whose token goes from step to step without the
+// host. The host learns it afterwards, and that the text has ended one step too late: that step is surplus.
+void Generator::decode_ahead(const sampling::Sampler& sampler, int64_t max_new_tokens, int32_t next, int64_t context,
+                             Generated& out, const Emit& emit) {
+  constexpr int64_t kAhead = 2;
+  struct Begun {
+    Generator& of;
+    int64_t choices = 0;
+    // Of an error or of a text that has ended: nobody wants them.
+    ~Begun() {
+      for (; choices > 0; --choices) try {
+          of.runner_.end_sample({});
+        } catch (...) {  // what went wrong on the device is thrown again by the next call there
+        }
+    }
+  } begun{*this};
+  for (bool more = emit(next); more;) {
+    const int64_t left = max_new_tokens - static_cast<int64_t>(out.ids.size());
+    for (; begun.choices < std::min(kAhead, left); ++begun.choices) {
+      const int64_t at = context + begun.choices;
+      runner_.clear();
+      runner_.add({.slot = 0,
+                   .tokens = {&next, 1},
+                   .context = at,
+                   .blocks = blocks_,
+                   .logit_rows = 1,
+                   .sampled = begun.choices > 0 ? 0 : -1});
+      runner_.run();
+      begin_choice(sampler, at + 1);
+    }
+    --begun.choices;
+    next = end_choice(++context);
+    ++out.forwards;
+    more = emit(next);
+  }
 }
 
 }  // namespace sluice::model

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // One sequence from prompt to end: prefill in chunks, decoding, speculative decoding with the model's own draft head.
-// The engine's loop is another one; the rules (acceptance, rollback, where a run is cut) are these.
+// It drives one Runner with one slot; the engine puts many sequences into the steps of its Runner by the same rules.
 #pragma once
 
 #include <functional>
 #include <span>
 #include <vector>
 
-#include "model/model.h"
+#include "model/runner.h"
 #include "sampling/sampler.h"
 
 namespace sluice::model {
@@ -19,7 +19,7 @@ struct GenerateOptions {
   int64_t max_new_tokens = 128;
   SamplingOptions sampling;
   std::vector<int32_t> stop_tokens;  // one of these ends the text; it is the last id given out
-  int speculative_steps = 0;         // drafts a step from the multi-token-prediction head; 0: none
+  int speculative_steps = 0;         // drafts per step from the multi-token-prediction head; 0: none
 };
 
 enum class FinishReason : uint8_t { stop, length, cancelled };
@@ -32,7 +32,7 @@ struct Generated {
   double prefill_seconds = 0, decode_seconds = 0;
 
   double accept_rate() const { return drafted > 0 ? static_cast<double>(accepted) / static_cast<double>(drafted) : 0; }
-  // Tokens a forward, the one that the model adds itself included.
+  // Tokens per forward, the one that the model adds itself included.
   double accept_length() const {
     return forwards > 0 ? static_cast<double>(accepted + forwards) / static_cast<double>(forwards) : 0;
   }
@@ -40,33 +40,48 @@ struct Generated {
 
 class Generator {
  public:
-  // max_tokens: the longest sequence, prompt and new tokens; memory for it is reserved.
-  // Throws unsupported when speculative_steps > 0 and the model has no draft head.
-  Generator(const Model& model, int64_t max_tokens, int speculative_steps = 0, int64_t prefill_chunk = 512);
+  struct Config {
+    int64_t max_tokens = 0;  // of the longest sequence, prompt and new tokens; memory for it is reserved
+    int speculative_steps = 0;
+    int64_t prefill_chunk = 512;
+    RecordingConfig recording = {};
+    // Whether a step is enqueued before the token of the one before has come to the host. The text is the same; a step
+    // is wasted at the end of a text that a stop token ends. Nothing: on every device but the host.
+    std::optional<bool> overlap = std::nullopt;
+  };
+  // `ctx` and `model` must live longer. Throws unsupported when speculative_steps > 0 and the model has no draft head
+  // or is not row_invariant.
+  Generator(Context& ctx, const Model& model, const Config& config);
+  Generator(Context& ctx, const Model& model, int64_t max_tokens, int speculative_steps = 0,
+            int64_t prefill_chunk = 512)
+      : Generator(ctx, model, Config{max_tokens, speculative_steps, prefill_chunk, {}}) {}
 
   // on_token is called for every new id as soon as it is certain; false cancels. The text is the same for every number
-  // of speculative steps. Throws invalid_argument: empty prompt, prompt and max_new_tokens longer than max_tokens.
-  Generated run(Context& ctx, std::span<const int32_t> prompt, const GenerateOptions& options,
+  // of speculative steps, as drafts are made for row_invariant models only. Throws invalid_argument: empty prompt,
+  // prompt and max_new_tokens longer than max_tokens.
+  Generated run(std::span<const int32_t> prompt, const GenerateOptions& options,
                 const std::function<bool(int32_t)>& on_token = {});
 
  private:
-  struct Run;
-  void forward(Context& ctx, std::span<const int32_t> tokens, int64_t context, bool tentative, int64_t logit_rows,
-               bool want_hidden);
-  void draft(Context& ctx, std::span<const int32_t> tokens, int64_t context, const std::byte* hidden);
-  void batch(std::span<const int32_t> tokens, int64_t context, bool tentative, int64_t logit_rows);
-  void make_drafts(Context& ctx, int64_t count, int64_t context);
+  using Emit = std::function<bool(int32_t)>;  // false: the text ends with this token
 
-  const Model& model_;
+  void begin_choice(const sampling::Sampler& sampler, int64_t position);
+  int32_t end_choice(int64_t position);
+  int32_t choose(const sampling::Sampler& sampler, int64_t row, int64_t position);
+  void decode(const sampling::Sampler& sampler, const GenerateOptions& options, int32_t next, int64_t context,
+              Generated& out, const Emit& emit);
+  void decode_ahead(const sampling::Sampler& sampler, int64_t max_new_tokens, int32_t next, int64_t context,
+                    Generated& out, const Emit& emit);
+  void advance_draft_head(std::span<const int32_t> next_tokens, int64_t context, bool decoding);
+
   int64_t max_tokens_, prefill_chunk_;
   int steps_;
-  std::unique_ptr<Cache> cache_;
-  ops::Workspace workspace_;
-  std::vector<int32_t> blocks_, positions_, rows_, drafts_, verify_, extend_;
-  std::vector<float> logits_, draft_logits_;
-  std::vector<std::byte> hidden_, draft_hidden_;  // D [rows, hidden]
-  Sequence sequence_;
-  Batch batch_;
+  bool overlap_;
+  Runner runner_;
+  std::vector<int32_t> blocks_, verify_, next_;
+  std::vector<sampling::SampleRow> rows_;
+  std::vector<sampling::LogitEdit> edits_;
+  std::vector<sampling::Sampled> sampled_;
 };
 
 }  // namespace sluice::model

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "model/dense.h"
-#include "ops/mamba.h"
 
 namespace sluice::model {
 
@@ -13,12 +12,11 @@ struct MambaLayer {
   Tensor conv;              // f32 [taps, channels]
   Tensor conv_bias;         // f32 [channels] or empty
   Tensor dt_bias, a, skip;  // f32 [heads]; a = -exp(A_log), skip = D
-  Tensor norm;              // f32 [inner]
-  float eps = 1e-5f;
+  ops::RmsNorm norm;        // over groups of inner
   size_t cache_layer = 0;
 
   void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
-  int64_t weight_bytes() const { return in.weight_bytes() + out.weight_bytes() + conv.bytes() + norm.bytes(); }
+  int64_t weight_bytes() const { return in.weight_bytes() + out.weight_bytes() + conv.bytes() + norm.weight.bytes(); }
 };
 
 }  // namespace sluice::model

@@ -5,7 +5,7 @@
 
 namespace sluice::model {
 
-void Model::draft(Context&, const Batch&, const void*, Cache&, ops::Workspace&, const Outputs&) const {
+void Model::draft(ops::Ops&, const Batch&, ops::ConstMatrix, Cache&, const Outputs&) const {
   fail(ErrorCode::unsupported, "{} has no multi-token-prediction layer to draft with", info().architecture);
 }
 

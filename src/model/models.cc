@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/models.h"
 
+#include <algorithm>
+
 #include "model/families.h"
+#include "model/memory_fit.h"
 
 namespace sluice::model {
 
 namespace {
 struct Family {
   std::string_view architecture, model_type;
-  Decoder::Parts (*load)(const Source&);
+  Decoder::Parts (*load)(const WeightReader&);
 };
 
 constexpr Family kFamilies[] = {
@@ -30,7 +33,7 @@ const Family& family_of(const io::Config& config) {
   fail(ErrorCode::unsupported, "{}: architecture \"{}\" is not known; accepted: {}", config.source(), name,
        model_names());
 }
-// generation_config.json says what ends a text; published checkpoints without it say it in config.json.
+// generation_config.json names the tokens that end a text; published checkpoints without it name them in config.json.
 std::vector<int32_t> stop_tokens(const io::Checkpoint& checkpoint) {
   const auto& generation = checkpoint.generation_config();
   const io::Config& c = generation && generation->has("eos_token_id") ? *generation : checkpoint.config();
@@ -47,15 +50,41 @@ std::string model_names() {
   return all;
 }
 
-std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options) {
-  const Source source(ctx, options);
-  const Family& family = family_of(source.config());
-  Decoder::Parts parts = family.load(source);
-  source.finish();
+namespace {
+LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReader& reader) {
+  const Family& family = family_of(reader.config());
+  Decoder::Parts parts = family.load(reader);
+  reader.end_progress();
+  parts.embedding = reader.to_device(parts.embedding);
+  if (parts.draft) parts.draft->embedding = reader.to_device(parts.draft->embedding);
   parts.info.architecture = family.architecture;
   parts.info.dtype = options.dtype;
-  parts.info.stop_tokens = stop_tokens(source.checkpoint());
-  return std::make_unique<Decoder>(std::move(parts));
+  parts.info.stop_tokens = stop_tokens(reader.checkpoint());
+  // On a GPU the order of a product's sums may follow the number of rows.
+  parts.info.row_invariant = ctx.device().id().is_host() || options.deterministic;
+  return {std::make_unique<Decoder>(std::move(parts)), reader.checkpoint(), reader.parts()};
+}
+}  // namespace
+
+LiveModel load_live_model(Context& ctx, const LoadOptions& options) {
+  const WeightReader reader(ctx, options);
+  if (!options.dummy) check_fits(reader.checkpoint(), options, ctx.device().id(), ctx.device().memory());
+  return make_model(ctx, options, reader);
+}
+
+std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options) {
+  return std::move(load_live_model(ctx, options).model);
+}
+
+LiveModel update_live_model(Context& ctx, const LoadOptions& options, const LiveModel& now,
+                            const std::vector<std::pair<std::string, Tensor>>& tensors) {
+  check(!options.dummy, "the weights are dummies (--load-format dummy), of which there are no tensors to replace");
+  now.source.check_unchanged();
+  std::vector<std::string> changed;
+  for (const auto& [name, tensor] : tensors) changed.push_back(name);
+  std::sort(changed.begin(), changed.end());
+  return make_model(ctx, options,
+                    WeightReader(ctx, options, now.source.updated(tensors), now.parts, std::move(changed)));
 }
 
 }  // namespace sluice::model

@@ -6,6 +6,7 @@
 
 #include "model/load_options.h"
 #include "model/model.h"
+#include "model/weight_reader.h"
 
 namespace sluice::model {
 
@@ -13,6 +14,20 @@ namespace sluice::model {
 // and the list), bad_file when config.json is wrong in itself or contradicts the tensors, and what io and weights
 // throw.
 std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options);
+
+// A model with what its weights were read from, so that some of them can be replaced by others.
+struct LiveModel {
+  std::unique_ptr<Model> model;
+  io::Checkpoint source;  // without tensors for dummy weights
+  std::shared_ptr<const WeightParts> parts;
+};
+LiveModel load_live_model(Context& ctx, const LoadOptions& options);
+// The same, loaded with the same options, with some of its tensors replaced: as the checkpoint has them, and quantised
+// here if options.quantization quantises the checkpoint's. What they do not touch is shared with `now`, so the cost is
+// that of the modules touched, and `now` goes on to work. Throws as io::Checkpoint::updated() and check_unchanged() and
+// as load_model(); `now` is left as it was.
+LiveModel update_live_model(Context& ctx, const LoadOptions& options, const LiveModel& now,
+                            const std::vector<std::pair<std::string, Tensor>>& tensors);
 
 // "Qwen3MoeForCausalLM, NemotronHForCausalLM, ..."
 std::string model_names();

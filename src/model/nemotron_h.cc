@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NemotronH: x += mixer(norm(x)) with one mixer a layer: Mamba-2, attention without positions, MLP, or experts, which
+// NemotronH: x += mixer(norm(x)) with one mixer per layer: Mamba-2, attention without positions, MLP, or experts, which
 // may work in a smaller latent space. No gates: down(relu(up x)^2).
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "model/config.h"
 #include "model/families.h"
-#include "model/mixture.h"
+#include "model/moe_config.h"
 
 namespace sluice::model {
 
@@ -25,8 +25,9 @@ constexpr std::array<Named<Kind>, 4> kLetters{
 
 struct Config : CommonConfig {
   std::vector<Kind> kinds;
-  int64_t head_dim, inter, shared_inter, shared, latent;
-  MixtureConfig moe;  // where there are expert layers
+  int64_t head_dim, inter, shared_inter, shared;
+  int64_t latent = 0;  // 0: the experts work on the hidden state itself
+  MoeConfig moe;       // where there are expert layers
   ops::MambaShape mamba;
   float eps;
   bool conv_bias, bias, mlp_bias;
@@ -59,7 +60,7 @@ Config read(const io::Config& c) {
   Config out;
   static_cast<CommonConfig&>(out) = read_common(c);
   out.kinds = read_kinds(c);
-  out.head_dim = c.integer({"head_dim", "attention_head_dim"}, {1, 4096}, out.hidden / out.heads);
+  out.head_dim = read_head_dim(c, {"head_dim", "attention_head_dim"}, out);
   out.inter = c.integer("intermediate_size", kSize, out.hidden);
   out.eps = static_cast<float>(c.number({"layer_norm_epsilon", "norm_eps"}, kEpsilon, 1e-5));
   out.bias = c.boolean("use_bias", false);
@@ -70,16 +71,18 @@ Config read(const io::Config& c) {
   if (out.mamba.heads % out.mamba.groups != 0)
     c.refuse("n_groups", fmt::format("is {}; it must divide mamba_num_heads = {}", out.mamba.groups, out.mamba.heads));
   out.conv_bias = c.boolean({"use_conv_bias", "mamba_conv_bias"}, true);
-  if (std::find(out.kinds.begin(), out.kinds.end(), Kind::moe) != out.kinds.end()) out.moe = read_sigmoid_mixture(c);
-  out.latent = c.integer("moe_latent_size", kSize, 0);
+  if (std::find(out.kinds.begin(), out.kinds.end(), Kind::moe) != out.kinds.end()) out.moe = read_sigmoid_moe(c);
+  if (c.has("moe_latent_size")) out.latent = c.integer("moe_latent_size", kSize);
   out.shared = c.integer("n_shared_experts", {0, 64}, 1);
-  out.shared_inter = c.integer("moe_shared_expert_intermediate_size", kSize, out.moe.inter);
+  out.shared_inter = out.moe.inter;  // 0 without expert layers
+  if (c.has("moe_shared_expert_intermediate_size"))
+    out.shared_inter = c.integer("moe_shared_expert_intermediate_size", kSize);
   require_string(c, "mlp_hidden_act", "relu2");
   require_string(c, "mamba_hidden_act", "silu");
   return out;
 }
 
-MambaLayer mamba(const Source& s, const Config& c, const std::string& p) {
+MambaLayer mamba(const WeightReader& s, const Config& c, const std::string& p) {
   const Dim hidden{c.hidden, "hidden_size"}, heads{c.mamba.heads, "mamba_num_heads"};
   const Dim inner{c.mamba.inner(), "mamba_num_heads * mamba_head_dim"};
   const Dim channels{c.mamba.channels(), "mamba_num_heads * mamba_head_dim + 2 * n_groups * ssm_state_size"};
@@ -90,46 +93,44 @@ MambaLayer mamba(const Source& s, const Config& c, const std::string& p) {
   m.out = s.dense(p + "out_proj", hidden, inner, bias);
   // [channels, 1, taps] -> [taps, channels]
   const Tensor conv = s.floats(p + "conv1d.weight", {channels, {1, "1"}, {c.mamba.taps, "conv_kernel"}});
-  m.conv = Tensor(DType::f32, {c.mamba.taps, channels.n});
+  Tensor taps(DType::f32, {c.mamba.taps, channels.n});
   for (int64_t i = 0; i < channels.n; ++i)
     for (int64_t t = 0; t < c.mamba.taps; ++t)
-      m.conv.as<float>()[t * channels.n + i] = conv.as<float>()[i * c.mamba.taps + t];
-  if (c.conv_bias) m.conv_bias = s.floats(p + "conv1d.bias", {channels});
-  m.dt_bias = s.floats(p + "dt_bias", {heads});
-  m.skip = s.floats(p + "D", {heads});
-  m.a = s.floats(p + "A_log", {heads});
-  for (int64_t h = 0; h < heads.n; ++h) m.a.as<float>()[h] = -std::exp(m.a.as<float>()[h]);
-  m.norm = s.floats(p + "norm.weight", {inner});
-  m.eps = c.eps;
+      taps.as<float>()[t * channels.n + i] = conv.as<float>()[i * c.mamba.taps + t];
+  m.conv = s.to_device(taps);
+  if (c.conv_bias) m.conv_bias = s.to_device(s.floats(p + "conv1d.bias", {channels}));
+  m.dt_bias = s.to_device(s.floats(p + "dt_bias", {heads}));
+  m.skip = s.to_device(s.floats(p + "D", {heads}));
+  Tensor a = s.floats(p + "A_log", {heads});
+  for (int64_t h = 0; h < heads.n; ++h) a.as<float>()[h] = -std::exp(a.as<float>()[h]);
+  m.a = s.to_device(a);
+  m.norm = s.norm(p + "norm.weight", inner, c.eps);
   return m;
 }
 
-AttentionLayer attention(const Source& s, const Config& c, const std::string& p) {
+AttentionLayer attention(const WeightReader& s, const Config& c, const std::string& p) {
   const Dim hidden{c.hidden, "hidden_size"};
   const Dim wide{c.heads * c.head_dim, "num_attention_heads * head_dim"};
   const Dim narrow{c.kv_heads * c.head_dim, "num_key_value_heads * head_dim"};
   const Bias bias = c.attention_bias ? Bias::present : Bias::none;
   AttentionLayer a;
-  a.q = s.dense(p + "q_proj", wide, hidden, bias);
-  a.k = s.dense(p + "k_proj", narrow, hidden, bias);
-  a.v = s.dense(p + "v_proj", narrow, hidden, bias);
+  a.qkv = s.dense({{p + "q_proj", wide}, {p + "k_proj", narrow}, {p + "v_proj", narrow}}, hidden, bias);
   a.o = s.dense(p + "o_proj", hidden, wide, bias);
-  a.heads = c.heads;
-  a.kv_heads = c.kv_heads;
-  a.head_dim = c.head_dim;
+  a.layout = {c.heads, c.kv_heads, c.head_dim, {}, {}, false};
   return a;
 }
 
-Mlp mlp(const Source& s, const Config& c, const std::string& p, Dim inter) {
+Mlp mlp(const WeightReader& s, const Config& c, const std::string& p, Dim inter) {
   const Dim hidden{c.hidden, "hidden_size"};
   const Bias bias = c.mlp_bias ? Bias::present : Bias::none;
-  return {std::nullopt, s.dense(p + "up_proj", inter, hidden, bias), s.dense(p + "down_proj", hidden, inter, bias)};
+  return {false, s.dense(p + "up_proj", inter, hidden, bias), s.dense(p + "down_proj", hidden, inter, bias)};
 }
 
-MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
+MoeBlock moe_block(const WeightReader& s, const Config& c, const std::string& p, int64_t layer) {
   const Dim hidden{c.hidden, "hidden_size"}, latent{c.latent, "moe_latent_size"};
   const Bias bias = c.mlp_bias ? Bias::present : Bias::none;
-  MoeLayer m = load_mixture(s, c.moe, activation::Activation::relu2, p, layer, hidden, c.latent > 0 ? latent : hidden);
+  MoeBlock m =
+      load_moe_block(s, c.moe, activation::Activation::relu2, p, layer, hidden, c.latent > 0 ? latent : hidden);
   if (c.latent > 0) {
     m.latent_in = s.dense(p + "fc1_latent_proj", latent, hidden, bias);
     m.latent_out = s.dense(p + "fc2_latent_proj", hidden, latent, bias);
@@ -140,7 +141,7 @@ MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t
   return m;
 }
 
-Mixer mixer(const Source& s, const Config& c, const std::string& p, int64_t layer) {
+Mixer mixer(const WeightReader& s, const Config& c, const std::string& p, int64_t layer) {
   switch (c.kinds[static_cast<size_t>(layer)]) {
     case Kind::mamba:
       return mamba(s, c, p);
@@ -149,29 +150,29 @@ Mixer mixer(const Source& s, const Config& c, const std::string& p, int64_t laye
     case Kind::mlp:
       return mlp(s, c, p, {c.inter, "intermediate_size"});
     case Kind::moe:
-      return mixture(s, c, p, layer);
+      return moe_block(s, c, p, layer);
   }
   fail(ErrorCode::internal, "layer {} has no kind", layer);
 }
 }  // namespace
 
-Decoder::Parts load_nemotron_h(const Source& s) {
+Decoder::Parts load_nemotron_h(const WeightReader& s) {
   const Config c = read(s.config());
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
-  // Published checkpoints say backbone., transformers 5 model.
+  // The prefix is "backbone." in published checkpoints and "model." in those of transformers 5.
   const std::string embedding = s.first_of({"backbone.embeddings.weight", "model.embeddings.weight",
                                             "backbone.embed_tokens.weight", "model.embed_tokens.weight"});
   const std::string root = embedding.substr(0, embedding.find('.') + 1);
   Decoder::Parts parts;
   parts.info.layers = static_cast<int64_t>(c.kinds.size());
   parts.info.max_positions = c.max_positions;
-  parts.embedding = s.table(embedding, {vocab, hidden});
+  parts.embedding = s.embedding(embedding, {vocab, hidden});
   for (int64_t i = 0; i < parts.info.layers; ++i) {
     const std::string p = fmt::format("{}layers.{}.", root, i);
     parts.sublayers.push_back({s.norm(p + "norm.weight", hidden, c.eps), mixer(s, c, p + "mixer.", i), true});
   }
   parts.final_norm = s.norm(s.first_of({root + "norm_f.weight", root + "norm.weight"}), hidden, c.eps);
-  parts.head = c.tied ? s.tied("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
+  parts.head = c.tied ? s.tied_head("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
   return parts;
 }
 

@@ -10,7 +10,7 @@
 
 namespace sluice::model {
 
-// One mixture of experts' step. D = the run's type.
+// One MoE block in one step. D = the run's type.
 struct MoeView {
   int layer = 0;
   ops::ConstMatrix input;          // D [R, hidden], after the norm

@@ -4,7 +4,7 @@
 
 #include "model/config.h"
 #include "model/families.h"
-#include "model/mixture.h"
+#include "model/moe_config.h"
 
 namespace sluice::model {
 
@@ -12,7 +12,7 @@ namespace {
 struct Config : CommonConfig {
   int64_t layers, head_dim, inter, sparse_step;
   float eps;
-  MixtureConfig moe;
+  MoeConfig moe;
   std::vector<int64_t> mlp_only;
 
   // transformers' rule: every sparse_step-th layer but those in mlp_only_layers.
@@ -25,13 +25,10 @@ Config read(const io::Config& c) {
   Config out;
   static_cast<CommonConfig&>(out) = read_common(c);
   out.layers = c.integer("num_hidden_layers", {1, 4096});
-  if (!c.has("head_dim") && out.hidden % out.heads != 0)
-    c.refuse("num_attention_heads",
-             fmt::format("is {}; without head_dim it must divide hidden_size = {}", out.heads, out.hidden));
-  out.head_dim = c.integer("head_dim", {1, 4096}, out.hidden / out.heads);
+  out.head_dim = read_head_dim(c, "head_dim", out);
   if (out.head_dim % 2 != 0) c.refuse("head_dim", fmt::format("is {}; rotary pairs need an even one", out.head_dim));
   out.inter = c.integer("intermediate_size", kSize);
-  out.moe = read_softmax_mixture(c);
+  out.moe = read_softmax_moe(c);
   out.eps = static_cast<float>(c.number("rms_norm_eps", kEpsilon, 1e-6));
   out.sparse_step = c.integer("decoder_sparse_step", {1, 4096}, 1);
   if (c.has("mlp_only_layers")) out.mlp_only = c.integers("mlp_only_layers", {0, out.layers - 1});
@@ -40,59 +37,57 @@ Config read(const io::Config& c) {
   return out;
 }
 
-AttentionLayer attention(const Source& s, const Config& c, const std::string& p) {
+AttentionLayer attention(const WeightReader& s, const Config& c, const std::string& p) {
   const Dim hidden{c.hidden, "hidden_size"}, head{c.head_dim, "head_dim"};
   const Dim wide{c.heads * c.head_dim, "num_attention_heads * head_dim"};
   const Dim narrow{c.kv_heads * c.head_dim, "num_key_value_heads * head_dim"};
   const Bias bias = c.attention_bias ? Bias::present : Bias::none;
   AttentionLayer a;
-  a.q = s.dense(p + "q_proj", wide, hidden, bias);
-  a.k = s.dense(p + "k_proj", narrow, hidden, bias);
-  a.v = s.dense(p + "v_proj", narrow, hidden, bias);
+  a.qkv = s.dense({{p + "q_proj", wide}, {p + "k_proj", narrow}, {p + "v_proj", narrow}}, hidden, bias);
   a.o = s.dense(p + "o_proj", hidden, wide, bias);
-  a.q_norm = s.norm(p + "q_norm.weight", head, c.eps);
-  a.k_norm = s.norm(p + "k_norm.weight", head, c.eps);
-  a.rotary = true;
-  a.heads = c.heads;
-  a.kv_heads = c.kv_heads;
-  a.head_dim = c.head_dim;
+  a.layout = {c.heads,
+              c.kv_heads,
+              c.head_dim,
+              s.norm(p + "q_norm.weight", head, c.eps),
+              s.norm(p + "k_norm.weight", head, c.eps),
+              true};
   return a;
 }
 
-Mlp dense_mlp(const Source& s, const Config& c, const std::string& p) {
+Mlp dense_mlp(const WeightReader& s, const Config& c, const std::string& p) {
   const Dim hidden{c.hidden, "hidden_size"}, inter{c.inter, "intermediate_size"};
-  return {s.dense(p + "gate_proj", inter, hidden), s.dense(p + "up_proj", inter, hidden),
+  return {true, s.dense({{p + "gate_proj", inter}, {p + "up_proj", inter}}, hidden),
           s.dense(p + "down_proj", hidden, inter)};
 }
 
-MoeLayer mixture(const Source& s, const Config& c, const std::string& p, int64_t layer) {
+MoeBlock moe_block(const WeightReader& s, const Config& c, const std::string& p, int64_t layer) {
   const Dim hidden{c.hidden, "hidden_size"};
-  MoeLayer m = load_mixture(s, c.moe, activation::Activation::swiglu, p, layer, hidden, hidden);
+  MoeBlock m = load_moe_block(s, c.moe, activation::Activation::swiglu, p, layer, hidden, hidden);
   m.router_floats = false;  // a BF16 run's logits are BF16
   return m;
 }
 }  // namespace
 
-Decoder::Parts load_qwen3_moe(const Source& s) {
+Decoder::Parts load_qwen3_moe(const WeightReader& s) {
   const Config c = read(s.config());
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
   Decoder::Parts parts;
   parts.info.layers = c.layers;
   parts.info.max_positions = c.max_positions;
   parts.rope = ops::rope_frequencies(read_rope(s.config(), c.head_dim));
-  parts.embedding = s.table("model.embed_tokens.weight", {vocab, hidden});
+  parts.embedding = s.embedding("model.embed_tokens.weight", {vocab, hidden});
   for (int64_t i = 0; i < c.layers; ++i) {
     const std::string p = fmt::format("model.layers.{}.", i);
     parts.sublayers.push_back(
         {s.norm(p + "input_layernorm.weight", hidden, c.eps), attention(s, c, p + "self_attn."), false});
-    Norm norm = s.norm(p + "post_attention_layernorm.weight", hidden, c.eps);
+    ops::RmsNorm norm = s.norm(p + "post_attention_layernorm.weight", hidden, c.eps);
     if (c.is_moe(i))
-      parts.sublayers.push_back({std::move(norm), mixture(s, c, p + "mlp.", i), true});
+      parts.sublayers.push_back({std::move(norm), moe_block(s, c, p + "mlp.", i), true});
     else
       parts.sublayers.push_back({std::move(norm), dense_mlp(s, c, p + "mlp."), true});
   }
   parts.final_norm = s.norm("model.norm.weight", hidden, c.eps);
-  parts.head = c.tied ? s.tied("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
+  parts.head = c.tied ? s.tied_head("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
   return parts;
 }
 

@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every layer of one forward pass sees.
+// What every layer of one forward pass can use.
 #pragma once
 
-#include "base/context.h"
 #include "model/batch.h"
 #include "model/cache.h"
 #include "model/observer.h"
-#include "ops/workspace.h"
+#include "ops/ops.h"
 
 namespace sluice::model {
 
 struct Step {
-  Context& ctx;
+  ops::Ops& ops;
   const Batch& batch;
   Cache& cache;
-  ops::Workspace& workspace;
-  DType dtype = DType::bf16;                       // D
-  const float *cosine = nullptr, *sine = nullptr;  // [R, half], of the rotary embedding
+  DType dtype = DType::bf16;  // D
+  ops::RopeAngles angles;
   Observer* observer = nullptr;
+  bool row_invariant = true;  // ModelInfo's
 
-  int64_t rows() const { return batch.rows(); }
+  int64_t rows() const { return batch.rows; }
   // D [R, cols], valid until the enclosing Workspace::Scope ends.
-  ops::Matrix matrix(int64_t cols) const { return workspace.matrix(dtype, rows(), cols); }
-  ops::Matrix floats(int64_t cols) const { return workspace.matrix(DType::f32, rows(), cols); }
+  ops::Matrix matrix(int64_t cols) const { return ops.workspace().matrix(dtype, rows(), cols); }
+  ops::Matrix floats(int64_t cols) const { return ops.workspace().matrix(DType::f32, rows(), cols); }
 };
 
 }  // namespace sluice::model

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/windows.h"
 
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "base/math.h"
+
 namespace sluice::model {
 
 namespace {
@@ -14,29 +20,24 @@ void run_windows(Context& ctx, const Model& model, std::span<const int32_t> ids,
         window, info.architecture, info.max_positions);
   const int64_t most =
       std::min(window, want_logits ? std::clamp<int64_t>(kLogits / info.vocab, 16, kMaxRows) : kMaxRows);
-  std::vector<float> logits(want_logits ? static_cast<size_t>(most * info.vocab) : 0);
-  std::vector<int32_t> blocks(static_cast<size_t>(ceil_div(window, kBlockSize)));
+  RunnerConfig config;
+  config.cache.block_size = kBlockSize;
+  config.cache.blocks = ceil_div(window, kBlockSize);
+  config.rows = most;
+  config.sequence_tokens = window;
+  Runner runner(ctx, model, config);
+  std::vector<int32_t> blocks(static_cast<size_t>(config.cache.blocks));
   std::iota(blocks.begin(), blocks.end(), 0);
-  std::vector<int32_t> positions(static_cast<size_t>(window)), rows(static_cast<size_t>(most));
-  std::iota(positions.begin(), positions.end(), 0);
-  std::iota(rows.begin(), rows.end(), 0);
-  CacheConfig config;
-  config.blocks = static_cast<int64_t>(blocks.size());
-  config.block_size = kBlockSize;
-  const auto cache = model.make_cache(config);
-  ops::Workspace workspace;
 
   const auto total = static_cast<int64_t>(ids.size());
   for (int64_t begin = 0; begin < total;) {
     const int64_t context = begin % window;
     const int64_t n = std::min({most, window - context, total - begin});
-    const auto count = static_cast<size_t>(n);
-    const std::span<const int32_t> tokens = ids.subspan(static_cast<size_t>(begin), count);
-    const Sequence sequence{0, 0, n, context, blocks, false};
-    const Batch batch{
-        tokens, {positions.data() + context, count}, {&sequence, 1}, {rows.data(), want_logits ? count : 0}};
-    model.forward(ctx, batch, *cache, workspace, {want_logits ? logits.data() : nullptr, nullptr, observer});
-    use({tokens, begin, context, want_logits ? logits.data() : nullptr});
+    const std::span<const int32_t> tokens = ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
+    runner.clear();
+    runner.add({0, tokens, context, blocks, want_logits ? n : 0});
+    runner.run(observer);
+    use({tokens, begin, context, runner});
     begin += n;
     ctx.progress({what, begin, total, "tokens"});
   }

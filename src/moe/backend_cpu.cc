@@ -14,16 +14,17 @@
 namespace sluice::moe {
 
 namespace {
-using kernels::cpu::Carver;
-using kernels::cpu::GemmChoice;
-using kernels::cpu::GemmMemory;
+using kernels::cpu::BumpAllocator;
+using kernels::cpu::CpuKernel;
+using kernels::cpu::GemmWorkspace;
 using kernels::cpu::GroupedRows;
 using kernels::cpu::Isa;
-using kernels::cpu::kTileCols;
-using kernels::cpu::Operand;
+using kernels::cpu::kNTile;
+using kernels::cpu::kPanelN;
+using kernels::cpu::OutputTile;
+using kernels::cpu::PackedRows;
+using kernels::cpu::PackedWeights;
 using kernels::cpu::SourceRow;
-using kernels::cpu::TileOut;
-using weights::PanelStack;
 
 // Longer calls run in pieces of this many tokens: working memory stays bounded, and experts already get so many rows
 // that reading the weights again costs less than 2 %.
@@ -44,31 +45,36 @@ struct Memory {
   int64_t route_scratch_bytes;
   float* staging;  // [workers][staging_floats]
   int64_t staging_floats;
-  Operand input;     // [T, H]
-  Operand gathered;  // [R, H], only for kernels that want consecutive rows
-  float* raw;        // [R, 2, I'], only for fp8_block_trtllm
-  float* activated;  // [R, I']
-  Operand middle;    // [R, I]
-  std::byte* down;   // D [R, H]
-  GemmMemory gemm;
+  PackedRows input;     // [T, H]
+  PackedRows gathered;  // [R, H], only for kernels that want consecutive rows
+  float* raw;           // [R, 2, I'], only for fp8_block_trtllm
+  float* activated;     // [R, I']
+  PackedRows middle;    // [R, I]
+  std::byte* down;      // D [R, H]
+  GemmWorkspace gemm;
 };
 
 class CpuMoeLayer final : public MoeLayer {
  public:
-  CpuMoeLayer(Context& ctx, const MoeSpec& spec, const weights::ExpertWeights& w, Isa isa)
+  // memory: of CpuBackend::prepared_bytes(spec) at least; null: the layer's own.
+  CpuMoeLayer(Context& ctx, const MoeSpec& spec, const weights::ExpertWeights& w, Isa isa, void* memory)
       : spec_(spec),
-        choice_(kernels::cpu::choose_gemm(isa, spec.weights, spec.inputs, spec.dtype)),
+        choice_(kernels::cpu::choose_cpu_kernel(isa, spec.weights, spec.inputs, spec.dtype)),
         workers_(ctx.pool.size()) {
     check_weights(spec, w);
-    up_ = spec_.gated() ? PanelStack(ctx, w.gate, &w.up, choice_.order) : PanelStack(ctx, w.up, nullptr, choice_.order);
-    down_ = PanelStack(ctx, w.down, nullptr, choice_.order);
+    BumpAllocator given(memory);
+    BumpAllocator* const where = memory == nullptr ? nullptr : &given;
+    up_ = spec_.gated() ? PackedWeights(ctx, w.gate, &w.up, choice_.fp8_order, where)
+                        : PackedWeights(ctx, w.up, nullptr, choice_.fp8_order, where);
+    down_ = PackedWeights(ctx, w.down, nullptr, choice_.fp8_order, where);
     take_extras(w);
   }
 
   const MoeSpec& spec() const override { return spec_; }
+  bool row_invariant() const override { return true; }
   int64_t weight_bytes() const override { return up_.bytes() + down_.bytes(); }
   int64_t workspace_bytes(int64_t tokens) const override {
-    Carver counter(nullptr);
+    BumpAllocator counter(nullptr);
     carve(counter, std::min(tokens, kMaxTokens));
     return counter.used();
   }
@@ -80,10 +86,11 @@ class CpuMoeLayer final : public MoeLayer {
     take_extras(w);
   }
 
-  void run(Context& ctx, const MoeArgs& args) const override {
-    check_args(spec_, args);
+  void run(Context& ctx, const MoeArgs& given) const override {
+    check_args(spec_, given);
+    const MoeArgs args = real_args(given);
     if (args.tokens == 0) return;
-    check(args.workspace != nullptr, "workspace is null; {} bytes are needed", workspace_bytes(args.tokens));
+    check_workspace(args.workspace, args.workspace_size, args.tokens, workspace_bytes(args.tokens), 64);
     check(ctx.pool.size() <= workers_, "the layer was prepared for {} threads but runs on {}", workers_,
           ctx.pool.size());
     if (args.trace != nullptr) start_trace(*args.trace, args.tokens);
@@ -93,7 +100,7 @@ class CpuMoeLayer final : public MoeLayer {
 
  private:
   int64_t elem() const { return bytes_of(spec_.dtype); }
-  int64_t padded_inter() const { return round_up<int64_t>(spec_.inter, kTileCols); }
+  int64_t padded_inter() const { return round_up<int64_t>(spec_.inter, kNTile); }
   bool bf16() const { return spec_.dtype == DType::bf16; }
 
   void take_extras(const weights::ExpertWeights& w) {
@@ -113,35 +120,35 @@ class CpuMoeLayer final : public MoeLayer {
     return p;
   }
 
-  Memory carve(Carver& c, int64_t tokens) const {
+  Memory carve(BumpAllocator& c, int64_t tokens) const {
     const int64_t slots = tokens * spec_.top_k, locals = spec_.locals();
     Memory m{};
-    m.ids = c.take<int32_t>(slots);
-    m.weights = c.take<float>(slots);
-    m.offsets = c.take<int32_t>(locals + 1);
-    m.cursor = c.take<int32_t>(locals);
-    m.row_token = c.take<int32_t>(slots);
-    m.row_slot = c.take<int32_t>(slots);
-    m.slot_row = c.take<int32_t>(slots);
-    m.combine_rows = c.take<const void*>(slots);
-    m.combine_weights = c.take<float>(slots);
+    m.ids = c.allocate<int32_t>(slots);
+    m.weights = c.allocate<float>(slots);
+    m.offsets = c.allocate<int32_t>(locals + 1);
+    m.cursor = c.allocate<int32_t>(locals);
+    m.row_token = c.allocate<int32_t>(slots);
+    m.row_slot = c.allocate<int32_t>(slots);
+    m.slot_row = c.allocate<int32_t>(slots);
+    m.combine_rows = c.allocate<const void*>(slots);
+    m.combine_weights = c.allocate<float>(slots);
     m.route_scratch_bytes = spec_.routed ? 0 : round_up<int64_t>(routing::route_scratch_bytes(routing_params()), 64);
-    m.route_scratch = c.take<std::byte>(workers_ * m.route_scratch_bytes);
-    m.staging_floats = round_up<int64_t>(std::max(up_.padded_cols(), down_.padded_cols()), 16);
-    m.staging = c.take<float>(workers_ * m.staging_floats);
-    m.input = carve_operand(c, choice_, tokens, spec_.hidden, up_.padded_cols());
-    if (choice_.consecutive_rows) m.gathered = carve_operand(c, choice_, slots, spec_.hidden, up_.padded_cols());
-    if (spec_.fp8_block_trtllm) m.raw = c.take<float>(slots * 2 * padded_inter());
-    m.activated = c.take<float>(slots * padded_inter());
-    m.middle = carve_operand(c, choice_, slots, spec_.inter, down_.padded_cols());
-    m.down = c.take<std::byte>(slots * spec_.hidden * elem());
-    m.gemm = carve_gemm_memory(c, workers_, locals, slots);
+    m.route_scratch = c.allocate<std::byte>(workers_ * m.route_scratch_bytes);
+    m.staging_floats = round_up<int64_t>(std::max(up_.padded_k(), down_.padded_k()), 16);
+    m.staging = c.allocate<float>(workers_ * m.staging_floats);
+    m.input = allocate_packed_rows(c, choice_, tokens, spec_.hidden, up_.padded_k());
+    if (choice_.contiguous_rows) m.gathered = allocate_packed_rows(c, choice_, slots, spec_.hidden, up_.padded_k());
+    if (spec_.fp8_block_trtllm) m.raw = c.allocate<float>(slots * 2 * padded_inter());
+    m.activated = c.allocate<float>(slots * padded_inter());
+    m.middle = allocate_packed_rows(c, choice_, slots, spec_.inter, down_.padded_k());
+    m.down = c.allocate<std::byte>(slots * spec_.hidden * elem());
+    m.gemm = allocate_gemm_workspace(c, workers_, locals, slots);
     return m;
   }
 
   // Tokens [first, first + tokens) of a call.
   void run_piece(Context& ctx, const MoeArgs& args, int64_t first, int64_t tokens) const {
-    Carver carver(args.workspace);
+    BumpAllocator carver(args.workspace);
     const Memory m = carve(carver, tokens);
     route(ctx, args, m, first, tokens);
     const int64_t rows = sort_by_expert(m, tokens);
@@ -206,11 +213,11 @@ class CpuMoeLayer final : public MoeLayer {
                      int64_t rows) const {
     const std::byte* hidden = static_cast<const std::byte*>(args.hidden) + first * spec_.hidden * elem();
     ctx.pool.parallel_for(tokens, [&](int64_t t, int worker) {
-      prepare_operand_row(m.input, t, {hidden + t * spec_.hidden * elem(), spec_.dtype, false}, input_scale1_,
-                          m.staging + worker * m.staging_floats);
+      pack_row(m.input, t, {hidden + t * spec_.hidden * elem(), spec_.dtype, false}, input_scale1_,
+               m.staging + worker * m.staging_floats);
     });
-    if (choice_.consecutive_rows)
-      ctx.pool.parallel_for(rows, [&](int64_t r, int) { copy_operand_row(m.input, m.row_token[r], m.gathered, r); });
+    if (choice_.contiguous_rows)
+      ctx.pool.parallel_for(rows, [&](int64_t r, int) { copy_packed_row(m.input, m.row_token[r], m.gathered, r); });
     if (args.trace == nullptr) return;
     for (int64_t t = 0; t < tokens; ++t) {
       float* out = args.trace->input.as<float>() + (first + t) * spec_.hidden;
@@ -221,14 +228,14 @@ class CpuMoeLayer final : public MoeLayer {
 
   void gemm1(Context& ctx, const MoeArgs& args, const Memory& m, int64_t first) const {
     const bool gated = spec_.gated();
-    const int64_t unit_cols = gated ? weights::kPanelRows : weights::kUnitRows;
-    const GroupedRows rows{spec_.locals(), m.offsets, choice_.consecutive_rows ? nullptr : m.row_token};
-    grouped_gemm(ctx, choice_.consecutive_rows ? m.gathered : m.input, up_, rows, m.gemm, [&](const TileOut& t) {
-      const int64_t col = t.unit * unit_cols, cols = std::min(unit_cols, spec_.inter - col);
+    const int64_t n_tile_cols = gated ? kPanelN : kNTile;
+    const GroupedRows rows{spec_.locals(), m.offsets, choice_.contiguous_rows ? nullptr : m.row_token};
+    grouped_gemm(ctx, choice_.contiguous_rows ? m.gathered : m.input, up_, rows, m.gemm, [&](const OutputTile& t) {
+      const int64_t col = t.n_tile * n_tile_cols, cols = std::min(n_tile_cols, spec_.inter - col);
       for (int i = 0; i < t.m; ++i) {
         const int64_t row = t.row + i;
-        float* tile = t.values + int64_t{i} * kTileCols;
-        float* up = gated ? tile + weights::kPanelRows : tile;
+        float* tile = t.values + int64_t{i} * kNTile;
+        float* up = gated ? tile + kPanelN : tile;
         float* gate = gated ? tile : nullptr;
         if (spec_.fp8_block_trtllm) {
           float* raw = m.raw + row * 2 * padded_inter();
@@ -258,7 +265,7 @@ class CpuMoeLayer final : public MoeLayer {
       if (gate != nullptr) std::copy_n(gate, cols, args.trace->gate.as<float>() + at);
     }
     kernels::cpu::ActivateArgs a;
-    a.act = static_cast<int>(spec_.act);
+    a.act = static_cast<kernels::cpu::ActivationCode>(spec_.act);
     a.up = up;
     a.gate = gate;
     a.out = out + col;
@@ -266,7 +273,7 @@ class CpuMoeLayer final : public MoeLayer {
     if (!alpha_.empty()) a.alpha = alpha_.as<float>()[expert];
     if (!beta_.empty()) a.beta = beta_.as<float>()[expert];
     if (!limit_.empty()) a.limit = limit_.as<float>()[expert];
-    choice_.rows->activate(a);
+    choice_.row_ops->activate(a);
   }
 
   void prepare_middle(Context& ctx, const MoeArgs& args, const Memory& m, int64_t first, int64_t rows) const {
@@ -282,8 +289,8 @@ class CpuMoeLayer final : public MoeLayer {
         if (gate != nullptr) format::round_row(format::InputFormat::fp8_group, gate, spec_.inter);
         activate(args, m, first, row, expert_of(m, row), up, gate, activated, 0, spec_.inter);
       }
-      prepare_operand_row(m.middle, row, {activated, DType::f32, round_first}, input_scale2_,
-                          m.staging + worker * m.staging_floats);
+      pack_row(m.middle, row, {activated, DType::f32, round_first}, input_scale2_,
+               m.staging + worker * m.staging_floats);
       if (args.trace != nullptr) {
         float* out = args.trace->activated.as<float>() + (first * spec_.top_k + m.row_slot[row]) * spec_.inter;
         for (int64_t c = 0; c < spec_.inter; ++c) out[c] = round_first ? round_to_bf16(activated[c]) : activated[c];
@@ -294,15 +301,15 @@ class CpuMoeLayer final : public MoeLayer {
 
   void gemm2(Context& ctx, const MoeArgs& args, const Memory& m, int64_t first) const {
     const GroupedRows rows{spec_.locals(), m.offsets, nullptr};
-    grouped_gemm(ctx, m.middle, down_, rows, m.gemm, [&](const TileOut& t) {
-      const int64_t col = t.unit * kTileCols, cols = std::min<int64_t>(kTileCols, spec_.hidden - col);
+    grouped_gemm(ctx, m.middle, down_, rows, m.gemm, [&](const OutputTile& t) {
+      const int64_t col = t.n_tile * kNTile, cols = std::min<int64_t>(kNTile, spec_.hidden - col);
       for (int i = 0; i < t.m; ++i) {
         const int64_t row = t.row + i;
-        float* values = t.values + int64_t{i} * kTileCols;
+        float* values = t.values + int64_t{i} * kNTile;
         add_bias(bias_down_, t.group * spec_.hidden + col, values, cols);
         std::byte* out = m.down + (row * spec_.hidden + col) * elem();
         if (bf16())
-          choice_.rows->round_bf16(values, reinterpret_cast<uint16_t*>(out), cols);
+          choice_.row_ops->round_bf16(values, reinterpret_cast<uint16_t*>(out), cols);
         else
           std::memcpy(out, values, static_cast<size_t>(cols) * 4);
         if (args.trace != nullptr)
@@ -326,7 +333,7 @@ class CpuMoeLayer final : public MoeLayer {
       return;
     }
     ctx.pool.parallel_for(tokens, [&](int64_t t, int) {
-      kernels::cpu::CombineArgs a;
+      kernels::cpu::WeightedSumArgs a;
       a.rows = m.combine_rows + t * k;
       a.weights = m.combine_weights + t * k;
       for (int64_t i = t * k; i < (t + 1) * k; ++i) {
@@ -337,7 +344,7 @@ class CpuMoeLayer final : public MoeLayer {
       a.bf16 = bf16();
       a.cols = spec_.hidden;
       a.out = output + (first + t) * row_bytes;
-      choice_.rows->combine(a);
+      choice_.row_ops->weighted_sum(a);
     });
   }
 
@@ -368,9 +375,9 @@ class CpuMoeLayer final : public MoeLayer {
   }
 
   MoeSpec spec_;
-  GemmChoice choice_;
+  CpuKernel choice_;
   int workers_;
-  PanelStack up_, down_;  // up_: gate and up in pairs when gated
+  PackedWeights up_, down_;  // up_: gate and up in pairs when gated
   float input_scale1_ = 1.0f, input_scale2_ = 1.0f;
   Tensor bias_up_, bias_gate_, bias_down_, alpha_, beta_, limit_;
 };
@@ -384,21 +391,39 @@ class CpuBackend final : public Backend {
   Support supports(const MoeSpec& spec) const override {
     if (spec.dtype != DType::bf16 && spec.dtype != DType::f32)
       return Support::no(fmt::format("dtype={} is not computed; bfloat16 and float32 are", to_string(spec.dtype)));
-    if (Support s = kernels::cpu::gemm_supported(isa_, spec.weights, spec.inputs); !s) return s;
+    if (Support s = kernels::cpu::cpu_kernel_supported(isa_, spec.weights, spec.inputs); !s) return s;
     if (spec.fp8_block_trtllm && spec.inputs != format::InputFormat::fp8_group)
       return Support::no("fp8_block_trtllm goes with inputs=fp8_group only");
     if (spec.act_params && !activation::takes_params(spec.act))
       return Support::no(fmt::format("alpha, beta and limit belong to swiglu; {} would ignore them",
                                      name_of(activation::kActivations, spec.act)));
-    return Support::yes(std::string(kernels::cpu::choose_gemm(isa_, spec.weights, spec.inputs, spec.dtype).name));
+    return Support::yes(std::string(kernels::cpu::choose_cpu_kernel(isa_, spec.weights, spec.inputs, spec.dtype).name));
   }
 
-  std::unique_ptr<MoeLayer> prepare(Context& ctx, const MoeSpec& spec, const weights::ExpertWeights& w) const override {
-    if (const Support s = supports(spec); !s) fail(ErrorCode::unsupported, "{}", s.reason);
-    return std::make_unique<CpuMoeLayer>(ctx, spec, w, isa_);
+  std::optional<int64_t> prepared_bytes(const MoeSpec& spec) const override {
+    check_supported(spec);
+    return PackedWeights::packed_bytes(spec.weights, spec.locals(), spec.inter, spec.hidden, spec.gated()) +
+           PackedWeights::packed_bytes(spec.weights, spec.locals(), spec.hidden, spec.inter, false);
+  }
+
+  std::unique_ptr<MoeLayer> prepare(Context& ctx, const MoeSpec& spec, const weights::ExpertWeights& w,
+                                    const PrepareOptions& options) const override {
+    check_supported(spec);
+    const PreparedMemory& memory = options.memory;
+    if (memory.data != nullptr) {
+      const int64_t needed = *prepared_bytes(spec);
+      check(memory.size >= needed, "memory has {} bytes; the prepared weights need {}", memory.size, needed);
+      check(reinterpret_cast<uintptr_t>(memory.data) % 64 == 0, "memory is not aligned to 64 bytes");
+    }
+    return std::make_unique<CpuMoeLayer>(ctx, spec, w, isa_, memory.data);
   }
 
  private:
+  void check_supported(const MoeSpec& spec) const {
+    validate(spec);
+    if (const Support s = supports(spec); !s) fail(ErrorCode::unsupported, "{}", s.reason);
+  }
+
   Isa isa_;
 };
 }  // namespace

@@ -136,6 +136,7 @@ class ReferenceLayer : public MoeLayer {
 
   const MoeSpec& spec() const override { return spec_; }
 
+  bool row_invariant() const override { return true; }
   int64_t weight_bytes() const override {
     int64_t bytes = 0;
     for (const QuantTensor* q : {&w_.up, &w_.gate, &w_.down})
@@ -165,8 +166,12 @@ class ReferenceLayer : public MoeLayer {
     int64_t bytes;
   };
 
+  // Copies: the caller's memory is free afterwards.
   void set(const weights::ExpertWeights& w) {
-    w_ = w;  // handles only: a caller that changes the bytes afterwards changes this layer
+    w_ = w;
+    for (QuantTensor* q : {&w_.up, &w_.gate, &w_.down})
+      for (Tensor* t : {&q->codes, &q->scales, &q->global}) *t = t->clone();
+    for (Tensor* t : {&w_.bias_up, &w_.bias_gate, &w_.bias_down, &w_.alpha, &w_.beta, &w_.limit}) *t = t->clone();
   }
   int64_t slots(int64_t tokens) const { return tokens * spec_.top_k; }
   void route(const MoeArgs& a, const Workspace& ws) const;
@@ -305,11 +310,13 @@ void ReferenceLayer::write_trace(const MoeArgs& a, const Workspace& ws, const Ro
   copy(trace.down, hidden, [&](int64_t s, int64_t i) { return ws.down[s * hidden + i]; });
 }
 
-void ReferenceLayer::run(Context& ctx, const MoeArgs& a) const {
-  check_args(spec_, a);
+void ReferenceLayer::run(Context& ctx, const MoeArgs& given) const {
+  check_args(spec_, given);
+  const MoeArgs a = real_args(given);
   const int64_t hidden = spec_.hidden, inter = spec_.inter, k_count = spec_.top_k;
+  if (a.tokens == 0) return;
+  check_workspace(a.workspace, a.workspace_size, a.tokens, workspace_bytes(a.tokens), 64);
   const Workspace ws(*this, a.workspace, a.tokens);
-  check(a.tokens == 0 || a.workspace != nullptr, "the workspace is null; {} bytes are needed", ws.bytes);
   const Rows input(ws.input, a.tokens, hidden, spec_.inputs);
   const Rows activated(ws.activated, slots(a.tokens), inter, spec_.inputs);
 
@@ -346,7 +353,9 @@ class ReferenceBackend : public Backend {
  public:
   std::string_view name() const override { return "reference"; }
   Support supports(const MoeSpec&) const override { return Support::yes("plain loops in float32"); }
-  std::unique_ptr<MoeLayer> prepare(Context&, const MoeSpec& spec, const weights::ExpertWeights& w) const override {
+  std::unique_ptr<MoeLayer> prepare(Context&, const MoeSpec& spec, const weights::ExpertWeights& w,
+                                    const PrepareOptions& options) const override {
+    check_no_memory(name(), options);
     validate(spec);
     check_weights(spec, w);
     return std::make_unique<ReferenceLayer>(spec, w);

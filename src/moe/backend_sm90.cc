@@ -2,11 +2,10 @@
 #include "moe/backend_sm90.h"
 
 #if defined(SLUICE_WITH_CUDA)
-#include <mutex>
-
-#include "base/math.h"
+#include "device/cuda.h"
+#include "kernels/sm90/fused_moe/fused_moe.h"
 #include "moe/check.h"
-#include "moe/sm90_call.h"
+#include "moe/staged_layer.h"
 #endif
 
 namespace sluice::moe {
@@ -15,73 +14,68 @@ namespace {
 
 #if defined(SLUICE_WITH_CUDA)
 
+sm90::MoeCall call_of(const MoeSpec& spec, const MoeArgs& args) {
+  sm90::MoeCall call;
+  call.tokens = args.tokens;
+  call.num_tokens = args.num_tokens;
+  call.hidden = args.hidden;
+  call.logits = spec.routed ? nullptr : args.logits;
+  call.logits_bf16 = args.logits_dtype == DType::bf16;
+  call.bias = args.bias;
+  call.bias_bf16 = args.bias_dtype == DType::bf16;
+  call.topk_ids = args.topk_ids;
+  call.topk_weights = args.topk_weights;
+  call.topk_weights_bf16 = args.topk_weights_dtype == DType::bf16;
+  call.output = args.output;
+  call.workspace = args.workspace;
+  call.workspace_size = args.workspace_size;
+  call.chosen_ids = args.chosen_ids;
+  call.chosen_weights = args.chosen_weights;
+  call.pdl = args.pdl;
+  return call;
+}
+
+void check_aligned(const char* what, const void* pointer) {
+  check(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, "{} is not aligned to 16 bytes", what);
+}
+
 class Sm90Layer : public MoeLayer {
  public:
-  Sm90Layer(const MoeSpec& spec, const weights::ExpertWeights& w) : moe_(spec) { moe_.set_weights(w, nullptr); }
-
-  const MoeSpec& spec() const override { return moe_.spec(); }
-  int64_t weight_bytes() const override { return moe_.weight_bytes(); }
-  int64_t workspace_bytes(int64_t) const override { return 0; }  // the device's is the layer's own
-  void refit(Context&, const weights::ExpertWeights& w) override {
-    check_weights(moe_.spec(), w);
-    moe_.set_weights(w, nullptr);
-    sm90::synchronize(nullptr);
+  // On the current device.
+  Sm90Layer(const MoeSpec& spec, const weights::ExpertWeights& w, void* stream, const PreparedMemory& memory)
+      : moe_(spec, 0, {memory.data, memory.size, stream}) {
+    moe_.set_weights(w, stream);
   }
-  void run(Context&, const MoeArgs& args) const override {
+  const MoeSpec& spec() const override { return moe_.spec(); }
+  DeviceId device() const override { return {DeviceId::Kind::cuda, moe_.device()}; }
+  int64_t weight_bytes() const override { return moe_.weight_bytes(); }
+  int64_t workspace_bytes(int64_t tokens) const override {
+    check(tokens >= 0, "tokens is {}; it must not be negative", tokens);
+    return moe_.workspace_bytes(tokens);
+  }
+  // Else the tile and the number of splits along K, and so the order of float32 sums, follow the number of tokens.
+  bool row_invariant() const override { return moe_.spec().deterministic; }
+  void run(Context& ctx, const MoeArgs& args) const override {
     check_args(moe_.spec(), args);
-    if (args.tokens == 0) return;
-    const sm90::DeviceGuard guard(moe_.device());
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const sm90::MoeCall host = sm90_call(moe_.spec(), args);
-    place(host, args, 0);  // counts
-    if (memory_.bytes() < used_) {
-      memory_ = {};
-      memory_ = sm90::DeviceBuffer(used_);
-    }
-    const sm90::MoeCall call = place(host, args, reinterpret_cast<uintptr_t>(memory_.data()));
-    moe_.run(call, nullptr);
-    const auto out = [](void* to, const void* from, int64_t bytes) {
-      if (to != nullptr) sm90::copy_to_host(to, from, bytes, nullptr);
-    };
-    const MoeSpec& s = moe_.spec();
-    const int64_t pairs = args.tokens * s.top_k;
-    out(host.output, call.output, (s.finalize ? args.tokens : pairs) * s.hidden * bytes_of(s.dtype));
-    out(host.chosen_ids, call.chosen_ids, pairs * 4);
-    out(host.chosen_weights, call.chosen_weights, pairs * 4);
-    sm90::synchronize(nullptr);
+    check_queue(ctx);
+    check_workspace(args.workspace, args.workspace_size, args.tokens, workspace_bytes(args.tokens), Device::kAlignment);
+    check_aligned("hidden", args.hidden);
+    check_aligned("output", args.output);
+    moe_.run(call_of(moe_.spec(), args), ctx.queue.stream());
+  }
+  void refit(Context& ctx, const weights::ExpertWeights& w) override {
+    check_weights(moe_.spec(), w);
+    check_queue(ctx);
+    moe_.set_weights(w, ctx.queue.stream());
   }
 
  private:
-  // The call with its tensors in device memory from `base` on, inputs copied; with base 0 only used_ is set.
-  sm90::MoeCall place(sm90::MoeCall call, const MoeArgs& args, uintptr_t base) const {
-    const MoeSpec& s = moe_.spec();
-    const int64_t t = args.tokens, pairs = t * s.top_k, element = bytes_of(s.dtype);
-    used_ = 0;
-    const auto room = [&](auto*& pointer, int64_t bytes, bool input) {
-      if (pointer == nullptr) return;
-      const auto at = base + static_cast<uintptr_t>(used_);
-      used_ = round_up<int64_t>(used_ + bytes, 256);
-      if (base == 0) return;
-      if (input) sm90::copy_to_device(reinterpret_cast<void*>(at), pointer, bytes, nullptr);
-      pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(at);
-    };
-    room(call.hidden, t * s.hidden * element, true);
-    room(call.logits, t * s.experts * bytes_of(args.logits_dtype), true);
-    room(call.bias, s.experts * bytes_of(args.bias_dtype), true);
-    room(call.topk_ids, pairs * 4, true);
-    room(call.topk_weights, pairs * bytes_of(args.topk_weights_dtype), true);
-    room(call.output, (s.finalize ? t : pairs) * s.hidden * element, false);
-    room(call.chosen_ids, pairs * 4, false);
-    room(call.chosen_weights, pairs * 4, false);
-    call.workspace = &call;  // not null: replaced by its place
-    room(call.workspace, moe_.workspace_bytes(t), false);
-    return call;
+  void check_queue(const Context& ctx) const {
+    const DeviceId id = ctx.device().id();
+    check(id == device(), "the queue is of {}, the layer of {}", to_string(id), to_string(device()));
   }
 
   sm90::FusedMoe moe_;
-  mutable std::mutex mutex_;
-  mutable sm90::DeviceBuffer memory_;  // grows to the largest call
-  mutable int64_t used_ = 0;
 };
 
 #endif
@@ -90,31 +84,51 @@ class Sm90Backend : public Backend {
  public:
   std::string_view name() const override { return "sm90"; }
 
-  Support supports(const MoeSpec& spec) const override {
 #if defined(SLUICE_WITH_CUDA)
+  Support supports(const MoeSpec& spec) const override {
     Support s = sm90::supports_spec(spec);
     if (!s) return s;
     s.reason = sm90::device_problem();
     constexpr int kMultiprocessors = 132;  // of an H200, so that explain answers where there is no GPU
     s.choice = sm90::explain_choice(spec, s ? sm90::multiprocessors() : kMultiprocessors);
     return s;
-#else
-    (void)spec;
-    return Support::no("this library was built without CUDA");
-#endif
   }
 
-  std::unique_ptr<MoeLayer> prepare(Context&, const MoeSpec& spec, const weights::ExpertWeights& w) const override {
-    const Support s = supports(spec);
-    if (!s) fail(ErrorCode::unsupported, "sm90: {}", s.reason);
-#if defined(SLUICE_WITH_CUDA)
-    check_weights(spec, w);
-    return std::make_unique<Sm90Layer>(spec, w);
-#else
-    (void)w;
-    return nullptr;
-#endif
+  std::optional<int64_t> prepared_bytes(const MoeSpec& spec) const override {
+    check_spec(spec);
+    return sm90::moe_memory(spec).bytes;
   }
+
+  std::unique_ptr<MoeLayer> prepare(Context& ctx, const MoeSpec& spec, const weights::ExpertWeights& w,
+                                    const PrepareOptions& options) const override {
+    check_spec(spec);
+    check_weights(spec, w);
+    const bool staged = ctx.device().id().is_host();
+    if (staged) check_no_memory(name(), options);  // which would be the host's
+    if (const std::string problem = sm90::device_problem(); staged && !problem.empty())
+      fail(ErrorCode::unsupported, "sm90: {}", problem);
+    const sm90::DeviceGuard guard(staged ? sm90::current_device() : ctx.device().id().index);
+    if (!staged) return std::make_unique<Sm90Layer>(spec, w, ctx.queue.stream(), options.memory);
+    std::shared_ptr<Staging> own;
+    std::shared_ptr<Staging>& staging = options.staging != nullptr ? *options.staging : own;
+    if (!staging) staging = std::make_shared<Staging>(make_cuda_device(sm90::current_device()));
+    auto layer = std::make_unique<Sm90Layer>(spec, w, staging->queue().stream(), PreparedMemory{});
+    return std::make_unique<StagedLayer>(std::move(layer), staging);
+  }
+
+ private:
+  static void check_spec(const MoeSpec& spec) {
+    validate(spec);
+    if (const Support s = sm90::supports_spec(spec); !s) fail(ErrorCode::unsupported, "sm90: {}", s.reason);
+  }
+#else
+  Support supports(const MoeSpec&) const override { return Support::no("this library was built without CUDA"); }
+
+  std::unique_ptr<MoeLayer> prepare(Context&, const MoeSpec& spec, const weights::ExpertWeights&,
+                                    const PrepareOptions&) const override {
+    fail(ErrorCode::unsupported, "sm90: {}", supports(spec).reason);
+  }
+#endif
 };
 
 }  // namespace

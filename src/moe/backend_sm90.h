@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// "sm90": the fused MoE on Hopper GPUs (H100, H200) behind the interface of all backends: weights on the current
-// device, the tensors of a call in host memory. Every call copies them over and waits, so that models on the CPU can
-// use it; device.h has the calls on device memory.
+// "sm90": the fused MoE on Hopper GPUs (H100, H200). On a context whose queue is a GPU's a layer takes device memory
+// and enqueues; on a host context its layers are staged (staged_layer.h), on the current CUDA device.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moe/check.h"
 
+#include <algorithm>
+
 #include <cfloat>
 #include <cmath>
 
@@ -82,6 +84,25 @@ void check_args(const MoeSpec& s, const MoeArgs& a) {
     check(a.bias == nullptr || routing::takes_bias(s.routing), "a routing bias is given, but routing {} ignores it",
           name_of(routing::kMethods, s.routing));
   }
+}
+
+MoeArgs real_args(MoeArgs args) {
+  if (args.num_tokens != nullptr) args.tokens = std::clamp<int64_t>(*args.num_tokens, 0, args.tokens);
+  args.num_tokens = nullptr;
+  return args;
+}
+
+void check_no_memory(std::string_view backend, const PrepareOptions& options) {
+  check(options.memory.data == nullptr, "memory is given for prepared weights, but backend {} allocates its own",
+        backend);
+}
+
+void check_workspace(const void* workspace, int64_t size, int64_t tokens, int64_t needed, int alignment) {
+  if (needed == 0) return;
+  check(workspace != nullptr, "workspace is null; a call of {} tokens needs {} bytes", tokens, needed);
+  check(size >= needed, "workspace_size is {}; a call of {} tokens needs {} bytes", size, tokens, needed);
+  check(reinterpret_cast<uintptr_t>(workspace) % static_cast<uintptr_t>(alignment) == 0,
+        "workspace is not aligned to {} bytes", alignment);
 }
 
 }  // namespace sluice::moe

@@ -18,6 +18,7 @@ std::string_view run_case(Context& ctx, const CaseFile& c, std::string_view choi
   MoeArgs args = c.args();
   args.output = output.data();
   args.workspace = workspace.data();
+  args.workspace_size = workspace.bytes();
   args.chosen_ids = ids.as<int32_t>();
   args.chosen_weights = weights.as<float>();
   if (trace) args.trace = &points;

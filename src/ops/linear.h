@@ -1,41 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T (+ bias): a dense matrix in any number format, packed for this CPU. Projections, router gate, lm_head.
+// y = x W^T (+ bias): a dense matrix in any number format on any device. Projections, router, language-model head.
 #pragma once
 
-#include <optional>
+#include <memory>
+#include <span>
 
-#include "kernels/cpu/gemm_choice.h"
+#include "device/context.h"
 #include "ops/matrix.h"
-#include "weights/panel.h"
+#include "weights/quant_tensor.h"
 
 namespace sluice::ops {
 
 struct LinearOptions {
-  format::InputFormat inputs = format::InputFormat::plain;  // what x is rounded to first
+  format::InputFormat inputs = format::InputFormat::plain;  // what x is rounded to first; plain: to dtype
   DType dtype = DType::bf16;                                // the run's type: f32 multiplies in float32 throughout
-  float input_scale = 1.0f;                                 // static input formats
-  std::optional<kernels::cpu::Isa> isa;                     // nothing: the best that this machine runs
+  float input_scale = 1.0f;                                 // decode factor of static input formats
+  bool deterministic = false;  // a row of y depends on its row of x alone; always so on the CPU
+  bool fp8_f32_sums = true;    // FP8 products summed in float32 also where tensor cores keep 14 bits; always on the CPU
 };
 
-// A row of y depends on its row of x alone, bit for bit, whatever else is in the batch.
+// Weights in the layout that a device's kernels read. Immutable; one caller at a time.
 class Linear {
  public:
-  Linear() = default;
-  // w: a stack of one, [1, N, K]. bias: float32 or bfloat16 [N], or empty.
-  Linear(Context& ctx, const weights::QuantTensor& w, const Tensor& bias = {}, const LinearOptions& options = {});
-
-  int64_t inputs() const { return weights_.cols(); }   // K
-  int64_t outputs() const { return weights_.rows(); }  // N
-  int64_t weight_bytes() const { return weights_.bytes(); }
-
-  // x [T, K] in bfloat16 or float32; y [T, N] in bfloat16 or float32, rounded once from float32.
-  void run(Context& ctx, ConstMatrix x, Matrix y) const;
-
- private:
-  LinearOptions options_;
-  kernels::cpu::GemmChoice choice_;
-  weights::PanelStack weights_;
-  Tensor bias_;  // f32
+  virtual ~Linear() = default;
+  virtual int64_t inputs() const = 0;   // K
+  virtual int64_t outputs() const = 0;  // N
+  virtual int64_t weight_bytes() const = 0;
+  // Enough for every call of at most `rows` rows: it never falls as `rows` grows.
+  virtual int64_t workspace_bytes(int64_t rows) const = 0;
+  // x [T, K] in bfloat16 or float32; y [T, N] in bfloat16 or float32, rounded once from float32. The workspace is of
+  // the device, Device::kAlignment-byte aligned. On the CPU, ctx has at most as many threads as the one that packed
+  // the weights had. Throws invalid_argument for other shapes, a smaller workspace or more threads.
+  virtual void run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const = 0;
 };
+
+// Packs weights for ctx.device(). `parts`: stacks of one, [1, Ni, K], in one number format, whose rows follow each
+// other in y: one product whose input rows are rounded once (q, k and v; gate and up). bias: float32 or bfloat16
+// [sum of Ni] on the host, as the parts are, or empty. On a GPU codes and block scales of the parts may be in its
+// memory, written by work of ctx.queue. Throws unsupported, with the device's reason, for a format that it does not
+// run.
+std::unique_ptr<Linear> make_linear(Context& ctx, std::span<const weights::QuantTensor> parts, const Tensor& bias = {},
+                                    const LinearOptions& options = {});
+// Weights that a checkpoint stores in float32 (some routers), [N, K] on the host, multiplied as they are. bias: float32
+// or bfloat16 [N] on the host, or empty.
+std::unique_ptr<Linear> make_float_linear(Context& ctx, const Tensor& weight, const Tensor& bias = {});
 
 }  // namespace sluice::ops

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paged memory of one attention layer: blocks of token rows that sequences own through their block tables.
+// Paged memory of one attention layer: blocks of token rows that sequences own (Batch::blocks).
 #pragma once
 
-#include <span>
+#include <cstddef>
 
-#include "base/context.h"
-#include "ops/matrix.h"
-#include "ops/sequence.h"
+#include "tensor/dtype.h"
 
 namespace sluice::ops {
 
@@ -21,13 +19,5 @@ struct Pages {
   }
   int64_t bytes() const { return blocks * heads * block_size * width * bytes_of(dtype); }
 };
-
-// Stores x [rows of the batch, heads * width], of D, at the new positions of its sequences.
-void write_pages(ConstMatrix x, std::span<const Sequence> sequences, const Pages& pages);
-
-// Reads `count` token rows of a head from position `first` on as float32, `stride` floats apart; the columns from
-// `width` up to `stride` are set to zero.
-void read_pages(const Pages& pages, std::span<const int32_t> block_table, int64_t head, int64_t first, int64_t count,
-                float* out, int64_t stride);
 
 }  // namespace sluice::ops

@@ -5,9 +5,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "base/bf16.h"
-#include "ops/parallel.h"
-
 namespace sluice::ops {
 
 namespace {
@@ -51,57 +48,6 @@ RopeFrequencies rope_frequencies(const RopeConfig& c) {
     for (float& v : f.inv_freq) v /= static_cast<float>(c.factor);
   if (c.type == RopeType::yarn) yarn(c, f);
   return f;
-}
-
-void rope_angles(const RopeFrequencies& f, std::span<const int32_t> positions, DType dtype, float* cosine,
-                 float* sine) {
-  for (const int32_t position : positions)
-    for (const float inv_freq : f.inv_freq) {
-      const float angle = inv_freq * static_cast<float>(position);
-      float c = std::cos(angle) * f.attention_factor, s = std::sin(angle) * f.attention_factor;
-      if (dtype == DType::bf16) c = round_to_bf16(c), s = round_to_bf16(s);
-      *cosine++ = c;
-      *sine++ = s;
-    }
-}
-
-namespace {
-struct Bf16Type {
-  using Element = bf16_t;
-  static float get(Element e) { return bf16_to_float(e); }
-  static Element put(float f) { return float_to_bf16(f); }
-  static float round(float f) { return round_to_bf16(f); }
-};
-struct F32Type {
-  using Element = float;
-  static float get(Element e) { return e; }
-  static Element put(float f) { return f; }
-  static float round(float f) { return f; }
-};
-
-template <class D>
-void rotate(typename D::Element* x, int64_t half, int64_t step, int64_t partner, const float* c, const float* s) {
-  for (int64_t i = 0; i < half; ++i) {
-    const float a = D::get(x[i * step]), b = D::get(x[i * step + partner]);
-    x[i * step] = D::put(D::round(a * c[i]) - D::round(b * s[i]));
-    x[i * step + partner] = D::put(D::round(b * c[i]) + D::round(a * s[i]));
-  }
-}
-}  // namespace
-
-void rope(Context& ctx, Matrix x, int64_t head_dim, int64_t first, int64_t half, RopeLayout layout, const float* cosine,
-          const float* sine) {
-  const int64_t step = layout == RopeLayout::halves ? 1 : 2, partner = layout == RopeLayout::halves ? half : 1;
-  parallel_rows(ctx, x.rows, x.cols * 2, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      for (int64_t h = first; h < x.cols; h += head_dim) {
-        const float *c = cosine + r * half, *s = sine + r * half;
-        if (x.dtype == DType::bf16)
-          rotate<Bf16Type>(static_cast<bf16_t*>(x.row(r)) + h, half, step, partner, c, s);
-        else
-          rotate<F32Type>(static_cast<float*>(x.row(r)) + h, half, step, partner, c, s);
-      }
-  });
 }
 
 }  // namespace sluice::ops

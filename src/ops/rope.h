@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary position embedding: the frequencies of a configuration, the angles of a batch's positions, the rotation.
+// Rotary position embedding: the frequencies of a configuration.
 #pragma once
 
+#include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
-
-#include "base/context.h"
-#include "ops/matrix.h"
 
 namespace sluice::ops {
 
@@ -20,7 +17,7 @@ enum class RopeLayout : uint8_t {
 // config.json's rope_parameters (transformers 5) or rope_theta + rope_scaling (published checkpoints).
 struct RopeConfig {
   RopeType type = RopeType::plain;
-  int64_t dim = 0;  // rotated values a head, even
+  int64_t dim = 0;  // rotated values per head, even
   double theta = 10000;
   double factor = 1;  // linear, yarn
   // yarn only
@@ -31,7 +28,7 @@ struct RopeConfig {
   bool truncate = true;
 };
 
-// Angles a position: inv_freq[i] * position for pair i; cos and sin are multiplied by attention_factor.
+// The angles of a position: inv_freq[i] * position for pair i; cos and sin are multiplied by attention_factor.
 struct RopeFrequencies {
   std::vector<float> inv_freq;  // [dim / 2]
   float attention_factor = 1.0f;
@@ -41,14 +38,5 @@ RopeFrequencies rope_frequencies(const RopeConfig& config);
 // 0.1 * mscale * ln(scale) + 1, or 1 when scale <= 1. DeepSeek multiplies the softmax scale by the square of
 // yarn_mscale(factor, mscale_all_dim) (transformers modeling_deepseek_v3.py, yarn_apply_mscale).
 double yarn_mscale(double scale, double mscale);
-
-// cos and sin, each float32 [rows, dim / 2], rounded to `dtype` as Hugging Face's are.
-void rope_angles(const RopeFrequencies& f, std::span<const int32_t> positions, DType dtype, float* cosine, float* sine);
-
-// Rotates the first 2 * half values of each of x.cols / head_dim heads, starting `first` values into the head.
-// cosine, sine [rows, half]. D rounds each of the two products and their sum, as separate tensor operations do.
-// Interleaved pairs stay where they are: q and k turn alike, so their products are those of any other order.
-void rope(Context& ctx, Matrix x, int64_t head_dim, int64_t first, int64_t half, RopeLayout layout, const float* cosine,
-          const float* sine);
 
 }  // namespace sluice::ops

@@ -8,16 +8,17 @@
 namespace sluice::ops {
 
 void* Workspace::take_bytes(int64_t bytes) {
-  bytes = round_up<int64_t>(std::max<int64_t>(bytes, 1), 64);
+  bytes = round_up<int64_t>(std::max<int64_t>(bytes, 1), Device::kAlignment);
   while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].bytes()) {
     ++block_;
     used_ = 0;
   }
   if (block_ == blocks_.size()) {
     const int64_t size = std::max({bytes, capacity(), int64_t{1} << 16});
-    blocks_.emplace_back(DType::u8, Shape{size});
+    blocks_.emplace_back(device_, DType::u8, Shape{size});
+    ++generation_;
   }
-  void* p = static_cast<std::byte*>(blocks_[block_].data()) + used_;
+  void* p = static_cast<std::byte*>(blocks_[block_].address()) + used_;
   used_ += bytes;
   return p;
 }
@@ -34,7 +35,11 @@ Workspace::Scope::~Scope() {
   if (--w_.depth_ == 0 && w_.blocks_.size() > 1) {
     const int64_t total = w_.capacity();
     w_.blocks_.clear();
-    w_.blocks_.emplace_back(DType::u8, Shape{total});
+    ++w_.generation_;
+    try {
+      w_.blocks_.emplace_back(w_.device_, DType::u8, Shape{total});
+    } catch (...) {  // a destructor must not throw; without a block the next take_bytes() asks again, and says so
+    }
   }
 }
 

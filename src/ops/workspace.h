@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scratch memory that grows once and is then reused: after the largest batch has been seen nothing is allocated.
+// Scratch memory of a device that grows once and is then reused: after the largest batch has been seen nothing is
+// allocated.
 #pragma once
 
 #include <vector>
@@ -11,7 +12,9 @@ namespace sluice::ops {
 
 class Workspace {
  public:
-  // 64-byte aligned, not initialised; valid until the Scope that it was taken in ends.
+  explicit Workspace(Device& device = host_device()) : device_(device) {}
+
+  // Device::kAlignment-byte aligned, not initialised; valid until the Scope that it was taken in ends.
   template <class T>
   T* take(int64_t count) {
     return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
@@ -21,6 +24,8 @@ class Workspace {
   }
   void* take_bytes(int64_t bytes);
   int64_t capacity() const;
+  // Changes whenever memory was allocated or freed: addresses that were taken before may not come again.
+  uint64_t generation() const { return generation_; }
 
   // Gives back what was taken while it lived. Scopes nest like blocks.
   class Scope {
@@ -37,11 +42,13 @@ class Workspace {
   };
 
  private:
+  Device& device_;
   // Blocks never move while in use; when the outermost Scope ends several become one.
   std::vector<Tensor> blocks_;
   size_t block_ = 0;  // the block being filled
   int64_t used_ = 0;  // of it
   int depth_ = 0;
+  uint64_t generation_ = 0;
 };
 
 }  // namespace sluice::ops

@@ -53,7 +53,7 @@ struct RowSoftmax {
   float sum = 1.0f;  // sum of exp(logit - max)
 };
 
-// The published form (spec: fused-moe-contract 3.1). It is exactly 0 below about -17 and exactly 1 above.
+// The form of the published kernels (docs/numerics.md, Routing). It is exactly 0 below about -17 and exactly 1 above.
 HD inline float sigmoid(float x) { return 0.5f * tanhf(0.5f * x) + 0.5f; }
 
 // Added where weights are divided by a sum of sigmoids, which may all be 0.

@@ -13,12 +13,12 @@ namespace {
 
 // The K largest scores seen, as descending keys. Insertion into a short sorted array: after the first K, a random score
 // gets in with probability K / seen, so a row costs about E comparisons and K^2 ln(E / K) / 2 moves. Scores must be
-// offered in the order of their ids: an equal score that comes later loses.
+// inserted in the order of their ids: an equal score that comes later loses.
 class Best {
  public:
   Best(uint64_t* keys, int k) : keys_(keys), k_(k) {}
 
-  void offer(float score, uint32_t id) {
+  void insert(float score, uint32_t id) {
     if (score <= worst_) return;  // false for NaN, which comes first
     const uint64_t key = selection_key(score, id);
     if (count_ == k_) {
@@ -63,7 +63,7 @@ void mask_groups(const Params& p, Scratch s) {
       second = std::max(second, std::min(first, scores[i]));
       first = std::max(first, scores[i]);
     }
-    best.offer(size > 1 ? first + second : first, static_cast<uint32_t>(g));
+    best.insert(size > 1 ? first + second : first, static_cast<uint32_t>(g));
   }
   for (int g = 0; g < p.groups; ++g) {
     const bool kept = std::any_of(s.chosen, s.chosen + p.top_groups, [&](uint64_t key) { return id_of(key) == g; });
@@ -83,7 +83,7 @@ void route_row(const Params& p, const Row& x, Values bias, int32_t* ids, float* 
   if (p.groups > 1) mask_groups(p, s);
 
   Best best(s.chosen, p.top_k);
-  for (int e = 0; e < p.experts; ++e) best.offer(s.scores[e], static_cast<uint32_t>(e));
+  for (int e = 0; e < p.experts; ++e) best.insert(s.scores[e], static_cast<uint32_t>(e));
 
   const float top = x(id_of(s.chosen[0]));
   float sum = 0.0f;

@@ -14,7 +14,7 @@ struct Sigmoid {
   HD static float weight(float term, float /*sum*/, const Params& /*p*/) { return term; }
 };
 
-// The same over their sum, unless norm_topk is off. Here the epsilon is a floor of the sum, not an addend.
+// The same over their sum, unless norm_topk is off. Here the epsilon is a lower bound of the sum, not an addend.
 struct SigmoidRenorm : Sigmoid {
   static constexpr Method kId = Method::sigmoid_renorm;
   HD static float weight(float term, float sum, const Params& p) {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tokens a sequence has seen, and what the penalties do about them.
+// The tokens that a sequence has seen, and the logit edits of the penalties for them.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <unordered_map>
+#include <vector>
+
+#include "sampling/choose.h"
 
 namespace sluice::sampling {
 
@@ -18,9 +21,9 @@ class History {
   void add_prompt(int32_t token) { seen_.try_emplace(token, 0); }
   void add(int32_t token) { ++seen_[token]; }
 
-  // repetition: of tokens of prompt and answer; frequency times count, and presence: of tokens of the answer.
-  // Tokens outside the logits are skipped.
-  void apply(const Penalties& penalties, std::span<float> logits) const;
+  // Appends the edits that the penalties ask for. repetition: of tokens of prompt and answer; frequency times count,
+  // and presence: of tokens of the answer. `drafts` count as tokens of the answer after those that were added.
+  void penalize(const Penalties& penalties, std::span<const int32_t> drafts, std::vector<LogitEdit>& edits) const;
 
  private:
   std::unordered_map<int32_t, int32_t> seen_;  // token -> times in the answer

@@ -15,10 +15,12 @@ struct Likelihood {
 
 struct TokenLogprob {
   Likelihood chosen;
-  std::vector<Likelihood> top;  // the likeliest first, ties by id
+  std::vector<Likelihood> top;         // the most likely first, ties by id
+  std::vector<Likelihood> asked = {};  // of tokens that the request names, in its order
 };
 
-// The likelihood of `token` under softmax(logits), and the `top` likeliest. Sums in double, in the order of ids.
+// The likelihood of `token` under softmax(logits), and of the `top` most likely tokens. Sums in double, in the order of
+// ids.
 TokenLogprob logprob_of(std::span<const float> logits, int32_t token, int top);
 
 }  // namespace sluice::sampling

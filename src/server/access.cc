@@ -54,4 +54,41 @@ void check_host(const ServiceConfig& config, const http::Request& request) {
                  "", "host_not_allowed");
 }
 
+namespace {
+[[noreturn]] void refuse_origin(const std::string& what) {
+  throw ApiError(
+      403, "permission_error",
+      what + ", and pages of other origins may not use this server; start it with --cors-origins to name one", "",
+      "origin_not_allowed");
+}
+
+// Of the same host and port as the request was sent to. The scheme may differ: a proxy may add TLS.
+bool is_own(std::string_view origin, std::string_view host) {
+  const size_t scheme = origin.find("://");
+  if (scheme == origin.npos || host.empty()) return false;
+  const auto without_default = [](std::string_view authority) {
+    for (const std::string_view port : {":80", ":443"})
+      if (authority.ends_with(port)) authority.remove_suffix(port.size());
+    return authority;
+  };
+  return http::equal_ignoring_case(without_default(origin.substr(scheme + 3)), without_default(host));
+}
+}  // namespace
+
+bool is_listed_origin(const ServiceConfig& config, std::string_view origin) {
+  const auto is = [&](std::string_view name) { return name == "*" || name == origin; };
+  return std::any_of(config.cors_origins.begin(), config.cors_origins.end(), is);
+}
+
+void check_origin(const ServiceConfig& config, const http::Request& request) {
+  const std::string_view origin = request.header("Origin"), site = request.header("Sec-Fetch-Site");
+  if (is_listed_origin(config, origin)) return;
+  if (!origin.empty() && !is_own(origin, request.header("Host"))) refuse_origin("the Origin is " + io::quote(origin));
+  if (site.empty() || http::equal_ignoring_case(site, "same-origin") || http::equal_ignoring_case(site, "none")) return;
+  const bool link = request.method == "GET" && request.path == "/" &&
+                    http::equal_ignoring_case(request.header("Sec-Fetch-Mode"), "navigate") &&
+                    http::equal_ignoring_case(request.header("Sec-Fetch-Dest"), "document");
+  if (!link) refuse_origin("the Sec-Fetch-Site is " + io::quote(site));
+}
+
 }  // namespace sluice::server

@@ -30,10 +30,22 @@ std::string UsageSum::json() const {
       .add("total_tokens", prompt + completion)
       .raw("prompt_tokens_details", JsonObject().add("cached_tokens", cached).str())
       .raw("completion_tokens_details", JsonObject()
+                                            .add("reasoning_tokens", reasoning)
                                             .add("accepted_prediction_tokens", accepted)
                                             .add("rejected_prediction_tokens", drafted - accepted)
                                             .str())
       .str();
+}
+
+std::string usage_json(const engine::Usage& usage, int64_t reasoning_tokens) {
+  UsageSum one;
+  one.prompt = usage.prompt_tokens;
+  one.cached = usage.cached_tokens;
+  one.completion = usage.completion_tokens;
+  one.drafted = usage.drafted;
+  one.accepted = usage.accepted;
+  one.reasoning = reasoning_tokens;
+  return one.json();
 }
 
 std::string UsageSum::timings() const {
@@ -59,6 +71,7 @@ std::string finish_reason_json(engine::FinishReason reason) {
     case engine::FinishReason::none:
       return "null";
     case engine::FinishReason::cancelled:
+    case engine::FinishReason::timed_out:
       return "\"abort\"";
     default:
       return json_text(engine::to_string(reason));
@@ -84,10 +97,43 @@ JsonObject likelihood(const ServedModel& model, const sampling::Likelihood& l) {
 }
 }  // namespace
 
-std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token) {
-  JsonArray top;
-  for (const sampling::Likelihood& l : token.top) top.raw(likelihood(model, l).str());
-  return likelihood(model, token.chosen).raw("top_logprobs", top.str()).str();
+std::span<const sampling::Likelihood> alternatives(const sampling::TokenLogprob& token, int top) {
+  if (!token.asked.empty()) return token.asked;
+  return std::span(token.top).first(std::min(token.top.size(), static_cast<size_t>(top)));
+}
+
+std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token, int top) {
+  JsonArray others;
+  for (const sampling::Likelihood& l : alternatives(token, top)) others.raw(likelihood(model, l).str());
+  return likelihood(model, token.chosen).raw("top_logprobs", others.str()).str();
+}
+
+std::string prompt_logprobs_json(const ServedModel& model, const std::vector<sampling::TokenLogprob>& tokens, int top) {
+  JsonArray out;
+  out.raw("null");
+  for (const sampling::TokenLogprob& token : tokens) {
+    JsonObject position;
+    const auto add = [&](const sampling::Likelihood& l, std::optional<size_t> rank) {
+      position.raw(std::to_string(l.token), JsonObject()
+                                                .add("logprob", static_cast<double>(l.logprob))
+                                                .raw("rank", rank ? std::to_string(*rank) : "null")
+                                                .add("decoded_token", token_text(model, l.token))
+                                                .str());
+    };
+    const auto is_chosen = [&](const sampling::Likelihood& l) { return l.token == token.chosen.token; };
+    const auto place = std::find_if(token.top.begin(), token.top.end(), is_chosen);
+    add(token.chosen, place == token.top.end() ? std::nullopt : std::optional<size_t>(place - token.top.begin() + 1));
+    for (size_t i = 0; i < std::min(token.top.size(), static_cast<size_t>(top)); ++i)
+      if (!is_chosen(token.top[i])) add(token.top[i], i + 1);
+    out.raw(position.str());
+  }
+  return out.str();
+}
+
+std::string ids_json(std::span<const int32_t> ids) {
+  JsonArray out;
+  for (const int32_t id : ids) out.raw(std::to_string(id));
+  return out.str();
 }
 
 int64_t unix_time() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@ namespace sluice::server {
 
 // Of all prompts and choices of a request; a prompt counts once.
 struct UsageSum {
-  int64_t prompt = 0, cached = 0, completion = 0, drafted = 0, accepted = 0;
+  int64_t prompt = 0, cached = 0, completion = 0, drafted = 0, accepted = 0, reasoning = 0;
   double queue_seconds = 0, first_token_seconds = 0, total_seconds = 0;  // the largest
 
   void add(const engine::Event& event);  // takes last events only
@@ -23,13 +24,25 @@ struct UsageSum {
   std::string timings() const;           // milliseconds and rates, as llama.cpp's servers name them
 };
 
+// Of one choice so far.
+std::string usage_json(const engine::Usage& usage, int64_t reasoning_tokens = 0);
+
 // "stop", "length", "abort" or null.
 std::string finish_reason_json(engine::FinishReason reason);
 // SGLang's "matched_stop": the token id or the string that ended the answer, or null.
 std::string matched_stop_json(const engine::Event& event);
 
+// The alternatives to show beside a token: those that the request names, else the `top` likeliest.
+std::span<const sampling::Likelihood> alternatives(const sampling::TokenLogprob& token, int top);
+
 // {"token", "logprob", "bytes"} and "top_logprobs", of OpenAI's chat form.
-std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token);
+std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token, int top);
+
+// vLLM's prompt_logprobs: [null, {"ID": {"logprob", "rank", "decoded_token"}, ...}, ...]. The rank of a token that is
+// not among the `top` likeliest is null: it would take a sort of the vocabulary.
+std::string prompt_logprobs_json(const ServedModel& model, const std::vector<sampling::TokenLogprob>& tokens, int top);
+
+std::string ids_json(std::span<const int32_t> ids);
 
 // A token's text for a reader: half a character becomes U+FFFD.
 std::string token_text(const ServedModel& model, int32_t id);

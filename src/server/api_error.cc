@@ -46,18 +46,19 @@ ApiError to_api_error(const std::exception& error) {
   return {500, "server_error", error.what(), "", "internal_error"};
 }
 
-std::string error_body(const ApiError& error) {
+std::string error_json(const ApiError& error) {
   const auto text_or_null = [](const std::string& s) {
     return s.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(s);
   };
-  const nlohmann::ordered_json body{{"error",
-                                     {{"message", error.what()},
+  const nlohmann::ordered_json object{{"message", error.what()},
                                       {"type", error.type},
                                       {"param", text_or_null(error.param)},
-                                      {"code", text_or_null(error.code)}}}};
+                                      {"code", text_or_null(error.code)}};
   // A sentence may quote the request; what is not UTF-8 in it must not end in another error.
-  return body.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
+
+std::string error_body(const ApiError& error) { return fmt::format("{{\"error\":{}}}", error_json(error)); }
 
 std::string error_body(int status, std::string_view sentence) {
   return error_body(ApiError(status,

@@ -37,6 +37,7 @@ ApiError to_api_error(const std::exception& error);
 
 // {"error": {"message", "type", "param", "code"}}
 std::string error_body(const ApiError& error);
+std::string error_json(const ApiError& error);                  // the object in it
 std::string error_body(int status, std::string_view sentence);  // of the HTTP server itself
 http::Response error_response(const ApiError& error);
 

@@ -5,21 +5,31 @@
 
 #include "io/quote.h"
 #include "server/api_error.h"
-#include "server/routes.h"
 
 namespace sluice::server {
 
 namespace {
 constexpr int kWorkers = 2;           // they parse and tokenise; the engine has the other cores
-constexpr size_t kMostWaiting = 256;  // requests that are complete but not looked at
+constexpr size_t kMostWaiting = 256;  // requests that are complete but not looked at, or wait for their grammars
+// A longer body waits for other long ones, which have a thread of their own: 30 MB take a second to read, and gigabytes
+// when several are read at once. This one holds 60,000 tokens and takes some 30 ms.
+constexpr size_t kLongBody = size_t{256} << 10;
 
-// Adds headers to whatever the answer is.
-class WithHeaders final : public http::Exchange {
+// Adds headers to whatever the answer is, the request's id among them, and tells the log of refusals.
+class Named final : public http::Exchange {
  public:
-  WithHeaders(std::shared_ptr<http::Exchange> inner, std::vector<http::Header> headers)
-      : inner_(std::move(inner)), headers_(std::move(headers)) {}
+  Named(std::shared_ptr<http::Exchange> inner, const ServiceConfig& config, std::string id,
+        std::vector<http::Header> headers)
+      : inner_(std::move(inner)), config_(config), id_(std::move(id)), headers_(std::move(headers)) {
+    headers_.push_back({"X-Request-Id", id_});
+  }
   const http::Request& request() const override { return inner_->request(); }
-  void reply(http::Response r) override { inner_->reply(with(std::move(r))); }
+  std::string_view request_id() const override { return id_; }
+  void reply(http::Response r) override {
+    if (r.status >= 400)
+      config_.log(fmt::format("{}: {} {} {}", id_, request().method, io::printable(request().path), r.status));
+    inner_->reply(with(std::move(r)));
+  }
   void begin_stream(http::Response r) override { inner_->begin_stream(with(std::move(r))); }
   void write(std::string bytes) override { inner_->write(std::move(bytes)); }
   void end() override { inner_->end(); }
@@ -32,6 +42,8 @@ class WithHeaders final : public http::Exchange {
     return r;
   }
   std::shared_ptr<http::Exchange> inner_;
+  const ServiceConfig& config_;
+  std::string id_;
   std::vector<http::Header> headers_;
 };
 
@@ -39,20 +51,16 @@ class WithHeaders final : public http::Exchange {
 // the server on their machine.
 std::vector<http::Header> cors_headers(const ServiceConfig& config, const http::Request& request) {
   const std::string origin(request.header("Origin"));
-  const auto listed = [&](std::string_view o) {
-    return std::find(config.cors_origins.begin(), config.cors_origins.end(), o) != config.cors_origins.end();
-  };
-  if (origin.empty() || (!listed(origin) && !listed("*"))) return {};
-  return {{"Access-Control-Allow-Origin", listed(origin) ? origin : "*"}, {"Vary", "Origin"}};
+  if (origin.empty() || !is_listed_origin(config, origin)) return {};
+  const bool by_name =
+      std::find(config.cors_origins.begin(), config.cors_origins.end(), origin) != config.cors_origins.end();
+  return {{"Access-Control-Allow-Origin", by_name ? origin : "*"}, {"Vary", "Origin"}};
 }
 
-void preflight(const ExchangePtr& exchange, bool allowed_origin, const std::string& methods) {
-  if (!allowed_origin)
-    throw ApiError(403, "permission_error", "requests from other origins are not allowed; start with --cors-origins",
-                   "", "origin_not_allowed");
+void preflight(const ExchangePtr& exchange, const std::string& methods) {
   exchange->reply({.status = 204,
                    .headers = {{"Access-Control-Allow-Methods", methods},
-                               {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-API-Key"},
+                               {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-API-Key, X-Request-Id"},
                                {"Access-Control-Max-Age", "600"}}});
 }
 
@@ -71,12 +79,8 @@ void check_content_type(const http::Request& request) {
                    fmt::format("the Content-Encoding is {}; accepted: a body as it is", io::quote(coding)));
 }
 
-void answer(Service& service, const Route& route, const ExchangePtr& exchange) {
-  try {
-    route.answer(service, exchange);
-  } catch (const std::exception& error) {
-    exchange->reply(error_response(to_api_error(error)));
-  }
+ApiError overloaded(const std::string& sentence) {
+  return ApiError(503, "overloaded_error", sentence, "", "server_overloaded");
 }
 
 const Route& route_of(const http::Request& request) {
@@ -91,12 +95,30 @@ const Route& route_of(const http::Request& request) {
 }
 }  // namespace
 
+namespace {
+// The paths are what a supervisor must be able to ask while everything else is taken.
+http::Options for_front(http::Options options, const ServiceConfig& config) {
+  options.kept_paths = {"/health", "/ping", "/metrics"};
+  options.on_refusal = [log = config.log](int status, std::string_view id) {
+    log(fmt::format("{}: {} before it was read", id.empty() ? "a request" : id, status));
+  };
+  return options;
+}
+}  // namespace
+
 ApiServer::ApiServer(const http::Options& options, ServiceConfig config)
     : service_(std::move(config)),
       workers_(kWorkers, kMostWaiting),
+      long_workers_(1, kMostWaiting),
+      slow_workers_(1, kMostWaiting),
+      grammar_waiters_(kMostWaiting),
       http_(
-          options, [this](std::shared_ptr<http::Exchange> exchange) { handle(exchange); },
+          for_front(options, service_.config()), [this](std::shared_ptr<http::Exchange> exchange) { handle(exchange); },
           [](int status, std::string_view sentence) { return error_body(status, sentence); }) {
+  service_.set_front([this] {
+    return FrontStats{http_.stats(), workers_.waiting() + long_workers_.waiting() + slow_workers_.waiting() +
+                                         grammar_waiters_.waiting()};
+  });
   http_.every(std::chrono::seconds(1), [this] { service_.tick(); });
   http_.start();
 }
@@ -104,25 +126,53 @@ ApiServer::ApiServer(const http::Options& options, ServiceConfig config)
 ApiServer::~ApiServer() { stop(); }
 
 void ApiServer::set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<Backend> backend) {
+  grammar_waiters_.watch(model);
   service_.set_ready(std::move(model), std::move(backend));
+}
+
+void ApiServer::begin(const std::shared_ptr<Pending>& request) {
+  if (!request->workers.submit([this, request] { answer(request); }))
+    request->exchange->reply(error_response(overloaded("too many requests wait to be read; try again later")));
+}
+
+void ApiServer::answer(const std::shared_ptr<Pending>& request) {
+  const ExchangePtr& exchange = request->exchange;
+  try {
+    request->route.answer(service_, exchange);
+  } catch (const NotCompiled& missing) {
+    std::vector<grammar::Source>& before = request->waited_for;
+    // It has taken too long to begin, or others have pushed it out of the cache.
+    if (std::find(before.begin(), before.end(), missing.source) != before.end())
+      return exchange->reply(error_response(overloaded("grammars take long to compile; try again later")));
+    before.push_back(missing.source);
+    if (!grammar_waiters_.wait(missing.source, [this, request] { begin(request); }))
+      exchange->reply(error_response(overloaded("too many requests wait for their grammars; try again later")));
+  } catch (const std::exception& error) {
+    exchange->reply(error_response(to_api_error(error)));
+  }
 }
 
 void ApiServer::handle(const std::shared_ptr<http::Exchange>& plain) {
   const http::Request& request = plain->request();
-  const std::vector<http::Header> cors = cors_headers(service_.config(), request);
-  const ExchangePtr exchange = cors.empty() ? plain : std::make_shared<WithHeaders>(plain, cors);
+  std::string id(http::request_id_of(request));
+  if (id.empty()) id = service_.new_id("req-");
+  const ExchangePtr exchange =
+      std::make_shared<Named>(plain, service_.config(), std::move(id), cors_headers(service_.config(), request));
   try {
     check_host(service_.config(), request);
+    check_origin(service_.config(), request);
     std::string allowed;
     if (request.method == "OPTIONS" && find_route("OPTIONS", request.path, allowed) == nullptr && !allowed.empty())
-      return preflight(exchange, !cors.empty(), allowed);
+      return preflight(exchange, allowed);
     const Route& route = route_of(request);
     if (route.access != Access::open) check_access(service_.config(), request, route.access == Access::admin);
     check_content_type(request);
-    if (route.at_once) return answer(service_, route, exchange);
-    if (!workers_.submit([this, &route, exchange] { answer(service_, route, exchange); }))
-      throw ApiError(503, "overloaded_error", "too many requests wait to be read; try again later", "",
-                     "server_overloaded");
+    Workers& workers = route.slow ? slow_workers_ : request.body.size() > kLongBody ? long_workers_ : workers_;
+    const auto pending = std::make_shared<Pending>(Pending{route, exchange, workers, {}});
+    if (route.at_once)
+      answer(pending);
+    else
+      begin(pending);
   } catch (const ApiError& error) {
     http::Response response = error_response(error);
     if (error.status == 405) {
@@ -139,6 +189,7 @@ void ApiServer::drain(std::chrono::milliseconds timeout) {
   const bool ready = service_.state() == State::ready;
   service_.set_draining();
   if (!ready) return;
+  grammar_waiters_.release();  // to be told that the server is draining
   const auto engine = service_.backend();
   engine->drain(timeout);
   engine->stop();  // what is left ends as cancelled, and says so to its client

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <memory>
 
+#include "server/grammar_waiters.h"
 #include "server/http/server.h"
+#include "server/routes.h"
 #include "server/service.h"
 #include "server/workers.h"
 
@@ -28,10 +30,22 @@ class ApiServer {
   void stop();
 
  private:
+  // A request on its way to its answer; it may be begun several times, until its grammars are compiled.
+  struct Pending {
+    const Route& route;
+    ExchangePtr exchange;
+    Workers& workers;
+    std::vector<grammar::Source> waited_for;
+  };
   void handle(const std::shared_ptr<http::Exchange>& exchange);
+  void begin(const std::shared_ptr<Pending>& request);
+  void answer(const std::shared_ptr<Pending>& request);
 
   Service service_;
   Workers workers_;
+  Workers long_workers_;            // of long bodies, so that they keep no short one waiting
+  Workers slow_workers_;            // of what waits for weights
+  GrammarWaiters grammar_waiters_;  // of what waits for its grammar
   http::Server http_;
 };
 
@@ -39,6 +53,11 @@ class ApiServer {
 // that is none of ours, as DNS rebinding sends it.
 void check_access(const ServiceConfig& config, const http::Request& request, bool admin);
 void check_host(const ServiceConfig& config, const http::Request& request);
+
+// Throws ApiError 403 for what a page of another origin makes a browser send: a foreign Origin, or a Sec-Fetch-Site
+// that says so. Only following a link to the page at / is nobody else's doing.
+bool is_listed_origin(const ServiceConfig& config, std::string_view origin);
+void check_origin(const ServiceConfig& config, const http::Request& request);
 
 // Takes as long for any two strings of these lengths.
 bool equal_in_constant_time(std::string_view a, std::string_view b);

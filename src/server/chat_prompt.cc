@@ -7,86 +7,17 @@
 
 #include "io/quote.h"
 #include "server/api_error.h"
+#include "server/messages.h"
 
 namespace sluice::server {
 
 using io::JsonValue;
-using text::jinja::Value;
 
 namespace {
-constexpr std::array<std::string_view, 5> kRoles{"system", "developer", "user", "assistant", "tool"};
 // What a request may not say to a template: the rest of the request says it, or the checkpoint.
 constexpr std::array<std::string_view, 9> kReserved{"messages",  "tools",     "documents", "add_generation_prompt",
                                                     "bos_token", "eos_token", "pad_token", "chat_template",
                                                     "tokenize"};
-
-Value to_value(const JsonValue& json, const ServedModel& model) {
-  if (const auto* b = json.as<bool>()) return *b;
-  if (const auto* i = json.as<int64_t>()) return *i;
-  if (const auto* d = json.as<double>()) return *d;
-  if (const auto* s = json.as<std::string>()) return model.guard(*s);
-  if (const auto* a = json.as<JsonValue::Array>()) {
-    text::jinja::Items items;
-    for (const JsonValue& v : *a) items.push_back(to_value(v, model));
-    return Value::list(std::move(items));
-  }
-  if (const auto* o = json.as<JsonValue::Object>()) {
-    text::jinja::Fields fields;
-    for (const io::JsonMember& m : *o) fields.emplace_back(model.guard(m.key), to_value(m.value, model));
-    return Value::dict(std::move(fields));
-  }
-  return nullptr;
-}
-
-// A string, or OpenAI's array of parts, whose texts are put one after the other.
-std::string content_text(Fields& message) {
-  const JsonValue* content = message.find("content");
-  if (content == nullptr) message.refuse("content", "is missing; accepted: a string or an array of text parts");
-  if (const auto* s = content->as<std::string>()) return *s;
-  const auto* parts = content->as<JsonValue::Array>();
-  if (parts == nullptr) message.refuse_type("content", *content, "a string or an array of text parts");
-  std::string text;
-  for (const JsonValue& part : *parts) {
-    const JsonValue* type = part.find("type");
-    const auto* name = type == nullptr ? nullptr : type->as<std::string>();
-    if (name == nullptr || *name != "text")
-      message.refuse("content",
-                     fmt::format("has a part of type {}; accepted: \"text\", this model reads nothing else",
-                                 type == nullptr ? "null" : io::describe(*type)),
-                     "unsupported");
-    Fields fields(part, "messages.content.");
-    fields.ignore({"type"});
-    const auto piece = fields.string("text");
-    if (!piece) fields.refuse("text", "is missing; accepted: a string");
-    fields.finish();
-    text += *piece;
-  }
-  return text;
-}
-
-Value read_message(const JsonValue& json, size_t index, const ServedModel& model) {
-  const std::string name = fmt::format("messages[{}]", index);
-  if (json.as<JsonValue::Object>() == nullptr)
-    refuse(name, fmt::format("{} is {}; accepted: an object with role and content", name, io::describe(json)));
-  Fields fields(json, name + ".");
-  const auto role = fields.string("role");
-  if (!role || std::find(kRoles.begin(), kRoles.end(), *role) == kRoles.end())
-    fields.refuse("role", fmt::format("is {}; accepted: system, developer, user, assistant, tool",
-                                      role ? io::quote(*role) : "missing"));
-  text::jinja::Fields out;
-  out.emplace_back("role", *role == "developer" ? std::string("system") : *role);
-  const bool may_lack_content = *role == "assistant" && fields.has("tool_calls");
-  if (fields.has("content") || !may_lack_content)
-    out.emplace_back("content", model.guard(content_text(fields)));
-  else
-    out.emplace_back("content", "");
-  // Given to the template as they are.
-  for (const char* key : {"name", "reasoning_content", "tool_call_id", "tool_calls"})
-    if (const JsonValue* value = fields.find(key)) out.emplace_back(key, to_value(*value, model));
-  fields.refuse_unless_empty({"refusal", "audio", "function_call"});
-  fields.finish();
-  return Value::dict(std::move(out));
-}
 
 text::jinja::Fields read_kwargs(Fields& fields, const ServedModel& model) {
   text::jinja::Fields extra;
@@ -97,22 +28,45 @@ text::jinja::Fields read_kwargs(Fields& fields, const ServedModel& model) {
   for (const io::JsonMember& m : *object) {
     if (std::find(kReserved.begin(), kReserved.end(), m.key) != kReserved.end())
       fields.refuse("chat_template_kwargs", fmt::format("has {}, which a request cannot choose", io::quote(m.key)));
-    extra.emplace_back(m.key, to_value(m.value, model));
+    extra.emplace_back(m.key, to_template_value(m.value, model));
   }
   return extra;
 }
+
+// Whether a template asks if a message has content at all, as DeepSeek-V3's does to find calls. Others print None.
+bool tells_missing_content(std::string_view text) {
+  for (const char* words : {"content'] is none", "content\"] is none", ".content is none"})
+    if (text.find(words) != text.npos) return true;
+  return false;
+}
+
+// The rendered text up to the end of the last message's content: what follows it would end the message. As in
+// transformers, a template that trims the content (the space after the mark shows it) trims the prompt's end too.
+void cut_at_mark(Fields& fields, std::string& text) {
+  const size_t mark = text.rfind(kContinueMark);
+  if (mark == text.npos)
+    fields.refuse("continue_final_message", "is true, but the chat template does not show the last message's content");
+  const bool trimmed = text.compare(mark + kContinueMark.size(), 1, " ") != 0;
+  text.resize(mark);
+  if (trimmed) text.resize(text.find_last_not_of(" \t\r\n") + 1);
+}
 }  // namespace
 
-std::string render_chat(Fields& fields, const ServedModel& model) {
-  const JsonValue* messages = fields.find("messages");
-  const auto* array = messages == nullptr ? nullptr : messages->as<JsonValue::Array>();
-  if (array == nullptr || array->empty())
-    fields.refuse("messages", fmt::format("is {}; accepted: an array of at least one message",
-                                          messages == nullptr ? "missing" : io::describe(*messages)));
+ChatPrompt render_chat(Fields& fields, const ServedModel& model, ToolRequest tools) {
+  const auto opens = fields.boolean("add_generation_prompt");
+  const bool continues = fields.boolean("continue_final_message").value_or(false);
+  if (continues && opens.value_or(false))
+    fields.refuse("continue_final_message", "and add_generation_prompt are both true; accepted: one of them");
+  ChatPrompt out;
+  out.tools = std::move(tools);
+  MessageForm form;
+  form.continued = continues;
+  form.null_content = tells_missing_content(model.chat_template_text());
+  Messages messages = read_messages(fields, model, form);
   text::ChatOptions options;
-  text::jinja::Items items;
-  for (size_t i = 0; i < array->size(); ++i) items.push_back(read_message((*array)[i], i, model));
-  options.messages = Value::list(std::move(items));
+  options.messages = std::move(messages.list);
+  options.tools = out.tools.for_template;
+  options.add_generation_prompt = opens.value_or(!continues);
   options.extra = read_kwargs(fields, model);
   options.bos_token = model.tokenizer.bos_token();
   options.eos_token = model.tokenizer.eos_token();
@@ -121,11 +75,25 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
   std::tm local{};
   options.now = *localtime_r(&now, &local);
   options.limits.steps = 50'000'000;  // a prompt of megabytes; about a second
+  const auto render = [&] { out.text = model.chat_template().render(options); };
   try {
-    return model.chat_template().render(options);
+    try {
+      render();
+    } catch (const Error&) {
+      if (!messages.has_arguments) throw;
+      // transformers hands a call's arguments over as an object; DeepSeek-V3's template adds them to a string.
+      form.arguments_as_text = true;
+      options.messages = read_messages(fields, model, form).list;
+      render();
+    }
   } catch (const Error& error) {
     refuse("messages", fmt::format("messages: {}", error.what()));
   }
+  if (continues) {
+    cut_at_mark(fields, out.text);
+    out.continued = std::move(messages.last_content);
+  }
+  return out;
 }
 
 }  // namespace sluice::server

@@ -6,11 +6,18 @@
 
 #include "server/fields.h"
 #include "server/served_model.h"
+#include "server/tools.h"
 
 namespace sluice::server {
 
-// Reads "messages" and "chat_template_kwargs". Throws ApiError 400 for what is no message, for content that is not
-// text, and for messages that the template refuses. The text still holds ServedModel::guard()'s marks.
-std::string render_chat(Fields& fields, const ServedModel& model);
+struct ChatPrompt {
+  ToolRequest tools;
+  std::string text;       // still holds ServedModel::guard()'s marks
+  std::string continued;  // what the answer goes on with: the last message's content; "": a new message
+};
+
+// Reads "messages", "chat_template_kwargs", "add_generation_prompt" and "continue_final_message". Throws ApiError 400
+// for what is no message, for content that is not text, and for messages that the template refuses.
+ChatPrompt render_chat(Fields& fields, const ServedModel& model, ToolRequest tools);
 
 }  // namespace sluice::server

@@ -4,10 +4,12 @@
 
 #include "server/answer.h"
 #include "server/api_error.h"
+#include "server/constraint.h"
 #include "server/endpoints.h"
 #include "server/generation.h"
 #include "server/openai_fields.h"
 #include "server/prompts.h"
+#include "server/request_options.h"
 #include "text/utf8.h"
 
 namespace sluice::server {
@@ -16,12 +18,11 @@ namespace {
 // The four parallel lists of OpenAI's old form.
 class LogprobLists {
  public:
-  void add(const ServedModel& model, const sampling::TokenLogprob& token, bool with_top) {
+  void add(const ServedModel& model, const sampling::TokenLogprob& token, int top) {
     add_token(model, token.chosen.token, json_number(static_cast<double>(token.chosen.logprob)));
-    if (!with_top) return top_.raw("null"), void();
     JsonObject object;
     bool chosen = false;
-    for (const sampling::Likelihood& l : token.top) {
+    for (const sampling::Likelihood& l : alternatives(token, top)) {
       object.add(token_text(model, l.token), static_cast<double>(l.logprob));
       chosen = chosen || l.token == token.chosen.token;
     }
@@ -63,7 +64,10 @@ class LogprobLists {
 };
 
 struct Form {
-  bool logprobs = false, top = false, echo = false, usage = false;
+  bool logprobs = false, echo = false;
+  int top = 0;
+  StreamOptions stream;
+  MoreLogprobs more;
 };
 
 class CompletionWriter final : public AnswerWriter {
@@ -75,6 +79,8 @@ class CompletionWriter final : public AnswerWriter {
     for (const Prompt& p : prompts) {
       PromptLogprobs& known = prompts_.emplace_back();
       known.first_token = p.ids.front();
+      known.no_usage.prompt_tokens = static_cast<int64_t>(p.ids.size());
+      if (form.more.token_ids) known.ids = p.ids;
       if (form.echo) known.text = p.text ? *p.text : model_->tokenizer.decode(p.ids);
     }
   }
@@ -82,7 +88,7 @@ class CompletionWriter final : public AnswerWriter {
   std::string begin_stream() override {
     std::string out;
     if (!form_.echo || form_.logprobs) return out;  // with log probabilities the prompt's text comes with theirs
-    for (size_t i = 0; i < choices_.size(); ++i) out += chunk(i, prompts_[i / n_].text);
+    for (size_t i = 0; i < choices_.size(); ++i) out += chunk(i, prompts_[i / n_].text, nullptr);
     return out;
   }
 
@@ -94,7 +100,7 @@ class CompletionWriter final : public AnswerWriter {
 
   std::string end_stream() override {
     std::string out;
-    if (form_.usage)
+    if (form_.stream.usage)
       out = sse(head().raw("choices", "[]").raw("usage", usage_.json()).raw("timings", usage_.timings()).str());
     return out.append(kStreamDone);
   }
@@ -108,15 +114,22 @@ class CompletionWriter final : public AnswerWriter {
     for (size_t i = 0; i < choices_.size(); ++i) {
       // Without log probabilities of the prompt no event has put its text there.
       if (form_.echo && !form_.logprobs) choices_[i].text.insert(0, prompts_[i / n_].text);
-      choices.raw(choice_json(i, choices_[i].text));
+      choices.raw(choice_json(i, choices_[i].text, true));
     }
-    return head().raw("choices", choices.str()).raw("usage", usage_.json()).raw("timings", usage_.timings()).str();
+    return head()
+        .raw("choices", choices.str())
+        .raw("usage", usage_.json())
+        .raw("timings", usage_.timings())
+        .raw("metadata", metadata_json())
+        .str();
   }
 
  private:
   struct PromptLogprobs {
     int32_t first_token = 0;
-    std::string text;  // echoed
+    std::string text;          // echoed
+    std::vector<int32_t> ids;  // when they are wanted
+    engine::Usage no_usage;    // before the first event
     std::vector<sampling::TokenLogprob> tokens;
     bool complete = false;
     std::vector<engine::Event> held;
@@ -124,14 +137,15 @@ class CompletionWriter final : public AnswerWriter {
   struct Choice {
     std::string text, finish_reason = "null", matched_stop = "null";
     LogprobLists logprobs;
-    bool echoed = false;
+    std::vector<int32_t> ids;  // of the answer, of a chunk in a stream
+    bool echoed = false, begun = false;
   };
 
   // The prompt's log probabilities come with the first choice alone, so the others' events wait for the last of them.
   template <class F>
   void in_order(size_t prompt, const engine::Event& event, const F& use) {
     PromptLogprobs& p = prompts_[prompt];
-    if (!echoes_logprobs() || p.complete) return use(event);
+    if (!scores_prompts() || p.complete) return use(event);
     if (event.choice != 0) return p.held.push_back(event), void();
     p.tokens.insert(p.tokens.end(), event.prompt_logprobs.begin(), event.prompt_logprobs.end());
     p.complete = !event.tokens.empty() || event.reason != engine::FinishReason::none;
@@ -144,9 +158,10 @@ class CompletionWriter final : public AnswerWriter {
     const size_t index = take(prompt, event);
     Choice& c = choices_[index];
     std::string out;
-    if (!c.text.empty() || !c.logprobs.empty() || event.reason != engine::FinishReason::none)
-      out = chunk(index, c.text);
+    if (!c.text.empty() || !c.logprobs.empty() || !c.ids.empty() || event.reason != engine::FinishReason::none)
+      out = chunk(index, c.text, &event);
     c.text.clear();
+    c.ids.clear();
     c.logprobs.restart();
     return out;
   }
@@ -163,6 +178,7 @@ class CompletionWriter final : public AnswerWriter {
     c.text += event.text;
     if (form_.logprobs)
       for (const auto& token : event.logprobs) c.logprobs.add(*model_, token, form_.top);
+    if (form_.more.token_ids) c.ids.insert(c.ids.end(), event.tokens.begin(), event.tokens.end());
     if (event.reason != engine::FinishReason::none) {
       c.finish_reason = finish_reason_json(event.reason);
       c.matched_stop = matched_stop_json(event);
@@ -171,6 +187,7 @@ class CompletionWriter final : public AnswerWriter {
   }
 
   bool echoes_logprobs() const { return form_.echo && form_.logprobs; }
+  bool scores_prompts() const { return echoes_logprobs() || form_.more.prompt; }
 
   JsonObject head() const {
     JsonObject out;
@@ -178,21 +195,30 @@ class CompletionWriter final : public AnswerWriter {
     return out;
   }
 
-  std::string choice_json(size_t index, const std::string& text) const {
+  std::string choice_json(size_t index, const std::string& text, bool with_prompt) const {
     const Choice& c = choices_[index];
-    return JsonObject()
-        .add("text", text)
+    const PromptLogprobs& prompt = prompts_[index / n_];
+    JsonObject out;
+    out.add("text", text)
         .add("index", index)
         .raw("logprobs", form_.logprobs && !c.logprobs.empty() ? c.logprobs.json() : "null")
         .raw("finish_reason", c.finish_reason)
-        .raw("matched_stop", c.matched_stop)
-        .str();
+        .raw("matched_stop", c.matched_stop);
+    if (form_.more.token_ids) out.raw("token_ids", ids_json(c.ids));
+    if (form_.more.token_ids && with_prompt) out.raw("prompt_token_ids", ids_json(prompt.ids));
+    if (form_.more.prompt) out.raw("prompt_logprobs", prompt_logprobs_json(*model_, prompt.tokens, *form_.more.prompt));
+    return out.str();
   }
 
-  std::string chunk(size_t index, const std::string& text) const {
+  // The first chunk of a choice shows its prompt's ids.
+  std::string chunk(size_t index, const std::string& text, const engine::Event* event) {
     JsonObject out = head();
-    out.raw("choices", JsonArray().raw(choice_json(index, text)).str());
-    if (form_.usage) out.raw("usage", "null");
+    const bool first = !std::exchange(choices_[index].begun, true);
+    out.raw("choices", JsonArray().raw(choice_json(index, text, first)).str());
+    if (form_.stream.continuous)
+      out.raw("usage", usage_json(event != nullptr ? event->usage : prompts_[index / n_].no_usage));
+    else if (form_.stream.usage)
+      out.raw("usage", "null");
     return sse(out.str());
   }
 
@@ -216,37 +242,40 @@ void completions(Service& service, const ExchangePtr& exchange) {
   check_model_name(fields, *model);
 
   Job job;
-  job.id = service.new_id("cmpl");
-  job.rid = read_rid(fields, job.id);
-  const StreamOptions stream = read_stream_options(fields);
-  job.stream = stream.stream;
-  engine::Params params = read_params(fields, kCompletionNames, model->defaults, limits.vocab, service.next_seed());
-
+  job.id = service.new_id("cmpl-");
+  job.rids = {read_rid(fields, job.id)};
   Form form;
-  form.usage = stream.usage;
+  form.stream = read_stream_options(fields, service.unknown_fields());
+  job.stream = form.stream.stream;
+  engine::Params params = read_params(fields, kCompletionNames, *model, limits.vocab, service.next_seed());
+
   form.echo = fields.boolean("echo").value_or(false);
-  // A number asks for them, with so many alternatives; 0 is none of those.
+  // A number asks for them, with so many alternatives; the chosen token is always there.
   if (const auto top = fields.integer("logprobs", 0, engine::kMaxTopLogprobs)) {
     form.logprobs = params.logprobs = true;
     params.top_logprobs = static_cast<int>(*top);
-    form.top = *top > 0;
+    form.top = params.top_logprobs;
   }
+  form.more = read_more_logprobs(fields, limits.vocab, job.stream, params);
   if (const auto best = fields.integer("best_of", 1, engine::kMaxChoices); best && *best != params.n)
     fields.refuse("best_of", fmt::format("is {}; accepted: the value of n, {}", *best, params.n),
                   "unsupported_parameter");
   fields.refuse_unless_empty({"suffix"});
-  std::vector<Prompt> prompts = read_prompts(fields, "prompt", model->tokenizer, limits.vocab);
+  engine::Request options;
+  read_request_options(fields, service.config(), options);
+  std::vector<Prompt> prompts = read_prompts(fields, "prompt", model->tokenizer, limits);
+  const auto constraint = read_constraint(fields, service.unknown_fields());
+  refuse_tools(fields);
   refuse_what_is_not_there(fields);
-  fields.finish();
+  fields.finish(service.unknown_fields());
   check_choices(prompts.size(), params.n);
+  if (constraint) apply_constraint(*constraint, *model, std::nullopt, params);
 
   for (const Prompt& prompt : prompts) {
-    engine::Request request{prompt.ids, params};
-    const bool only_the_prompt = form.echo && params.max_tokens == 0;
-    if (form.echo && form.logprobs)
-      request.params.prompt_logprobs_from = 0;
-    else if (only_the_prompt && !prompt.ids.empty())
-      request.params.prompt_logprobs_from = static_cast<int64_t>(prompt.ids.size()) - 1;
+    engine::Request request = options;
+    request.prompt = prompt.ids;
+    request.params = params;
+    if (form.echo && form.logprobs) request.params.prompt_logprobs_from = 0;
     fit_to_context(request, kCompletionNames, limits.context_length, "prompt");
     job.requests.push_back(std::move(request));
   }

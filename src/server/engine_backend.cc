@@ -1,49 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/engine_backend.h"
 
-#include <malloc.h>
-
 namespace sluice::server {
 
-EngineBackend::EngineBackend(const Context& ctx, std::unique_ptr<model::Model> model, const text::Tokenizer& tokenizer,
-                             const engine::EngineConfig& config, Loader load)
-    : model_(std::move(model)), load_(std::move(load)) {
-  auto engine = std::make_unique<engine::Engine>(ctx, *model_, &tokenizer, config);
-  cache_bytes_ = engine->cache_bytes();
-  engine_ = std::make_unique<engine::AsyncEngine>(std::move(engine));
-}
-
-EngineBackend::~EngineBackend() { engine_->stop(); }
+EngineBackend::EngineBackend(const Context& ctx, model::LiveModel model, model::LoadOptions loaded,
+                             const text::Tokenizer& tokenizer, const engine::EngineConfig& config, Options options)
+    : options_of_(std::move(options)), live_(ctx, std::move(model), std::move(loaded), &tokenizer, config) {}
 
 engine::RequestId EngineBackend::submit(engine::Request request, engine::Sink sink) {
-  return engine_->submit(std::move(request), std::move(sink));
+  return live_.submit(std::move(request), std::move(sink));
 }
-void EngineBackend::cancel(engine::RequestId id) { engine_->cancel(id); }
+std::vector<engine::RequestId> EngineBackend::submit(std::vector<engine::Request> requests,
+                                                     std::vector<engine::Sink> sinks) {
+  return live_.submit(std::move(requests), std::move(sinks));
+}
+void EngineBackend::cancel(engine::RequestId id) { live_.async().cancel(id); }
 void EngineBackend::cancel_all() {
-  engine_->run([](engine::Engine& e) { e.cancel_all(); });
+  live_.async().run([](engine::Engine& e) { e.cancel_all(); });
 }
 void EngineBackend::flush_cache() {
-  engine_->run([](engine::Engine& e) { e.flush_cache(); });
+  live_.async().run([](engine::Engine& e) { e.flush_cache(); });
 }
-engine::Metrics EngineBackend::metrics() const { return engine_->metrics(); }
-engine::Limits EngineBackend::limits() const { return engine_->limits(); }
-const engine::EngineConfig& EngineBackend::config() const { return engine_->config(); }
-double EngineBackend::stalled_seconds() const { return engine_->stalled_seconds(); }
+void EngineBackend::publish_cache_events(engine::CacheEventSink sink) {
+  live_.async().run([&](engine::Engine& e) { e.publish_cache_events(std::move(sink)); });
+}
+engine::Metrics EngineBackend::metrics() const { return live_.async().metrics(); }
+engine::Limits EngineBackend::limits() const { return live_.async().limits(); }
+const engine::EngineConfig& EngineBackend::config() const { return live_.async().config(); }
+double EngineBackend::stalled_seconds() const { return live_.async().stalled_seconds(); }
 
-// On the engine's thread: the thread pool serves one caller at a time, and the model that runs needs it too. The old
-// weights are given up only when the new ones are complete.
-void EngineBackend::reload(const std::string& path) {
-  engine_->run([&](engine::Engine& e) {
-    std::unique_ptr<model::Model> next = load_(path);
-    e.replace_model(*next);
-    model_ = std::move(next);
-    // The old weights' pages would stay with the process, up to a model's worth in holes: glibc keeps freed blocks of
-    // up to 32 MB.
-    ::malloc_trim(0);
-  });
+void EngineBackend::pause(engine::PauseMode mode) { live_.pause(mode); }
+void EngineBackend::resume() { live_.resume(); }
+bool EngineBackend::paused() const { return live_.paused(); }
+void EngineBackend::reload(const std::string& path, const engine::Replacement& how) {
+  live_.reload([&] { return options_of_(path); }, how);
+}
+void EngineBackend::update(const engine::NamedTensors& tensors, const engine::Replacement& how) {
+  live_.update(tensors, how);
+}
+void EngineBackend::begin_update() { live_.begin_update(); }
+void EngineBackend::end_update(const engine::Replacement& how) { live_.end_update(how); }
+io::Checkpoint EngineBackend::weights() const { return live_.weights(); }
+void EngineBackend::release_memory(engine::MemoryTags tags) { live_.release_memory(tags); }
+void EngineBackend::resume_memory(engine::MemoryTags tags) { live_.resume_memory(tags); }
+
+void EngineBackend::record_experts(bool on) {
+  live_.async().run([on](engine::Engine& e) { e.record_experts(on); });
+}
+std::pair<bool, engine::ExpertCounts> EngineBackend::expert_counts() {
+  std::pair<bool, engine::ExpertCounts> out;
+  live_.async().run([&](engine::Engine& e) { out = {e.recording_experts(), e.expert_counts()}; });
+  return out;
+}
+void EngineBackend::trace_steps(int64_t steps, std::function<void(const engine::StepTrace&)> trace) {
+  live_.async().run([&](engine::Engine& e) { e.trace_steps(steps, std::move(trace)); });
 }
 
-bool EngineBackend::drain(std::chrono::milliseconds timeout) { return engine_->drain(timeout); }
-void EngineBackend::stop() { engine_->stop(); }
+bool EngineBackend::drain(std::chrono::milliseconds timeout) { return live_.async().drain(timeout); }
+void EngineBackend::stop() { live_.async().stop(); }
 
 }  // namespace sluice::server

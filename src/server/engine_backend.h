@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine as a Backend, with the model that it runs and the way to load it again.
+// The engine as a Backend, with the way to load its checkpoint again.
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 
-#include "base/context.h"
-#include "engine/async_engine.h"
-#include "model/model.h"
+#include "device/context.h"
+#include "engine/live_engine.h"
 #include "server/backend.h"
 #include "text/tokenizer.h"
 
@@ -16,14 +14,17 @@ namespace sluice::server {
 
 class EngineBackend final : public Backend {
  public:
-  using Loader = std::function<std::unique_ptr<model::Model>(const std::string& path)>;
+  // How the checkpoint in `path` is loaded.
+  using Options = std::function<model::LoadOptions(const std::string& path)>;
 
-  // `tokenizer` must live longer. `load` is called on the engine's thread by reload(). Throws as Engine's constructor.
-  EngineBackend(const Context& ctx, std::unique_ptr<model::Model> model, const text::Tokenizer& tokenizer,
-                const engine::EngineConfig& config, Loader load);
-  ~EngineBackend() override;
+  // `tokenizer` must live longer. `model` was loaded with `loaded`; `options` is called on the engine's thread by
+  // reload(). Throws as Engine's constructor.
+  EngineBackend(const Context& ctx, model::LiveModel model, model::LoadOptions loaded, const text::Tokenizer& tokenizer,
+                const engine::EngineConfig& config, Options options);
 
   engine::RequestId submit(engine::Request request, engine::Sink sink) override;
+  std::vector<engine::RequestId> submit(std::vector<engine::Request> requests,
+                                        std::vector<engine::Sink> sinks) override;
   void cancel(engine::RequestId id) override;
   void cancel_all() override;
   void flush_cache() override;
@@ -31,17 +32,29 @@ class EngineBackend final : public Backend {
   engine::Limits limits() const override;
   const engine::EngineConfig& config() const override;
   double stalled_seconds() const override;
-  void reload(const std::string& path) override;
+  void pause(engine::PauseMode mode) override;
+  void resume() override;
+  bool paused() const override;
+  void reload(const std::string& path, const engine::Replacement& how) override;
+  void update(const engine::NamedTensors& tensors, const engine::Replacement& how) override;
+  void begin_update() override;
+  void end_update(const engine::Replacement& how) override;
+  io::Checkpoint weights() const override;
+  void release_memory(engine::MemoryTags tags) override;
+  void resume_memory(engine::MemoryTags tags) override;
+  void record_experts(bool on) override;
+  std::pair<bool, engine::ExpertCounts> expert_counts() override;
+  void trace_steps(int64_t steps, std::function<void(const engine::StepTrace&)> trace) override;
   bool drain(std::chrono::milliseconds timeout) override;
   void stop() override;
 
-  int64_t cache_bytes() const { return cache_bytes_; }
+  // As engine::Engine's; before the first request.
+  void publish_cache_events(engine::CacheEventSink sink);
+  int64_t cache_bytes() const { return live_.cache_bytes(); }
 
  private:
-  std::unique_ptr<model::Model> model_;  // the engine's thread replaces it
-  Loader load_;
-  int64_t cache_bytes_ = 0;
-  std::unique_ptr<engine::AsyncEngine> engine_;
+  Options options_of_;
+  engine::LiveEngine live_;
 };
 
 }  // namespace sluice::server

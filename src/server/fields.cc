@@ -18,6 +18,10 @@ JsonValue parse_body(std::string_view body) {
   return value;
 }
 
+JsonValue parse_optional_body(std::string_view body) {
+  return body.empty() ? JsonValue{JsonValue::Object()} : parse_body(body);
+}
+
 Fields::Fields(const JsonValue& object, std::string path) : object_(object), path_(std::move(path)) {}
 
 void Fields::refuse(std::string_view key, const std::string& is_and_accepted, std::string code) const {
@@ -92,7 +96,7 @@ std::vector<std::string> Fields::string_or_strings(std::string_view key, size_t 
   return out;
 }
 
-std::vector<int32_t> Fields::token_ids(std::string_view key, size_t most) {
+std::vector<int32_t> Fields::token_ids(std::string_view key, size_t most, int64_t vocab) {
   const JsonValue* value = find(key);
   if (value == nullptr) return {};
   const auto* array = value->as<JsonValue::Array>();
@@ -101,8 +105,8 @@ std::vector<int32_t> Fields::token_ids(std::string_view key, size_t most) {
   std::vector<int32_t> out;
   for (const JsonValue& item : *array) {
     const auto* id = item.as<int64_t>();
-    if (id == nullptr || *id < 0 || *id > std::numeric_limits<int32_t>::max())
-      refuse(key, fmt::format("holds {}; accepted: token ids", io::describe(item)));
+    if (id == nullptr || *id < 0 || *id >= vocab)
+      refuse(key, fmt::format("holds {}; accepted: token ids from 0 to {}", io::describe(item), vocab - 1));
     out.push_back(static_cast<int32_t>(*id));
   }
   return out;
@@ -131,12 +135,9 @@ void Fields::refuse_unless_empty(std::initializer_list<std::string_view> keys) {
   }
 }
 
-void Fields::finish() const {
-  for (const io::JsonMember& member : *object_.as<JsonValue::Object>()) {
-    if (known_.contains(member.key) || member.value.is_null()) continue;
-    const std::string name = path_ + io::printable(member.key);
-    server::refuse(name, name + " is not a parameter that this server knows; leave it out", "unknown_parameter");
-  }
+void Fields::finish(UnknownFields& unknown) const {
+  for (const io::JsonMember& member : *object_.as<JsonValue::Object>())
+    if (!known_.contains(member.key) && !member.value.is_null()) unknown.meet(path_ + io::printable(member.key, 100));
 }
 
 }  // namespace sluice::server

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Typed access to a request's JSON object. Every getter names the field, its value and what is accepted; null counts as
-// absent, as OpenAI's clients send it. What no getter asked for is refused by finish(): no field is ignored in silence.
+// absent, as OpenAI's clients send it. What no getter asked for goes to finish(): no field is ignored in silence.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,14 @@
 #include <vector>
 
 #include "io/json_value.h"
+#include "server/unknown_fields.h"
 
 namespace sluice::server {
 
 // The request's body as an object. Throws ApiError 400: not JSON, nested too deeply, a key twice, not an object.
 io::JsonValue parse_body(std::string_view body);
+// The same; no body is an empty object.
+io::JsonValue parse_optional_body(std::string_view body);
 
 struct Interval {
   double min = -std::numeric_limits<double>::infinity(), max = std::numeric_limits<double>::infinity();
@@ -36,14 +39,16 @@ class Fields {
   std::optional<bool> boolean(std::string_view key);
   std::optional<std::string> string(std::string_view key);
   std::vector<std::string> string_or_strings(std::string_view key, size_t most);
-  std::vector<int32_t> token_ids(std::string_view key, size_t most);
+  // Ids below `vocab`.
+  std::vector<int32_t> token_ids(std::string_view key, size_t most, int64_t vocab);
 
   // Fields that say something about the request, but nothing about the answer.
   void ignore(std::initializer_list<std::string_view> keys);
   // Fields that would change the answer in a way that is not implemented: refused unless their value asks for nothing
   // (false, 0, an empty string, array or object).
   void refuse_unless_empty(std::initializer_list<std::string_view> keys);
-  void finish() const;
+  // Throws ApiError 400 for the first field that nothing above has named, or passes it over: `unknown` decides.
+  void finish(UnknownFields& unknown) const;
 
   [[noreturn]] void refuse(std::string_view key, const std::string& is_and_accepted, std::string code = "") const;
   [[noreturn]] void refuse_type(std::string_view key, const io::JsonValue& value, std::string_view accepted) const;

@@ -6,32 +6,42 @@
 #include "io/quote.h"
 #include "server/answer.h"
 #include "server/api_error.h"
+#include "server/base64.h"
+#include "server/constraint.h"
 #include "server/endpoints.h"
 #include "server/generation.h"
 #include "server/openai_fields.h"
 #include "server/prompts.h"
+#include "server/request_options.h"
 
 namespace sluice::server {
 
 namespace {
-struct Form {
-  bool logprobs = false, texts = false, list = false;  // list: the answer is an array
+// The log probabilities that a prompt's answers show.
+struct Shown {
+  bool logprobs = false, named = false;  // named: token_ids_logprob
   int top = 0;
-  std::vector<std::string> ids;  // by answer
+  std::optional<int64_t> prompt_from;
+};
+
+struct Form {
+  bool texts = false, list = false;  // list: the answer is an array
+  std::vector<Shown> shown;          // by prompt
+  std::vector<std::string> ids;      // by answer
 };
 
 class GenerateWriter final : public AnswerWriter {
  public:
-  GenerateWriter(std::shared_ptr<const ServedModel> model, Form form, const std::vector<engine::Request>& requests,
-                 int64_t weight_version)
-      : model_(std::move(model)), form_(std::move(form)), weight_version_(weight_version) {
-    for (const engine::Request& r : requests) {
+  GenerateWriter(std::shared_ptr<const ServedModel> model, Form form, const std::vector<engine::Request>& requests)
+      : model_(std::move(model)), form_(std::move(form)) {
+    for (size_t p = 0; p < requests.size(); ++p) {
       first_.push_back(answers_.size());
-      for (int64_t i = 0; i < r.params.n; ++i) {
+      for (int64_t i = 0; i < requests[p].params.n; ++i) {
         Answer& a = answers_.emplace_back();
-        a.prompt_tokens = static_cast<int64_t>(r.prompt.size());
-        if (r.params.prompt_logprobs_from && i == 0)
-          a.prompt_starts = *r.params.prompt_logprobs_from, a.first_token = r.prompt.front();
+        a.shown = form_.shown[p];
+        a.prompt_tokens = static_cast<int64_t>(requests[p].prompt.size());
+        a.first_token = requests[p].prompt.front();
+        if (i > 0) a.shown.prompt_from.reset();  // the engine scores a prompt once
       }
     }
   }
@@ -54,10 +64,10 @@ class GenerateWriter final : public AnswerWriter {
 
  private:
   struct Answer {
-    std::string text, reason = "null";
-    std::vector<int32_t> ids;
+    std::string text, reason = "null", weight_version;
+    std::vector<int32_t> ids, routed;
     std::vector<sampling::TokenLogprob> logprobs, prompt_logprobs;
-    std::optional<int64_t> prompt_starts;
+    Shown shown;
     int32_t first_token = 0;
     int64_t prompt_tokens = 0;
     engine::Usage usage;
@@ -72,6 +82,8 @@ class GenerateWriter final : public AnswerWriter {
     a.logprobs.insert(a.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
     a.prompt_logprobs.insert(a.prompt_logprobs.end(), event.prompt_logprobs.begin(), event.prompt_logprobs.end());
     a.usage = event.usage;
+    a.routed = event.routed_experts;
+    a.weight_version = weight_version();
     if (event.reason != engine::FinishReason::none) a.reason = reason_json(event, a);
     return index;
   }
@@ -99,21 +111,28 @@ class GenerateWriter final : public AnswerWriter {
     return triple(json_number(static_cast<double>(l.logprob)), l.token);
   }
 
-  void add_logprobs(JsonObject& meta, const char* name, const char* top_name,
+  // `which`: "input" or "output". A prompt's first token stands on nothing.
+  void add_logprobs(JsonObject& meta, const std::string& which, const Shown& shown,
                     const std::vector<sampling::TokenLogprob>& tokens, const std::optional<int32_t>& first) const {
-    JsonArray chosen, top;
-    if (first) {  // of a prompt: it stands on nothing
+    JsonArray chosen, top, named;
+    const auto row = [&](std::span<const sampling::Likelihood> all) {
+      JsonArray out;
+      for (const sampling::Likelihood& l : all) out.raw(triple(l));
+      return out.str();
+    };
+    if (first) {
       chosen.raw(triple("null", *first));
       top.raw("null");
+      named.raw("null");
     }
     for (const auto& token : tokens) {
       chosen.raw(triple(token.chosen));
-      JsonArray row;
-      for (const sampling::Likelihood& l : token.top) row.raw(triple(l));
-      top.raw(row.str());
+      top.raw(row(token.top));
+      named.raw(row(token.asked));
     }
-    meta.raw(name, chosen.str());
-    if (form_.top > 0) meta.raw(top_name, top.str());
+    meta.raw(which + "_token_logprobs", chosen.str());
+    if (shown.top > 0) meta.raw(which + "_top_logprobs", top.str());
+    if (shown.named) meta.raw(which + "_token_ids_logprobs", named.str());
   }
 
   std::string answer_json(size_t index) const {
@@ -124,7 +143,7 @@ class GenerateWriter final : public AnswerWriter {
         .add("prompt_tokens", a.prompt_tokens)
         .add("completion_tokens", a.ids.size())
         .add("cached_tokens", a.usage.cached_tokens)
-        .add("weight_version", std::to_string(weight_version_))
+        .add("weight_version", a.weight_version)
         .add("e2e_latency", std::chrono::duration<double>(engine::Clock::now() - a.began).count());
     if (a.usage.verify_rounds > 0) {
       const engine::Usage& u = a.usage;
@@ -134,34 +153,34 @@ class GenerateWriter final : public AnswerWriter {
           .add("spec_accept_rate", static_cast<double>(u.accepted) / static_cast<double>(u.drafted))
           .add("spec_accept_length", 1 + static_cast<double>(u.accepted) / static_cast<double>(u.verify_rounds));
     }
-    if (form_.logprobs) {
-      if (a.prompt_starts)
-        add_logprobs(meta, "input_token_logprobs", "input_top_logprobs", a.prompt_logprobs,
-                     *a.prompt_starts == 0 ? std::optional(a.first_token) : std::nullopt);
-      add_logprobs(meta, "output_token_logprobs", "output_top_logprobs", a.logprobs, std::nullopt);
+    // int32, little-endian, [tokens - 1, layers, K], as SGLang gives them.
+    if (!a.routed.empty()) meta.add("routed_experts", base64(std::as_bytes(std::span(a.routed))));
+    if (a.shown.logprobs) {
+      if (a.shown.prompt_from)
+        add_logprobs(meta, "input", a.shown, a.prompt_logprobs,
+                     *a.shown.prompt_from == 0 ? std::optional(a.first_token) : std::nullopt);
+      add_logprobs(meta, "output", a.shown, a.logprobs, std::nullopt);
     }
-    JsonArray ids;
-    for (const int32_t id : a.ids) ids.raw(std::to_string(id));
     JsonObject out;
-    out.add("text", a.text).raw("output_ids", ids.str()).raw("meta_info", meta.str());
+    out.add("text", a.text).raw("output_ids", ids_json(a.ids)).raw("meta_info", meta.str());
     if (form_.list) out.add("index", index);
     return out.str();
   }
 
   std::shared_ptr<const ServedModel> model_;
   Form form_;
-  int64_t weight_version_;
   std::vector<size_t> first_;  // answer of each prompt
   std::vector<Answer> answers_;
 };
 
-std::vector<Prompt> read_inputs(Fields& fields, const ServedModel& model, int64_t vocab, bool& several) {
+std::vector<Prompt> read_inputs(Fields& fields, const ServedModel& model, const engine::Limits& limits, bool& several) {
   const bool text = fields.has("text"), ids = fields.has("input_ids");
   if (text == ids) fields.refuse("text", "and input_ids: exactly one of them must be given");
   const io::JsonValue& given = *fields.find(text ? "text" : "input_ids");
   const auto* array = given.as<io::JsonValue::Array>();
   several = array != nullptr && !array->empty() && array->front().as<int64_t>() == nullptr;
-  return text ? read_prompts(fields, "text", model.tokenizer, vocab) : read_id_prompts(fields, "input_ids", vocab);
+  return text ? read_prompts(fields, "text", model.tokenizer, limits)
+              : read_id_prompts(fields, "input_ids", limits.vocab);
 }
 
 // One object for all prompts, or one for each.
@@ -178,24 +197,52 @@ std::vector<engine::Params> read_sampling_params(Fields& fields, size_t prompts,
     const io::JsonValue& one = array != nullptr ? (*array)[i] : *value;
     if (one.as<io::JsonValue::Object>() == nullptr) fields.refuse_type("sampling_params", one, "an object");
     Fields inner(one, "sampling_params.");
-    out.push_back(read_params(inner, kGenerateNames, model.defaults, vocab, service.next_seed()));
-    inner.refuse_unless_empty({"stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "custom_params"});
+    out.push_back(read_params(inner, kGenerateNames, model, vocab, service.next_seed()));
+    const auto constraint = read_sampling_constraint(inner, "sampling_params.");
+    inner.refuse_unless_empty({"stop_regex", "custom_params"});
     inner.ignore({"spaces_between_special_tokens"});  // byte-level text has its spaces in the tokens
-    inner.finish();
+    inner.finish(service.unknown_fields());
+    if (constraint) apply_constraint(*constraint, model, std::nullopt, out.back());
   }
   return out;
 }
 
-void read_logprobs(Fields& fields, const Prompt& prompt, Form& form, engine::Params& params) {
-  form.logprobs = fields.boolean("return_logprob").value_or(false);
-  form.texts = fields.boolean("return_text_in_logprobs").value_or(false);
-  form.top = static_cast<int>(fields.integer("top_logprobs_num", 0, engine::kMaxTopLogprobs).value_or(0));
+// What SGLang takes as one value for all prompts, or as an array with one for each: this prompt's, in an object.
+io::JsonValue of_prompt(Fields& fields, size_t index, size_t prompts, bool list) {
+  io::JsonValue::Object own;
+  for (const char* key :
+       {"model", "rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"}) {
+    const io::JsonValue* value = fields.find(key);
+    if (value == nullptr) continue;
+    const auto* array = value->as<io::JsonValue::Array>();
+    const bool ids = std::string_view(key) == "token_ids_logprob";
+    // An array of ids is one value.
+    if (array != nullptr && (!ids || (!array->empty() && array->front().as<int64_t>() == nullptr))) {
+      if (ids && !list) fields.refuse(key, "holds an array; accepted: a flat list of integers, as there is one prompt");
+      if (array->size() != prompts)
+        fields.refuse(key, fmt::format("has {} values for {} prompts; accepted: one for all, or one for each",
+                                       array->size(), prompts));
+      value = &(*array)[index];
+    }
+    own.push_back({key, *value});
+  }
+  return {std::move(own)};
+}
+
+Shown read_logprobs(Fields& fields, const Prompt& prompt, int64_t vocab, engine::Params& params) {
+  Shown shown;
+  shown.logprobs = fields.boolean("return_logprob").value_or(false);
+  shown.top = static_cast<int>(fields.integer("top_logprobs_num", 0, engine::kMaxTopLogprobs).value_or(0));
   const auto length = static_cast<int64_t>(prompt.ids.size());
   const int64_t start = fields.integer("logprob_start_len", -1, length - 1).value_or(-1);
-  if (!form.logprobs) return;
+  std::vector<int32_t> named = fields.token_ids("token_ids_logprob", engine::kMaxLogprobTokens, vocab);
+  if (!shown.logprobs) return shown;
   params.logprobs = true;
-  params.top_logprobs = form.top;
-  if (start >= 0) params.prompt_logprobs_from = start;
+  params.top_logprobs = shown.top;
+  shown.named = !named.empty();
+  params.logprob_tokens = std::move(named);
+  if (start >= 0) params.prompt_logprobs_from = shown.prompt_from = start;
+  return shown;
 }
 }  // namespace
 
@@ -206,31 +253,59 @@ void generate(Service& service, const ExchangePtr& exchange) {
   const io::JsonValue body = parse_body(exchange->request().body);
   Fields fields(body);
   Form form;
-  const std::vector<Prompt> prompts = read_inputs(fields, *model, limits.vocab, form.list);
+  const std::vector<Prompt> prompts = read_inputs(fields, *model, limits, form.list);
   std::vector<engine::Params> params = read_sampling_params(fields, prompts.size(), *model, limits.vocab, service);
 
   Job job;
-  job.id = service.new_id("gen");
-  job.rid = read_rid(fields, job.id);
+  job.id = service.new_id("gen-");
   job.stream = fields.boolean("stream").value_or(false);
+  form.texts = fields.boolean("return_text_in_logprobs").value_or(false);
+  const bool rids = fields.has("rid") && fields.find("rid")->as<io::JsonValue::Array>() != nullptr;
+  engine::Request options;
+  read_request_options(fields, service.config(), options);
+  options.routed_experts = fields.boolean("return_routed_experts").value_or(false);
+  if (options.routed_experts && !limits.routed_experts)
+    fields.refuse("return_routed_experts",
+                  "is true, but this model has no experts, or they run on "
+                  "another device than "
+                  "the cpu",
+                  "unsupported_parameter");
   int64_t answers = 0;
+  std::vector<std::string> names;  // by prompt
   for (size_t i = 0; i < prompts.size(); ++i) {
-    check_choices(prompts.size(), params[i].n);
+    check_choices(prompts.size(), params[i].n, "sampling_params.n");
     answers += params[i].n;
-    engine::Request request{prompts[i].ids, std::move(params[i])};
-    read_logprobs(fields, prompts[i], form, request.params);
-    fit_to_context(request, kGenerateNames, limits.context_length, "text");
+    const io::JsonValue own = of_prompt(fields, i, prompts.size(), form.list);
+    Fields one(own);
+    check_model_name(one, *model);
+    names.push_back(read_rid(one, job.id));
+    engine::Request request = options;
+    request.prompt = prompts[i].ids;
+    request.params = std::move(params[i]);
+    form.shown.push_back(read_logprobs(one, prompts[i], limits.vocab, request.params));
+    fit_to_context(request, kGenerateNames, limits.context_length, fields.has("text") ? "text" : "input_ids");
     job.requests.push_back(std::move(request));
   }
-  fields.ignore({"log_metrics", "priority"});
-  fields.refuse_unless_empty({"token_ids_logprob", "return_hidden_states", "return_routed_experts", "image_data",
-                              "audio_data", "video_data", "input_embeds", "lora_path", "session_params",
-                              "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room"});
-  fields.finish();
+  fields.ignore({"log_metrics", "no_logs"});
+  // SGLang's gateway sends many of these, as false.
+  fields.refuse_unless_empty({"return_hidden_states", "background", "return_bytes", "return_entropy",
+                              "return_prompt_token_ids", "image_data", "audio_data", "video_data", "input_embeds",
+                              "lora_path", "session_params", "custom_logit_processor", "bootstrap_host",
+                              "bootstrap_port", "bootstrap_room"});
+  fields.finish(service.unknown_fields());
 
   form.list = form.list || answers > 1;
-  for (int64_t i = 0; i < answers; ++i) form.ids.push_back(form.list ? fmt::format("{}-{}", job.rid, i) : job.rid);
-  job.writer = std::make_unique<GenerateWriter>(model, std::move(form), job.requests, service.weight_version.load());
+  job.rids = rids ? names : std::vector<std::string>{names.front()};
+  for (size_t i = 0; i < job.requests.size(); ++i) {
+    const int64_t n = job.requests[i].params.n;
+    for (int64_t k = 0; k < n; ++k) {
+      std::string id = names[i];
+      if (rids && n > 1) id += fmt::format("-{}", k);
+      if (!rids && form.list) id += fmt::format("-{}", form.ids.size());
+      form.ids.push_back(std::move(id));
+    }
+  }
+  job.writer = std::make_unique<GenerateWriter>(model, std::move(form), job.requests);
   start_generation(service, exchange, std::move(job));
 }
 

@@ -12,6 +12,8 @@ namespace sluice::server {
 
 std::string sse(std::string_view json) { return fmt::format("data: {}\n\n", json); }
 
+std::string AnswerWriter::error_event(const ApiError& error) { return sse(error_body(error)); }
+
 namespace {
 class Generation final : public Recipient, public std::enable_shared_from_this<Generation> {
  public:
@@ -28,12 +30,13 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
   struct Arrived {
     size_t prompt;
     engine::Event event;
+    std::string weight_version;
   };
 
   void arrived(size_t prompt, const engine::Event& event);
   void take(const Arrived& a);
   void finish();
-  void fail(const std::string& sentence);
+  void fail(const ApiError& error);
   void cancel();
   void forget_name();
   void log_line() const;
@@ -42,8 +45,8 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
   std::shared_ptr<Backend> engine_;
   std::shared_ptr<http::Exchange> exchange_;
   Job job_;
-  int64_t open_ = 0;  // choices without their last event
-  bool registered_ = false;
+  int64_t open_ = 0;                     // choices without their last event
+  size_t registered_ = 0;                // names, of job_.rids
   bool started_ = false, over_ = false;  // of the answer
   std::string out_;
   engine::Usage total_;
@@ -56,24 +59,16 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
 };
 
 void Generation::start() {
-  service_.register_request(job_.rid);
-  registered_ = true;
-  const std::vector<engine::Request> requests = std::exchange(job_.requests, {});
-  try {
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const engine::RequestId id = engine_->submit(
-          requests[i], [self = shared_from_this(), i](const engine::Event& event) { self->arrived(i, event); });
-      service_.add_to_request(job_.rid, id);
-      const std::lock_guard lock(mutex_);
-      ids_.push_back(id);
-    }
-  } catch (...) {
-    {
-      const std::lock_guard lock(mutex_);
-      cancelled_ = true;  // whoever called start() answers
-    }
-    for (const engine::RequestId id : ids_) engine_->cancel(id);
-    throw;
+  for (; registered_ < job_.rids.size(); ++registered_) service_.register_request(job_.rids[registered_]);
+  std::vector<engine::Request> requests = std::exchange(job_.requests, {});
+  std::vector<engine::Sink> sinks;
+  for (size_t i = 0; i < requests.size(); ++i)
+    sinks.emplace_back([self = shared_from_this(), i](const engine::Event& event) { self->arrived(i, event); });
+  std::vector<engine::RequestId> ids = engine_->submit(std::move(requests), std::move(sinks));
+  for (size_t i = 0; i < ids.size(); ++i) service_.add_to_request(job_.rids[job_.rids.size() == 1 ? 0 : i], ids[i]);
+  {
+    const std::lock_guard lock(mutex_);
+    ids_ = std::move(ids);
   }
   // The engine's sink keeps this alive until the last event.
   exchange_->on_gone([weak = weak_from_this()] {
@@ -95,7 +90,8 @@ void Generation::arrived(size_t prompt, const engine::Event& event) {
   {
     const std::lock_guard lock(mutex_);
     if (cancelled_) return;
-    events_.push_back({prompt, event});
+    // Read here, between two steps: later the weights may be others.
+    events_.push_back({prompt, event, service_.weight_version()});
     if (waking_) return;
     waking_ = true;
   }
@@ -115,7 +111,7 @@ void Generation::deliver() {
     for (const Arrived& a : events)
       if (!over_) take(a);
   } catch (const std::exception& error) {
-    fail(error.what());
+    fail({500, "server_error", error.what(), "", "internal_error"});
   }
   if (!out_.empty()) exchange_->write(std::exchange(out_, {}));
   if (open_ == 0 && !over_) finish();
@@ -123,7 +119,9 @@ void Generation::deliver() {
 
 void Generation::take(const Arrived& a) {
   const engine::Event& e = a.event;
-  if (e.reason == engine::FinishReason::error) return fail(e.error);
+  if (e.reason == engine::FinishReason::error) return fail({500, "server_error", e.error, "", "internal_error"});
+  if (e.reason == engine::FinishReason::timed_out) return fail({503, "overloaded_error", e.error, "", "timed_out"});
+  job_.writer->set_weight_version(a.weight_version);
   if (job_.stream)
     out_ += job_.writer->stream_event(a.prompt, e);
   else
@@ -139,7 +137,7 @@ void Generation::take(const Arrived& a) {
 
 // Before the client knows that the answer is complete: then it may use the name again.
 void Generation::forget_name() {
-  if (std::exchange(registered_, false)) service_.forget_request(job_.rid);
+  for (; registered_ > 0; --registered_) service_.forget_request(job_.rids[registered_ - 1]);
 }
 
 void Generation::finish() {
@@ -155,17 +153,16 @@ void Generation::finish() {
 }
 
 // One choice's failure is the request's: the rest is cancelled.
-void Generation::fail(const std::string& sentence) {
+void Generation::fail(const ApiError& error) {
   over_ = true;
   forget_name();
-  const ApiError error(500, "server_error", sentence, "", "internal_error");
   if (job_.stream) {
-    exchange_->write(std::exchange(out_, {}) + sse(error_body(error)));
+    exchange_->write(std::exchange(out_, {}) + job_.writer->error_event(error));
     exchange_->end();
   } else {
-    exchange_->reply(error_response(error));
+    exchange_->reply(job_.writer->error_reply(error));
   }
-  reasons_ = "error: " + sentence;
+  reasons_ = fmt::format("error: {}", error.what());
   log_line();
   cancel();
 }
@@ -189,9 +186,10 @@ void Generation::cancel() {
 void Generation::log_line() const {
   const double decode = total_.total_seconds - total_.first_token_seconds;
   service_.config().log(fmt::format(
-      "{}: {} prompt ({} cached) + {} new tokens, first after {:.3f} s, {:.1f} tok/s, {:.3f} s, {}", job_.id,
-      total_.prompt_tokens, total_.cached_tokens, total_.completion_tokens, total_.first_token_seconds,
-      decode > 0 ? static_cast<double>(total_.completion_tokens) / decode : 0.0, total_.total_seconds, reasons_));
+      "{}: {}: {} prompt ({} cached) + {} new tokens, first after {:.3f} s, {:.1f} tok/s, {:.3f} s, {}",
+      exchange_->request_id(), job_.id, total_.prompt_tokens, total_.cached_tokens, total_.completion_tokens,
+      total_.first_token_seconds, decode > 0 ? static_cast<double>(total_.completion_tokens) / decode : 0.0,
+      total_.total_seconds, reasons_));
 }
 }  // namespace
 

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "server/api_error.h"
 #include "server/http/exchange.h"
+#include "server/json_out.h"
 #include "server/service.h"
 
 namespace sluice::server {
@@ -26,6 +28,22 @@ class AnswerWriter {
   // Of whole answers.
   virtual void add(size_t prompt, const engine::Event& event) = 0;
   virtual std::string whole() = 0;
+
+  // What a client is told when the answer fails: in the middle of a stream, or instead of a whole answer.
+  virtual std::string error_event(const ApiError& error);
+  virtual http::Response error_reply(const ApiError& error) { return error_response(error); }
+
+  // The version of the weights that the engine ran when it made the event that is passed next.
+  void set_weight_version(std::string version) { weight_version_ = std::move(version); }
+
+ protected:
+  // Of the latest event.
+  const std::string& weight_version() const { return weight_version_; }
+  // SGLang's "metadata" of an OpenAI answer.
+  std::string metadata_json() const { return JsonObject().add("weight_version", weight_version_).str(); }
+
+ private:
+  std::string weight_version_;
 };
 
 // "data: ...\n\n"
@@ -34,8 +52,8 @@ inline constexpr std::string_view kStreamDone = "data: [DONE]\n\n";
 
 struct Job {
   std::string id;                         // of the answer
-  std::string rid;                        // what /abort_request calls it; the same as id unless the client chose
-  std::vector<engine::Request> requests;  // one a prompt
+  std::vector<std::string> rids;          // what /abort_request calls it: one name for all requests, or one for each
+  std::vector<engine::Request> requests;  // one per prompt
   std::unique_ptr<AnswerWriter> writer;
   bool stream = false;
 };

@@ -34,6 +34,7 @@ void health_generate(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   const auto engine = service.backend();
   require_motion(*engine);
+  if (engine->paused()) return exchange->reply({.body = R"({"status":"paused"})"});  // on purpose: no sickness
   engine::Request request;
   request.prompt = {0};
   request.params.max_tokens = 1;
@@ -43,7 +44,8 @@ void health_generate(Service& service, const ExchangePtr& exchange) {
   try {
     id = engine->submit(std::move(request), [exchange, answered](const engine::Event& event) {
       if (event.reason == engine::FinishReason::none || answered->exchange(true)) return;
-      if (event.reason == engine::FinishReason::error || event.reason == engine::FinishReason::cancelled)
+      if (event.reason == engine::FinishReason::error || event.reason == engine::FinishReason::cancelled ||
+          event.reason == engine::FinishReason::timed_out)
         exchange->reply(error_response({503, "unavailable_error", "the engine made no token: " + event.error}));
       else
         exchange->reply({.body = kOk});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON written from left to right. A stream sends an object a token, so no tree is built for it.
+// JSON written from left to right. A stream sends an object per token, so no tree is built for it.
 #pragma once
 
 #include <concepts>
@@ -38,6 +38,12 @@ class JsonObject {
   JsonObject& add(std::string_view key, bool value) { return raw(key, value ? "true" : "false"); }
   JsonObject& add(std::string_view key, std::integral auto value) { return raw(key, std::to_string(value)); }
   JsonObject& add(std::string_view key, double value) { return raw(key, json_number(value)); }
+  // The members of another one.
+  JsonObject& append(const JsonObject& more) {
+    if (text_.size() > 1 && more.text_.size() > 1) text_ += ',';
+    text_.append(more.text_, 1);
+    return *this;
+  }
   std::string str() const { return text_ + "}"; }
 
  private:

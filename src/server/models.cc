@@ -36,7 +36,7 @@ void list_models(Service& service, const ExchangePtr& exchange) {
 void show_model(Service& service, const ExchangePtr& exchange) {
   const auto model = service.model();
   const std::string name = http::percent_decoded(exchange->request().path.substr(std::string("/v1/models/").size()));
-  if (std::find(model->names.begin(), model->names.end(), name) == model->names.end())
+  if (!model->has_name(name))
     throw ApiError(404, "invalid_request_error", fmt::format("the model {} is not served here", io::quote(name)),
                    "model", "model_not_found");
   exchange->reply({.body = card(service, *model, name)});
@@ -51,6 +51,11 @@ void model_info(Service& service, const ExchangePtr& exchange) {
                                .add("model_path", model->path)
                                .add("tokenizer_path", model->path)
                                .add("is_generation", true)
+                               .raw("preferred_sampling_params", "null")
+                               .add("model_type", model->model_type)
+                               .raw("architectures", JsonArray().raw(json_text(info.architecture)).str())
+                               .add("has_image_understanding", false)
+                               .add("has_audio_understanding", false)
                                .add("served_model_name", model->names[0])
                                .add("architecture", info.architecture)
                                .add("dtype", info.dtype == DType::f32 ? "float32" : "bfloat16")
@@ -59,7 +64,7 @@ void model_info(Service& service, const ExchangePtr& exchange) {
                                .add("hidden_size", info.hidden)
                                .add("experts", info.experts)
                                .add("weight_bytes", info.weight_bytes)
-                               .add("weight_version", std::to_string(service.weight_version.load()))
+                               .add("weight_version", service.weight_version())
                                .add("context_length", engine->limits().context_length)
                                .add("max_running_requests", engine->config().max_running)
                                .add("chunked_prefill_size", engine->config().prefill_chunk)
@@ -76,7 +81,8 @@ void model_info(Service& service, const ExchangePtr& exchange) {
 }
 
 void version(Service& service, const ExchangePtr& exchange) {
-  exchange->reply({.body = JsonObject().add("version", service.config().version).str()});
+  exchange->reply(
+      {.body = JsonObject().add("version", service.config().version).add("build", service.config().build).str()});
 }
 
 }  // namespace sluice::server

@@ -12,7 +12,7 @@ namespace sluice::server {
 
 void check_model_name(Fields& fields, const ServedModel& model) {
   const auto name = fields.string("model");
-  if (!name || std::find(model.names.begin(), model.names.end(), *name) != model.names.end()) return;
+  if (!name || model.has_name(*name)) return;
   throw ApiError(404, "invalid_request_error",
                  fmt::format("model is {}; this server has {}", io::quote(*name), fmt::join(model.names, ", ")),
                  "model", "model_not_found");
@@ -26,7 +26,7 @@ std::string read_rid(Fields& fields, const std::string& otherwise) {
   return *rid;
 }
 
-StreamOptions read_stream_options(Fields& fields) {
+StreamOptions read_stream_options(Fields& fields, UnknownFields& unknown) {
   StreamOptions out;
   out.stream = fields.boolean("stream").value_or(false);
   const io::JsonValue* options = fields.find("stream_options");
@@ -36,24 +36,28 @@ StreamOptions read_stream_options(Fields& fields) {
   if (!out.stream) fields.refuse("stream_options", "is given, but stream is not true");
   Fields inner(*options, "stream_options.");
   out.usage = inner.boolean("include_usage").value_or(false);
+  out.continuous = inner.boolean("continuous_usage_stats").value_or(false);
   inner.ignore({"include_obfuscation"});  // pads chunks against eavesdroppers; a local server has none to pad for
-  inner.finish();
+  inner.finish(unknown);
+  return out;
+}
+
+MoreLogprobs read_more_logprobs(Fields& fields, int64_t vocab, bool stream, engine::Params& params) {
+  MoreLogprobs out;
+  if (const auto top = fields.integer("prompt_logprobs", 0, engine::kMaxTopLogprobs)) {
+    if (stream) fields.refuse("prompt_logprobs", "is given with stream true; accepted: whole answers only");
+    out.prompt = static_cast<int>(*top);
+    params.prompt_logprobs_from = 0;
+    params.top_logprobs = std::max(params.top_logprobs, *out.prompt);
+  }
+  params.logprob_tokens = fields.token_ids("logprob_token_ids", engine::kMaxLogprobTokens, vocab);
+  out.named = !params.logprob_tokens.empty();
+  if (out.named && !params.logprobs) fields.refuse("logprob_token_ids", "is given, but logprobs is not");
+  out.token_ids = fields.boolean("return_token_ids").value_or(false);
   return out;
 }
 
 namespace {
-void read_response_format(Fields& fields) {
-  const io::JsonValue* format = fields.find("response_format");
-  if (format == nullptr) return;
-  const io::JsonValue* type = format->find("type");
-  const auto* name = type == nullptr ? nullptr : type->as<std::string>();
-  if (name == nullptr || *name != "text")
-    fields.refuse("response_format",
-                  fmt::format("has the type {}; accepted: \"text\", constrained output is not supported",
-                              type == nullptr ? "null" : io::describe(*type)),
-                  "unsupported_parameter");
-}
-
 void accept_only(Fields& fields, std::string_view key, std::initializer_list<std::string_view> values) {
   const auto value = fields.string(key);
   if (value && std::find(values.begin(), values.end(), *value) == values.end())
@@ -62,47 +66,28 @@ void accept_only(Fields& fields, std::string_view key, std::initializer_list<std
 }
 }  // namespace
 
-void refuse_what_is_not_there(Fields& fields) {
-  fields.ignore({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-                 "parallel_tool_calls", "log_metrics", "priority"});
-  accept_only(fields, "service_tier", {"auto", "default"});
+void refuse_tools(Fields& fields) {
+  fields.refuse_unless_empty({"tools"});                 // before what says how to use them
   accept_only(fields, "tool_choice", {"none", "auto"});  // without tools both say nothing
+  fields.ignore({"parallel_tool_calls"});
+}
+
+void refuse_what_is_not_there(Fields& fields) {
+  fields.refuse_unless_empty({"functions"});  // before what says how to use them
+  fields.ignore(
+      {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "log_metrics"});
+  accept_only(fields, "service_tier", {"auto", "default"});
   accept_only(fields, "function_call", {"none", "auto"});
-  read_response_format(fields);
   if (const io::JsonValue* m = fields.find("modalities")) {
     const auto* list = m->as<io::JsonValue::Array>();
     const auto* only = list != nullptr && list->size() == 1 ? list->front().as<std::string>() : nullptr;
     if (only == nullptr || *only != "text")
       fields.refuse("modalities", "has more than \"text\"", "unsupported_parameter");
   }
-  fields.refuse_unless_empty({"tools",
-                              "functions",
-                              "audio",
-                              "prediction",
-                              "web_search_options",
-                              "reasoning_effort",
-                              "verbosity",
-                              "chat_template",
-                              "regex",
-                              "ebnf",
-                              "json_schema",
-                              "structural_tag",
-                              "stop_regex",
-                              "guided_json",
-                              "guided_regex",
-                              "guided_choice",
-                              "guided_grammar",
-                              "structured_outputs",
-                              "bad_words",
-                              "allowed_token_ids",
-                              "custom_logit_processor",
-                              "return_hidden_states",
-                              "return_routed_experts",
-                              "lora_path",
-                              "session_params",
-                              "continue_final_message",
-                              "use_beam_search",
-                              "truncate_prompt_tokens"});
+  fields.refuse_unless_empty({"audio", "prediction", "web_search_options", "reasoning_effort", "verbosity",
+                              "chat_template", "stop_regex", "custom_logit_processor", "return_hidden_states",
+                              "return_routed_experts", "lora_path", "session_params", "use_beam_search",
+                              "truncate_prompt_tokens", "return_tokens_as_token_ids"});
 }
 
 }  // namespace sluice::server

@@ -2,6 +2,7 @@
 // What OpenAI's two forms of a request share beside the parameters of the answer.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "server/fields.h"
@@ -18,9 +19,22 @@ std::string read_rid(Fields& fields, const std::string& otherwise);
 
 struct StreamOptions {
   bool stream = false;
-  bool usage = false;  // a last chunk says how many tokens there were
+  bool usage = false;       // a last chunk says how many tokens there were
+  bool continuous = false;  // and each chunk how many there are so far
 };
-StreamOptions read_stream_options(Fields& fields);
+StreamOptions read_stream_options(Fields& fields, UnknownFields& unknown);
+
+// vLLM's fields beside OpenAI's log probabilities.
+struct MoreLogprobs {
+  std::optional<int> prompt;  // prompt_logprobs: of every prompt token, with so many alternatives
+  bool named = false;         // logprob_token_ids: of these instead of the likeliest
+  bool token_ids = false;     // return_token_ids
+};
+// After `params` has what OpenAI's own fields ask for.
+MoreLogprobs read_more_logprobs(Fields& fields, int64_t vocab, bool stream, engine::Params& params);
+
+// For forms that have no tools.
+void refuse_tools(Fields& fields);
 
 // Every other field that OpenAI or SGLang define: metadata is passed over, what would change the answer and is not
 // implemented is refused. Never ignored: a client that asked for JSON must not be handed prose.

@@ -21,7 +21,8 @@ void read_sampling(Fields& fields, const SamplingDefaults& defaults, sampling::S
   if (s.top_k < 0) s.top_k = 0;  // SGLang's "all"
   s.presence_penalty = fields.number("presence_penalty", {-2, 2}).value_or(0);
   s.frequency_penalty = fields.number("frequency_penalty", {-2, 2}).value_or(0);
-  s.repetition_penalty = fields.number("repetition_penalty", {0, 2, true}).value_or(defaults.repetition_penalty);
+  s.repetition_penalty =
+      fields.number("repetition_penalty", {sampling::kLeastRepetitionPenalty, 2}).value_or(defaults.repetition_penalty);
 }
 
 void read_logit_bias(Fields& fields, int64_t vocab, sampling::SamplingOptions& s) {
@@ -43,21 +44,40 @@ void read_logit_bias(Fields& fields, int64_t vocab, sampling::SamplingOptions& s
   }
 }
 
-void read_stops(Fields& fields, engine::Params& p) {
+void read_stops(Fields& fields, int64_t vocab, engine::Params& p) {
   p.stop = fields.string_or_strings("stop", engine::kMaxStopStrings);
   for (const std::string& s : p.stop)
     if (s.empty() || s.size() > engine::kMaxStopBytes)
       fields.refuse("stop",
                     fmt::format("has a string of {} bytes; accepted: 1 to {}", s.size(), engine::kMaxStopBytes));
-  p.stop_tokens = fields.token_ids("stop_token_ids", engine::kMaxStopTokens);
+  p.stop_tokens = fields.token_ids("stop_token_ids", engine::kMaxStopTokens, vocab);
   p.ignore_eos = fields.boolean("ignore_eos").value_or(false);
   p.skip_special_tokens = fields.boolean("skip_special_tokens").value_or(true);
   p.include_stop = fields.boolean("no_stop_trim").value_or(false);
   if (fields.boolean("include_stop_str_in_output").value_or(false)) p.include_stop = true;  // vLLM's name for it
 }
+
+// vLLM's allowed_token_ids and bad_words. A word is banned as it is tokenized at the beginning of a text and after a
+// space; other cuts of the same letters into tokens are not found.
+void read_token_constraints(Fields& fields, const text::Tokenizer& tokenizer, int64_t vocab, engine::Params& p) {
+  p.sampling.allowed_tokens = fields.token_ids("allowed_token_ids", static_cast<size_t>(vocab), vocab);
+  if (fields.has("allowed_token_ids") && p.sampling.allowed_tokens.empty())
+    fields.refuse("allowed_token_ids", "is empty; accepted: at least one token id");
+  for (const std::string& word : fields.string_or_strings("bad_words", engine::kMaxBadWords / 2)) {
+    const size_t first = word.find_first_not_of(' ');
+    if (first == word.npos) fields.refuse("bad_words", "has a string without a word");
+    for (const char* before : {"", " "}) {
+      std::vector<int32_t> ids = tokenizer.encode(before + word.substr(first), {.add_special_tokens = false});
+      if (ids.empty() || ids.size() > engine::kMaxBadWordTokens)
+        fields.refuse("bad_words", fmt::format("has a string of {} tokens; accepted: 1 to {}", ids.size(),
+                                               engine::kMaxBadWordTokens));
+      if (p.bad_words.empty() || p.bad_words.back() != ids) p.bad_words.push_back(std::move(ids));
+    }
+  }
+}
 }  // namespace
 
-engine::Params read_params(Fields& fields, const ParamNames& names, const SamplingDefaults& defaults, int64_t vocab,
+engine::Params read_params(Fields& fields, const ParamNames& names, const ServedModel& model, int64_t vocab,
                            uint64_t seed) {
   engine::Params p;
   p.n = fields.integer("n", 1, engine::kMaxChoices).value_or(1);
@@ -67,12 +87,13 @@ engine::Params read_params(Fields& fields, const ParamNames& names, const Sampli
     if (!p.max_tokens) p.max_tokens = also;
   }
   p.min_tokens = fields.integer(names.min_tokens, 0, kMany).value_or(0);
-  read_sampling(fields, defaults, p.sampling);
+  read_sampling(fields, model.defaults, p.sampling);
   read_logit_bias(fields, vocab, p.sampling);
   const auto given =
       fields.integer(names.seed, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
   p.sampling.seed = given ? static_cast<uint64_t>(*given) : seed;
-  read_stops(fields, p);
+  read_stops(fields, vocab, p);
+  read_token_constraints(fields, model.tokenizer, vocab, p);
   return p;
 }
 
@@ -83,7 +104,13 @@ void fit_to_context(engine::Request& request, const ParamNames& names, int64_t c
   if (prompt == 0) refuse(prompt_field, fmt::format("{} has no tokens; at least one is needed", prompt_field));
   const bool scores = p.prompt_logprobs_from.has_value();
   const int64_t wanted = p.max_tokens.value_or(scores ? 0 : 1);
-  if (prompt > context_length || wanted > context_length - prompt)
+  // LiteLLM and others know this error by the words "is longer than the model's context length".
+  if (prompt > context_length)
+    refuse(prompt_field,
+           fmt::format("{} is longer than the model's context length of {} tokens: it has {}", prompt_field,
+                       context_length, prompt),
+           "context_length_exceeded");
+  if (wanted > context_length - prompt)
     refuse(prompt_field,
            fmt::format("{} and answer are too long: the context length is {} tokens, the prompt has {}, and {} more "
                        "are asked for",
@@ -96,8 +123,8 @@ void fit_to_context(engine::Request& request, const ParamNames& names, int64_t c
   if (p.min_tokens > most)
     refuse(name(names.min_tokens), fmt::format("{} is {}; accepted: 0 to {}, the most tokens of the answer",
                                                name(names.min_tokens), p.min_tokens, most));
-  if (p.max_tokens == 0 && !scores)
-    refuse(name(names.max_tokens), fmt::format("{} is 0; accepted: 1 or more", name(names.max_tokens)));
+  // The engine takes a request without new tokens as one that scores its prompt: here the last token, for nobody.
+  if (p.max_tokens == 0 && !scores) p.prompt_logprobs_from = prompt - 1;
 }
 
 }  // namespace sluice::server

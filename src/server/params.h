@@ -26,11 +26,12 @@ inline constexpr ParamNames kGenerateNames{"max_new_tokens", "",  "min_new_token
 
 // Everything but the log probabilities, which each form asks for in its own way. Throws ApiError 400.
 // vocab: of the logits; seed: for a request that gives none.
-engine::Params read_params(Fields& fields, const ParamNames& names, const SamplingDefaults& defaults, int64_t vocab,
+engine::Params read_params(Fields& fields, const ParamNames& names, const ServedModel& model, int64_t vocab,
                            uint64_t seed);
 
 // Throws ApiError 400 with the code context_length_exceeded, the limit and the counts when prompt and answer do not
-// fit; fills in or cuts the default when the request did not say how many tokens it wants.
+// fit; fills in or cuts the default when the request did not say how many tokens it wants. No new tokens at all are an
+// answer too, as SGLang gives it: the prompt is read, and is in the prefix cache afterwards.
 void fit_to_context(engine::Request& request, const ParamNames& names, int64_t context_length,
                     std::string_view prompt_field);
 

@@ -31,13 +31,14 @@ PrometheusText::PrometheusText(std::string_view model_name)
     : labels_(fmt::format("model_name=\"{}\"", escaped(model_name))) {}
 
 void PrometheusText::describe(std::string_view name, std::string_view help, std::string_view type) {
-  if (described_ == name) return;
-  described_ = name;
-  text_ += fmt::format("# HELP sluice:{} {}\n# TYPE sluice:{} {}\n", name, help, name, type);
+  const std::string full = prefix_ + std::string(name);
+  if (described_ == full) return;
+  described_ = full;
+  text_ += fmt::format("# HELP {} {}\n# TYPE {} {}\n", full, help, full, type);
 }
 
 void PrometheusText::sample(std::string_view name, std::string_view more_labels, double value) {
-  text_ += fmt::format("sluice:{}{{{}{}}} {}\n", name, labels_, more_labels, number(value));
+  text_ += fmt::format("{}{}{{{}{}}} {}\n", prefix_, name, labels_, more_labels, number(value));
 }
 
 void PrometheusText::gauge(std::string_view name, std::string_view help, double value) {
@@ -48,6 +49,18 @@ void PrometheusText::gauge(std::string_view name, std::string_view help, double 
 void PrometheusText::counter(std::string_view name, std::string_view help, double value) {
   describe(name, help, "counter");
   sample(name, "", value);
+}
+
+void PrometheusText::info(std::string_view name, std::string_view help,
+                          std::initializer_list<std::pair<std::string_view, std::string>> labels) {
+  describe(name, help, "gauge");
+  std::string text;
+  for (const auto& [label, value] : labels) text += fmt::format(",{}=\"{}\"", label, escaped(value));
+  sample(name, text, 1);
+}
+
+void PrometheusText::process_gauge(std::string_view name, std::string_view help, double value) {
+  text_ += fmt::format("# HELP {} {}\n# TYPE {} gauge\n{} {}\n", name, help, name, name, number(value));
 }
 
 void PrometheusText::counter(std::string_view name, std::string_view help, std::string_view label,

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace sluice::server {
 
@@ -15,12 +17,20 @@ class PrometheusText {
   // labels: {model_name="x"} of every sample.
   explicit PrometheusText(std::string_view model_name);
 
+  // Of all names from here on: "sluice:".
+  void set_prefix(std::string_view prefix) { prefix_ = prefix; }
+
   void gauge(std::string_view name, std::string_view help, double value);
   void counter(std::string_view name, std::string_view help, double value);
+  // A sample of 1 whose labels say something; {name, value} each.
+  void info(std::string_view name, std::string_view help,
+            std::initializer_list<std::pair<std::string_view, std::string>> labels);
+  // A gauge of the process, under Prometheus' own name and without labels.
+  void process_gauge(std::string_view name, std::string_view help, double value);
   // One sample of a counter with a further label; the first call for a name writes its help.
   void counter(std::string_view name, std::string_view help, std::string_view label, std::string_view label_value,
                double value);
-  // counts: one a bound and one above, not cumulative.
+  // counts: one per bound and one above, not cumulative.
   void histogram(std::string_view name, std::string_view help, std::span<const double> bounds,
                  std::span<const int64_t> counts, double sum);
   const std::string& str() const { return text_; }
@@ -29,7 +39,7 @@ class PrometheusText {
   void describe(std::string_view name, std::string_view help, std::string_view type);
   void sample(std::string_view name, std::string_view more_labels, double value);
 
-  std::string text_, labels_, described_;
+  std::string text_, prefix_, labels_, described_;
 };
 
 }  // namespace sluice::server

@@ -7,11 +7,31 @@ namespace sluice::server {
 
 using io::JsonValue;
 
-Prompt encode_prompt(std::string_view field, std::string text, const text::Tokenizer& tokenizer) {
-  Prompt p{tokenizer.encode(text), std::move(text)};
+void check_bytes(std::string_view field, size_t bytes, const text::Tokenizer& tokenizer, int64_t context) {
+  const size_t most = tokenizer.most_bytes_of_an_id();
+  if (most == 0 || bytes / most <= static_cast<size_t>(context)) return;
+  refuse(
+      field,
+      fmt::format("{} is longer than the model's context length of {} tokens: it has {} bytes, and a token at most {}",
+                  field, context, bytes, most),
+      "context_length_exceeded");
+}
+
+void check_enough(std::string_view field, size_t ids, int64_t context) {
+  if (ids > static_cast<size_t>(context))
+    refuse(field, fmt::format("{} is longer than the model's context length of {} tokens", field, context),
+           "context_length_exceeded");
+}
+
+namespace {
+Prompt encode(std::string_view field, std::string text, const text::Tokenizer& tokenizer, int64_t context) {
+  check_bytes(field, text.size(), tokenizer, context);
+  Prompt p{tokenizer.encode(text, {.enough = static_cast<size_t>(context)}), std::move(text)};
   if (p.ids.empty()) refuse(field, fmt::format("{} is empty; at least one token is needed", field));
+  check_enough(field, p.ids.size(), context);
   return p;
 }
+}  // namespace
 
 namespace {
 Prompt read_ids(Fields& fields, std::string_view key, const JsonValue::Array& array, int64_t vocab) {
@@ -28,51 +48,52 @@ Prompt read_ids(Fields& fields, std::string_view key, const JsonValue::Array& ar
 }
 
 std::vector<Prompt> read_several(Fields& fields, std::string_view key, const JsonValue::Array& array,
-                                 const text::Tokenizer* tokenizer, int64_t vocab) {
+                                 const text::Tokenizer* tokenizer, const engine::Limits& limits) {
   if (array.size() > kMaxPrompts)
     fields.refuse(key, fmt::format("has {} prompts; accepted: at most {}", array.size(), kMaxPrompts));
   std::vector<Prompt> out;
   for (const JsonValue& item : array) {
     if (const auto* ids = item.as<JsonValue::Array>())
-      out.push_back(read_ids(fields, key, *ids, vocab));
+      out.push_back(read_ids(fields, key, *ids, limits.vocab));
     else if (const auto* text = item.as<std::string>(); text != nullptr && tokenizer != nullptr)
-      out.push_back(encode_prompt(key, *text, *tokenizer));
+      out.push_back(encode(key, *text, *tokenizer, limits.context_length));
     else
       fields.refuse(key, fmt::format("holds {} beside other prompts", io::describe(item)));
   }
   return out;
 }
 
-std::vector<Prompt> read(Fields& fields, std::string_view key, const text::Tokenizer* tokenizer, int64_t vocab) {
+std::vector<Prompt> read(Fields& fields, std::string_view key, const text::Tokenizer* tokenizer,
+                         const engine::Limits& limits) {
   const JsonValue* value = fields.find(key);
   const std::string accepted =
       tokenizer != nullptr ? "a string, an array of strings, or token ids" : "token ids, or an array of arrays of them";
   if (value == nullptr) fields.refuse(key, "is missing; accepted: " + accepted);
   if (const auto* text = value->as<std::string>(); text != nullptr && tokenizer != nullptr)
-    return {encode_prompt(key, *text, *tokenizer)};
+    return {encode(key, *text, *tokenizer, limits.context_length)};
   const auto* array = value->as<JsonValue::Array>();
   if (array == nullptr || array->empty()) fields.refuse_type(key, *value, accepted);
   const JsonValue& first = array->front();
   if (first.as<std::string>() != nullptr || first.as<JsonValue::Array>() != nullptr)
-    return read_several(fields, key, *array, tokenizer, vocab);
-  return {read_ids(fields, key, *array, vocab)};
+    return read_several(fields, key, *array, tokenizer, limits);
+  return {read_ids(fields, key, *array, limits.vocab)};
 }
 }  // namespace
 
 std::vector<Prompt> read_prompts(Fields& fields, std::string_view key, const text::Tokenizer& tokenizer,
-                                 int64_t vocab) {
-  return read(fields, key, &tokenizer, vocab);
+                                 const engine::Limits& limits) {
+  return read(fields, key, &tokenizer, limits);
 }
 
 std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab) {
-  return read(fields, key, nullptr, vocab);
+  return read(fields, key, nullptr, {.vocab = vocab});
 }
 
-void check_choices(size_t prompts, int64_t n) {
+void check_choices(size_t prompts, int64_t n, std::string_view field) {
   const int64_t choices = static_cast<int64_t>(prompts) * n;
   if (choices > static_cast<int64_t>(kMaxPrompts))
-    refuse("n",
-           fmt::format("n is {} for {} prompts; accepted: at most {} answers to a request", n, prompts, kMaxPrompts));
+    refuse(field, fmt::format("{} is {} for {} prompts; accepted: at most {} answers to a request", field, n, prompts,
+                              kMaxPrompts));
 }
 
 }  // namespace sluice::server

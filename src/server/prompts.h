@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/request.h"
 #include "server/fields.h"
 #include "text/tokenizer.h"
 
@@ -20,15 +21,20 @@ struct Prompt {
 
 inline constexpr size_t kMaxPrompts = 1024;  // of a request
 
-// One text's ids. As Hugging Face does it: special tokens in the text are tokens, the bos token is put in front.
-Prompt encode_prompt(std::string_view field, std::string text, const text::Tokenizer& tokenizer);
+// Throws ApiError 400 context_length_exceeded for a text of so many bytes that it cannot be `context` tokens: megabytes
+// are not tokenized for nothing.
+void check_bytes(std::string_view field, size_t bytes, const text::Tokenizer& tokenizer, int64_t context);
+// The same at more than `context` ids, of a text that was not tokenized to its end.
+void check_enough(std::string_view field, size_t ids, int64_t context);
 
-// A string, an array of strings, of ids, or of arrays of ids. Throws ApiError 400 for anything else, for an empty one
-// and for ids outside of the vocabulary.
-std::vector<Prompt> read_prompts(Fields& fields, std::string_view key, const text::Tokenizer& tokenizer, int64_t vocab);
+// A string, an array of strings, of ids, or of arrays of ids. As Hugging Face does it: special tokens in a text are
+// tokens, the bos token is put in front. Throws ApiError 400 for anything else, for an empty one, for ids outside of
+// the vocabulary and for a text that is longer than the context.
+std::vector<Prompt> read_prompts(Fields& fields, std::string_view key, const text::Tokenizer& tokenizer,
+                                 const engine::Limits& limits);
 std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab);
 
-// Throws ApiError 400 when prompts times n is more than a request may ask for.
-void check_choices(size_t prompts, int64_t n);
+// Throws ApiError 400 when prompts times n is more than a request may ask for. field: n's name.
+void check_choices(size_t prompts, int64_t n, std::string_view field = "n");
 
 }  // namespace sluice::server

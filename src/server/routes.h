@@ -22,6 +22,8 @@ struct Route {
   Access access = Access::user;
   // Answered on the server's own thread: only what takes microseconds, and must be answered while the workers are busy.
   bool at_once = false;
+  // Takes as long as weights do, so it has a thread of its own: no request that makes text waits for it.
+  bool slow = false;
 };
 
 std::span<const Route> routes();

@@ -2,13 +2,16 @@
 // What the endpoints know of the model: its names, its words, and what its authors recommend.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "grammar/compiler.h"
 #include "model/model.h"
 #include "text/chat_template.h"
+#include "text/special_guard.h"
 #include "text/tokenizer.h"
 
 namespace sluice::server {
@@ -29,26 +32,41 @@ class ServedModel {
   ServedModel(std::vector<std::string> names, std::string path, text::Tokenizer tokenizer, const model::ModelInfo& info,
               SamplingDefaults defaults, std::string_view template_text = "", std::string_view template_source = "");
 
-  const std::vector<std::string> names;  // the first is what answers say
+  const bool any_name;                   // "*" was among them: requests may call it anything
+  const std::vector<std::string> names;  // the first is what answers say; without the "*"
   const std::string path;
+  const std::string model_type;  // of config.json, "" when it says none
   const text::Tokenizer tokenizer;
   const model::ModelInfo info;
   const SamplingDefaults defaults;
+
+  bool has_name(std::string_view name) const;
+
+  // For the model's vocabulary, with its cache.
+  grammar::GrammarCompiler& grammars() const { return *grammars_; }
 
   // Throws ApiError 400 when there is none, or it cannot be used: then the sentence names its line.
   const text::ChatTemplate& chat_template() const;
   const std::string& chat_template_text() const { return template_text_; }
   const std::string& chat_template_error() const { return template_error_; }
 
-  // The token ids of a rendered chat whose messages went through guard(): the template's special tokens are tokens,
-  // the users' own are plain text, so that nobody's words can end their turn and begin the system's.
-  std::vector<int32_t> encode_chat(std::string_view rendered) const;
-  std::string guard(std::string_view text) const;
+  // Users' special tokens are plain text: messages go through guard(), rendered chats through encode_chat().
+  const text::SpecialGuard& special_guard() const { return special_guard_; }
+  std::string guard(std::string_view text) const { return special_guard_.guard(text); }
+  std::vector<int32_t> encode_chat(std::string_view rendered, size_t enough = SIZE_MAX) const {
+    return special_guard_.encode(tokenizer, rendered, enough);
+  }
+  size_t bytes_without_guards(std::string_view rendered) const {
+    return text::SpecialGuard::bytes_without_guards(rendered);
+  }
+  // Whether the tokenizer has a special token of this text, which answers are without unless they ask for it.
+  bool is_special_token(std::string_view text) const { return special_guard_.is_special(text); }
 
  private:
   std::string template_text_, template_error_;
   std::optional<text::ChatTemplate> template_;
-  std::vector<std::string> special_texts_;
+  text::SpecialGuard special_guard_;
+  std::unique_ptr<grammar::GrammarCompiler> grammars_;
 };
 
 }  // namespace sluice::server

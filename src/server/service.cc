@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service.h"
 
+#include <algorithm>
 #include <random>
 
 #include "server/api_error.h"
+#include "server/tool_calls/tool_call_formats.h"
 
 namespace sluice::server {
 
@@ -23,9 +25,40 @@ uint64_t mixed(uint64_t x) {
 }
 }  // namespace
 
+Service::Service(ServiceConfig config)
+    : config_(std::move(config)), unknown_fields_(config_.ignore_unknown_fields ? config_.log : nullptr) {}
+
+namespace {
+template <class Format>
+const Format* chosen(const std::string& name, const std::string& chat_template,
+                     const Format* (*by_name)(std::string_view), const Format* (*by_template)(std::string_view)) {
+  if (name.empty()) return by_template(chat_template);
+  const Format* format = by_name(name);
+  check(format != nullptr || name == "none", "there is no parser {}", name);
+  return format;
+}
+
+AnswerFormats formats_of(const ServiceConfig& config, const ServedModel& model) {
+  AnswerFormats out;
+  const std::string& text = model.chat_template_text();
+  out.calls = chosen(config.tool_call_parser, text, tool_call_format, tool_call_format_of);
+  out.reasoning = chosen(config.reasoning_parser, text, reasoning_format, reasoning_format_of);
+  const auto special = [&](std::string_view tag) { return model.is_special_token(tag); };
+  if (const CallFormat* f = out.calls)
+    out.calls_are_special = std::any_of(f->begins.begin(), f->begins.end(), special) ||
+                            std::any_of(f->inner.begin(), f->inner.end(), special) || special(f->open);
+  if (const ReasoningFormat* f = out.reasoning)
+    out.reasoning_is_special = std::any_of(f->tags.begin(), f->tags.end(), special);
+  return out;
+}
+}  // namespace
+
 void Service::set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<Backend> backend) {
   {
     const std::lock_guard lock(mutex_);
+    formats_ = formats_of(config_, *model);
+    const auto name = [](const auto* format) { return format == nullptr ? "not looked for" : format->names[0]; };
+    config_.log(fmt::format("calls of tools: {}; thoughts: {}", name(formats_.calls), name(formats_.reasoning)));
     model_ = std::move(model);
     backend_ = std::move(backend);
   }
@@ -46,6 +79,11 @@ std::shared_ptr<const ServedModel> Service::model() const {
   return model_;
 }
 
+AnswerFormats Service::formats() const {
+  const std::lock_guard lock(mutex_);
+  return formats_;
+}
+
 std::shared_ptr<Backend> Service::backend() const {
   const std::lock_guard lock(mutex_);
   if (!backend_) still_loading();
@@ -58,6 +96,22 @@ void Service::require_ready() const {
     throw ApiError(503, "unavailable_error", "the server is shutting down and takes no new requests", "", "draining");
 }
 
+std::string Service::weight_version() const {
+  const std::lock_guard lock(mutex_);
+  return weight_version_;
+}
+
+void Service::weights_replaced(std::string version) {
+  const std::lock_guard lock(mutex_);
+  ++reloads_;
+  weight_version_ = version.empty() ? std::to_string(reloads_) : std::move(version);
+}
+
+void Service::set_weight_version(std::string version) {
+  const std::lock_guard lock(mutex_);
+  weight_version_ = std::move(version);
+}
+
 uint64_t Service::next_seed() {
   return config_.fixed_seed ? config_.random_seed : mixed(config_.random_seed + seeds_++);
 }
@@ -65,7 +119,7 @@ uint64_t Service::next_seed() {
 std::string Service::new_id(std::string_view prefix) {
   // Not to be guessed: /abort_request takes it.
   static thread_local std::random_device random;
-  return fmt::format("{}-{:08x}{:08x}{:08x}{:04x}", prefix, random(), random(), random(), ids_++ & 0xFFFF);
+  return fmt::format("{}{:08x}{:08x}{:08x}{:04x}", prefix, random(), random(), random(), ids_++ & 0xFFFF);
 }
 
 void Service::register_request(const std::string& rid) {

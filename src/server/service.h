@@ -8,35 +8,69 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "server/backend.h"
 #include "server/http/exchange.h"
+#include "server/http/server.h"
 #include "server/mailbox.h"
+#include "server/reasoning/reasoning_format.h"
 #include "server/served_model.h"
+#include "server/tool_calls/call_format.h"
+#include "server/unknown_fields.h"
 
 namespace sluice::server {
+
+// What routers are told of it.
+struct KvEventSource {
+  std::string endpoint, replay_endpoint, topic;  // replay_endpoint "": there is none
+};
 
 struct ServiceConfig {
   std::string api_key, admin_api_key;       // "": none
   std::vector<std::string> allowed_hosts;   // names in the Host header besides those of the loopback; see Router
   std::vector<std::string> cors_origins;    // "*": all
-  std::string reasoning_parser;             // "qwen3", "deepseek-r1"; "": thoughts stay in the text
+  std::string tool_call_parser;             // a name of tool_call_formats(); "": by the chat template; "none"
+  std::string reasoning_parser;             // a name of reasoning_formats(); "": by the chat template; "none"
   bool check_host = true;                   // only the loopback's names and allowed_hosts
-  std::vector<std::string> weight_folders;  // whence /update_weights_from_disk may load, besides the model's own
-  uint64_t random_seed = 0;                 // of requests without a seed
-  bool fixed_seed = false;                  // they all take random_seed itself
-  std::string version;                      // the program's
+  bool ignore_unknown_fields = false;       // of requests; else they are refused
+  std::vector<std::string> weight_folders;  // whence requests may load weights, besides the model's own
+  bool allow_weight_update = false;         // /update_weights_from_tensor
+  bool priority_scheduling = false;         // requests may have a priority; larger ones first,
+  bool low_priority_first = false;          // or smaller ones
+  double queue_timeout = 0;                 // of requests that do not say, in seconds; 0: none
+  double request_timeout = 0;
+  std::string profile_folder;                           // where /start_profile writes; "": nowhere
+  uint64_t random_seed = 0;                             // of requests without a seed
+  bool fixed_seed = false;                              // they all take random_seed itself
+  std::vector<std::string> metrics_prefixes{"sluice"};  // whose names /metrics has: sluice, sglang, vllm
+  std::optional<KvEventSource> kv_events;               // where cache events are published
+  std::string version;                                  // the program's, "0.1.0"
+  std::string build;                                    // how and for what it was built, and the processor
   std::function<void(std::string_view)> log = [](std::string_view) {};
+};
+
+// What the HTTP server in front counts.
+struct FrontStats {
+  http::Stats http;
+  size_t bodies_waiting = 0;  // requests that are complete, but that nobody reads yet
+};
+
+// How the served model marks calls of tools and thoughts in its text; nullptr: neither is looked for.
+struct AnswerFormats {
+  const CallFormat* calls = nullptr;
+  const ReasoningFormat* reasoning = nullptr;
+  bool calls_are_special = false, reasoning_is_special = false;  // their tags are special tokens, which answers hide
 };
 
 enum class State { loading, ready, draining };
 
 class Service {
  public:
-  explicit Service(ServiceConfig config) : config_(std::move(config)) {}
+  explicit Service(ServiceConfig config);
   ~Service() { backend_ = nullptr; }  // an engine that still runs tells its answers, which use what is below
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
@@ -49,8 +83,11 @@ class Service {
   // Both throw ApiError 503 while the model loads.
   std::shared_ptr<const ServedModel> model() const;
   std::shared_ptr<Backend> backend() const;
+  AnswerFormats formats() const;
   // Throws ApiError 503 while loading and when draining: for requests that make work.
   void require_ready() const;
+
+  UnknownFields& unknown_fields() { return unknown_fields_; }  // for Fields::finish()
 
   // A request's seed when it gives none.
   uint64_t next_seed();
@@ -68,19 +105,31 @@ class Service {
   void tick();
   double generation_throughput() const { return throughput_; }
 
+  // Before the first request only.
+  void set_front(std::function<FrontStats()> front) { front_ = std::move(front); }
+  FrontStats front() const { return front_ ? front_() : FrontStats(); }
+
   std::chrono::steady_clock::time_point started() const { return started_; }
   double load_seconds() const { return load_seconds_; }
-  std::atomic<int64_t> weight_version{0};  // reloads
+  // What the client that brought the weights called them, else how many times they were replaced.
+  std::string weight_version() const;
+  void weights_replaced(std::string version);    // "": the number
+  void set_weight_version(std::string version);  // of the same weights
   Mailbox& mailbox() { return mailbox_; }
 
  private:
   ServiceConfig config_;
+  UnknownFields unknown_fields_;
+  std::function<FrontStats()> front_;
   std::atomic<State> state_{State::loading};
   mutable std::mutex mutex_;
   std::shared_ptr<const ServedModel> model_;
+  AnswerFormats formats_;
   std::shared_ptr<Backend> backend_;
   std::map<std::string, std::vector<engine::RequestId>> requests_;
   std::vector<std::pair<std::chrono::steady_clock::time_point, std::function<void()>>> delayed_;
+  std::string weight_version_ = "0";
+  int64_t reloads_ = 0;
   std::atomic<uint64_t> seeds_{0}, ids_{0};
   std::atomic<double> throughput_{0}, load_seconds_{0};
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), last_tick_ = started_;

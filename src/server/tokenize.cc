@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // POST /v1/tokenize, /v1/detokenize, /v1/apply-template (each also without /v1)
+#include "server/answer.h"
 #include "server/api_error.h"
 #include "server/chat_prompt.h"
 #include "server/endpoints.h"
@@ -10,12 +11,6 @@
 namespace sluice::server {
 
 namespace {
-std::string ids_json(const std::vector<int32_t>& ids) {
-  JsonArray out;
-  for (const int32_t id : ids) out.raw(std::to_string(id));
-  return out.str();
-}
-
 // The guard's marks are for encode_chat() alone.
 std::string shown(const ServedModel& model, const std::vector<int32_t>& ids) { return model.tokenizer.decode(ids); }
 }  // namespace
@@ -28,8 +23,9 @@ void tokenize(Service& service, const ExchangePtr& exchange) {
   check_model_name(fields, *model);
   JsonObject out;
   if (fields.has("messages")) {
-    const std::string text = render_chat(fields, *model);
-    fields.finish();
+    const std::string text =
+        render_chat(fields, *model, read_tools(fields, *model, service.formats().calls, chat_tools())).text;
+    fields.finish(service.unknown_fields());
     const std::vector<int32_t> ids = model->encode_chat(text);
     out.raw("tokens", ids_json(ids)).add("count", ids.size());
   } else {
@@ -38,7 +34,7 @@ void tokenize(Service& service, const ExchangePtr& exchange) {
     if (prompt == nullptr) fields.refuse("prompt", "is missing; accepted: a string or an array of strings");
     const bool several = prompt->as<io::JsonValue::Array>() != nullptr;
     const std::vector<std::string> texts = fields.string_or_strings("prompt", kMaxPrompts);
-    fields.finish();
+    fields.finish(service.unknown_fields());
     JsonArray tokens, counts;
     for (const std::string& text : texts) {
       const std::vector<int32_t> ids = model->tokenizer.encode(text, {.add_special_tokens = special});
@@ -62,13 +58,13 @@ void detokenize(Service& service, const ExchangePtr& exchange) {
   const io::JsonValue* tokens = fields.find("tokens");
   const auto* array = tokens == nullptr ? nullptr : tokens->as<io::JsonValue::Array>();
   if (array != nullptr && array->empty()) {
-    fields.finish();
+    fields.finish(service.unknown_fields());
     exchange->reply({.body = JsonObject().add("text", "").str()});
     return;
   }
   const bool several = array != nullptr && array->front().as<io::JsonValue::Array>() != nullptr;
   const std::vector<Prompt> lists = read_id_prompts(fields, "tokens", service.backend()->limits().vocab);
-  fields.finish();
+  fields.finish(service.unknown_fields());
   JsonArray texts;
   for (const Prompt& p : lists) texts.raw(json_text(model->tokenizer.decode(p.ids, skip)));
   JsonObject out;
@@ -85,8 +81,9 @@ void apply_template(Service& service, const ExchangePtr& exchange) {
   const io::JsonValue body = parse_body(exchange->request().body);
   Fields fields(body);
   check_model_name(fields, *model);
-  const std::string text = render_chat(fields, *model);
-  fields.finish();
+  const std::string text =
+      render_chat(fields, *model, read_tools(fields, *model, service.formats().calls, chat_tools())).text;
+  fields.finish(service.unknown_fields());
   exchange->reply({.body = JsonObject().add("prompt", shown(*model, model->encode_chat(text))).str()});
 }
 

@@ -28,6 +28,11 @@ bool Workers::submit(std::function<void()> job) {
   return true;
 }
 
+size_t Workers::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.size();
+}
+
 void Workers::loop() {
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -20,12 +20,13 @@ class Workers {
 
   // False, and nothing done, when so many wait already.
   bool submit(std::function<void()> job);
+  size_t waiting() const;
 
  private:
   void loop();
 
   size_t most_waiting_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> waiting_;
   bool stopping_ = false;

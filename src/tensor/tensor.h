@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A contiguous row-major block of host memory with a type and a shape: owned, shared or mapped.
+// A contiguous row-major block of a device's memory with a type and a shape: owned, shared or mapped.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/device.h"
 #include "tensor/dtype.h"
 
 namespace sluice {
@@ -23,10 +24,12 @@ int64_t elements_of(const Shape& shape);    // throws on overflow or a negative 
 class Tensor {
  public:
   Tensor() = default;
-  // Fresh, 64-byte aligned, NOT initialised: fill it or call zero().
+  // Fresh host memory, Device::kAlignment-byte aligned, NOT initialised: fill it or call zero().
   Tensor(DType dtype, Shape shape);
+  // The same on a device. Throws out_of_memory.
+  Tensor(Device& device, DType dtype, Shape shape);
   // A view of memory that `keep` owns (a file mapping, another tensor); may be read-only.
-  Tensor(DType dtype, Shape shape, const void* data, std::shared_ptr<const void> keep);
+  Tensor(DType dtype, Shape shape, const void* data, std::shared_ptr<const void> keep, DeviceId device = {});
 
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
@@ -36,22 +39,31 @@ class Tensor {
   int64_t bytes() const { return elements_ * bytes_of(dtype_); }
   bool empty() const { return data_ == nullptr; }  // no tensor at all, as opposed to zero elements
 
-  const void* data() const { return data_; }
-  void* data() { return data_; }
+  DeviceId device() const { return device_; }
+  // The address in the memory of device(), which only work on that device may read.
+  void* address() { return data_; }
+  const void* address() const { return data_; }
+
+  // Host memory. Throws internal for a tensor on another device: its address means nothing here.
+  const void* data() const { return host_address(); }
+  void* data() { return host_address(); }
   // Typed access; T's size must equal the element size.
   template <class T>
   T* as() {
     check(sizeof(T) == static_cast<size_t>(bytes_of(dtype_)), "a tensor of {} was read as {}-byte elements",
           to_string(dtype_), sizeof(T));
-    return static_cast<T*>(data_);
+    return static_cast<T*>(host_address());
   }
   template <class T>
   const T* as() const {
     return const_cast<Tensor*>(this)->as<T>();
   }
 
-  Tensor& zero();
+  Tensor& zero();  // host memory only, as is clone()
   Tensor clone() const;
+  // A copy in the memory of `queue`'s device, or, from there, of the host: enqueued, not waited for. This tensor must
+  // stay as it is until the queue has come past the copy.
+  Tensor to(DeviceId device, Queue& queue) const;
   // The i-th slice of the first dimension, without copying.
   Tensor slice(int64_t i) const;
   // Rows [begin, end) of the first dimension, without copying.
@@ -60,10 +72,16 @@ class Tensor {
   Tensor reshape(Shape shape) const;
 
  private:
+  void* host_address() const {
+    if (!device_.is_host()) fail(ErrorCode::internal, "a tensor on {} was read as host memory", to_string(device_));
+    return data_;
+  }
+
   DType dtype_ = DType::f32;
   Shape shape_;
   int64_t elements_ = 0;
   void* data_ = nullptr;
+  DeviceId device_;
   std::shared_ptr<const void> keep_;
 };
 

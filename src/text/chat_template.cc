@@ -7,7 +7,7 @@
 namespace sluice::text {
 namespace {
 
-// The interpreter knows lines, not files.
+// The interpreter's sentences name lines only; the file is added here.
 template <class F>
 auto naming(const std::string& source, F&& f) {
   try {

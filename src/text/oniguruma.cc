@@ -136,7 +136,7 @@ class Translation {
       pos_ = at;
       refuse(fmt::format("\"\\{}\"", c));
     }
-    // An escaped character of several bytes stays whole: PCRE2 would take the backslash for its first byte.
+    // An escaped character of several bytes is kept whole: PCRE2 would apply the backslash to its first byte only.
     if (static_cast<unsigned char>(c) < 0x80) out_ += '\\';
     out_ += c;
   }

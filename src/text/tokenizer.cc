@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/tokenizer.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "text/byte_alphabet.h"
 #include "text/normalize.h"
@@ -38,6 +40,23 @@ Tokenizer::Tokenizer(const TokenizerData& data)
       chat_template_(data.chat_template) {
   add_added_tokens(data);
   add_frame(data);
+  measure(data);
+}
+
+void Tokenizer::measure(const TokenizerData& data) {
+  const auto swallows = [](const AddedToken& t) { return t.lstrip || t.rstrip; };
+  const auto removes = [](const PreTokenizerStep& s) {
+    return s.kind == PreTokenizerStep::Kind::split && s.behavior == SplitBehavior::removed;
+  };
+  if (std::any_of(data.added_tokens.begin(), data.added_tokens.end(), swallows)) return;
+  if (std::any_of(data.pre_tokenizers.begin(), data.pre_tokenizers.end(), removes)) return;
+  // A byte without a token is dropped, or any number of them is one unknown token.
+  for (const std::string& byte : byte_alphabet_utf8())
+    if (ids_.count(byte) == 0) return;
+  for (const Entry& e : entries_) most_bytes_of_an_id_ = std::max(most_bytes_of_an_id_, e.bytes.size());
+  // Normal forms join characters: nine bytes of Hangul letters become a syllable of three, and none loses more than
+  // three bytes of four.
+  if (!normalizers_.empty()) most_bytes_of_an_id_ *= 4;
 }
 
 Tokenizer::Entry& Tokenizer::entry(int64_t id, std::string_view token, const std::string& source) {
@@ -120,6 +139,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   if (options.add_special_tokens) ids = prefix_ids_;
   const std::string valid = to_valid_utf8(text);
   for (const auto& raw : raw_tokens_.split(valid, options.parse_special)) {
+    if (ids.size() > options.enough) break;
     if (raw.id >= 0) {
       ids.push_back(raw.id);
       continue;
@@ -129,7 +149,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
       if (p.id >= 0) {
         ids.push_back(p.id);
       } else {
-        encode_text(std::string_view(part).substr(p.begin, p.end - p.begin), ids);
+        encode_text(std::string_view(part).substr(p.begin, p.end - p.begin), options.enough, ids);
       }
     }
   }
@@ -137,10 +157,12 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   return ids;
 }
 
-void Tokenizer::encode_text(std::string_view text, std::vector<int32_t>& ids) const {
+void Tokenizer::encode_text(std::string_view text, size_t enough, std::vector<int32_t>& ids) const {
   const auto pieces = pre_tokenizer_.split(std::string(text));
-  for (const Match& span : pieces.spans)
+  for (const Match& span : pieces.spans) {
+    if (ids.size() > enough) return;
     bpe_.encode(std::string_view(pieces.text).substr(span.begin, span.end - span.begin), ids);
+  }
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {

@@ -24,6 +24,9 @@ struct EncodeOptions {
   bool parse_special = true;
   // Puts the post-processor's prefix and suffix (usually the bos token) around the text.
   bool add_special_tokens = true;
+  // Stops soon after so many ids, which are then too many for the caller anyway. What comes back has more ids than
+  // this when the text has.
+  size_t enough = SIZE_MAX;
 };
 
 class Tokenizer {
@@ -44,6 +47,10 @@ class Tokenizer {
   std::string_view bytes_of(int32_t id) const;
   bool is_special(int32_t id) const;
 
+  // The most bytes of a text that one id can stand for, so that a text's length says how many ids it has at least;
+  // 0: not known, as with tokens that swallow the white space around them.
+  size_t most_bytes_of_an_id() const { return most_bytes_of_an_id_; }
+
   // The id of a token as the file writes it ("<|im_end|>", byte-level alphabet for ordinary tokens).
   std::optional<int32_t> id_of(std::string_view token) const;
 
@@ -61,7 +68,8 @@ class Tokenizer {
   void add_added_tokens(const TokenizerData& data);
   void add_frame(const TokenizerData& data);
   Entry& entry(int64_t id, std::string_view token, const std::string& source);
-  void encode_text(std::string_view text, std::vector<int32_t>& ids) const;
+  void measure(const TokenizerData& data);
+  void encode_text(std::string_view text, size_t enough, std::vector<int32_t>& ids) const;
   std::string normalized(std::string_view text) const;
 
   std::vector<Entry> entries_;  // by id
@@ -72,6 +80,7 @@ class Tokenizer {
   Bpe bpe_;
   std::vector<int32_t> prefix_ids_, suffix_ids_;
   std::string bos_token_, eos_token_, pad_token_, chat_template_;
+  size_t most_bytes_of_an_id_ = 0;
 };
 
 }  // namespace sluice::text

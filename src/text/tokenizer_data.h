@@ -64,7 +64,7 @@ struct TokenizerData {
 
   // model: BPE
   std::vector<std::pair<std::string, int64_t>> vocab;       // token (in the byte-level alphabet), id; in file order
-  std::vector<std::pair<std::string, std::string>> merges;  // by rank; both spellings of the file ("a b", ["a","b"])
+  std::vector<std::pair<std::string, std::string>> merges;  // by rank; the file may write "a b" or ["a","b"]
   std::string unk_token;                                    // empty: characters without a token are dropped
   bool fuse_unk = false;
   bool ignore_merges = false;                                 // a pre-token that is a token is not merged at all

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a calibration run remembers, and the static activation scales that follow from it.
+// The activation ranges that a calibration run records, and the static activation scales made from them.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@
 
 namespace sluice::weights {
 
-// Largest |x| that reached each linear's input. A model that is given one calls observe() before every linear, with the
-// module's checkpoint name ("model.layers.0.self_attn.q_proj"), and for a layer's experts with the names of
+// The largest |x| at the input of each linear. A model that runs with an observer calls observe() before every linear,
+// with the module's checkpoint name ("model.layers.0.self_attn.q_proj"), and for a layer's experts with the names of
 // expert_inputs() below. Thread-safe. NaN and infinities are refused when scales are made from them, not here.
 class ActivationObserver {
  public:

@@ -12,23 +12,10 @@ namespace sluice::weights {
 
 namespace {
 
-// splitmix64 (Steele, Lea, Flood 2014): a good value for every index, in any order.
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 uint64_t seed_of(std::string_view name) {
   uint64_t seed = 42;
-  for (const char c : name) seed = mix(seed ^ static_cast<unsigned char>(c));
+  for (const char c : name) seed = dummy_mix(seed ^ static_cast<unsigned char>(c));
   return seed;
-}
-
-// [0, 1), in steps of 2^-24.
-float unit(uint64_t seed, int64_t i) {
-  return static_cast<float>(mix(seed + static_cast<uint64_t>(i)) >> 40) * 0x1p-24f;
 }
 
 struct Distribution {
@@ -52,17 +39,23 @@ Distribution distribution_of(std::string_view name, const Shape& shape) {
 
 }  // namespace
 
+DummyRange dummy_range(std::string_view name, const Shape& shape) {
+  const Distribution d = distribution_of(name, shape);
+  check(d.map == nullptr, "the values of {} are no uniform range", name);
+  return {seed_of(name), d.low, d.high};
+}
+
 Tensor dummy_tensor(ThreadPool& pool, std::string_view name, DType dtype, const Shape& shape) {
   check(dtype == DType::bf16 || dtype == DType::f32, "dummy weights are asked for as {}; accepted: bfloat16, float32",
         to_string(dtype));
   const Distribution d = distribution_of(name, shape);
-  const uint64_t seed = seed_of(name);
+  const DummyRange range{seed_of(name), d.low, d.high};
   Tensor out(dtype, shape);
   constexpr int64_t kPiece = int64_t{1} << 16;
   pool.parallel_for(ceil_div(out.elements(), kPiece), [&](int64_t piece, int) {
     const int64_t begin = piece * kPiece, end = std::min(begin + kPiece, out.elements());
     const auto value = [&](int64_t i) {
-      const float x = d.low + (d.high - d.low) * unit(seed, i);
+      const float x = dummy_value(range, i);
       return d.map == nullptr ? x : d.map(x);
     };
     for (int64_t i = begin; i < end; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts of one layer on one rank, canonical: what checkpoint loaders give and backends prepare.
+// The experts of one layer on one rank, in the canonical layout: checkpoint loaders make it, and backends repack it.
 // Gate and up are two stacks, so no half boundary can move under padding or sharding, and each keeps its own scales.
 #pragma once
 

@@ -18,9 +18,9 @@ using format::InputFormat;
 namespace {
 
 // A copy of a file's view, faulted in and written by every thread.
-Tensor copy_in_parallel(Context& ctx, const Tensor& view) {
+Tensor copy_in_parallel(Context& ctx, const Tensor& view, ScratchTensors& scratch) {
   if (view.empty()) return {};
-  Tensor out(view.dtype(), view.shape());
+  Tensor out = scratch.make(view.dtype(), view.shape());
   constexpr int64_t kPiece = int64_t{1} << 20;
   ctx.pool.parallel_for(ceil_div(view.bytes(), kPiece), [&](int64_t piece, int) {
     const int64_t begin = piece * kPiece, size = std::min(kPiece, view.bytes() - begin);
@@ -32,7 +32,7 @@ Tensor copy_in_parallel(Context& ctx, const Tensor& view) {
 
 }  // namespace
 
-Loader::Loader(Context& context, io::Checkpoint checkpoint, LoadOptions options)
+Loader::Loader(Context& context, io::Checkpoint checkpoint, LoaderOptions options)
     : context_(context),
       checkpoint_(std::move(checkpoint)),
       options_(std::move(options)),
@@ -49,11 +49,10 @@ ModuleFormat Loader::target(std::string_view module, const ModuleFormat& stored,
     if (format.inputs == InputFormat::nvfp4 && options_.nvfp4_per_token) format.inputs = InputFormat::nvfp4_token;
     return format;
   };
-  if (options_.dummy && scheme_.quantized() && online_quantizes(Coverage::linears, module))
+  if (options_.dummy && scheme_.quantized() && kind_of(module) != ModuleKind::other)
     return per_token(scheme_.of(module));
-  if (!options_.online || stored != ModuleFormat{} || !online_quantizes(options_.online->coverage, module))
-    return per_token(stored);
-  const ModuleFormat online = per_token(options_.online->format);
+  if (!options_.online || stored != ModuleFormat{}) return per_token(stored);
+  const ModuleFormat online = per_token(options_.online->of(module));
   const bool did_not_run =
       format::is_static(online.inputs) && !options_.amax.empty() && !options_.amax.contains(observed);
   return did_not_run ? stored : online;
@@ -85,11 +84,18 @@ void Loader::report(int64_t bytes) {
   context_.progress({"loading", done_, std::max(done_, checkpoint_.bytes()), "B"});
 }
 
-void Loader::finish() {
+void Loader::end_progress() {
   if (done_ < checkpoint_.bytes()) report(checkpoint_.bytes() - done_);
 }
 
 Tensor Loader::floats(std::string_view name, const Shape& shape) const { return read_floats(checkpoint_, name, shape); }
+
+float Loader::static_input_scale(const ModuleFormat& stored, const ModuleFormat& wanted,
+                                 const std::vector<StoredNames>& names, const std::string& observed) const {
+  const bool online = stored != wanted && stored == ModuleFormat{};
+  return online ? online_input_scale(wanted.inputs, observed)
+                : read_static_input_scale(checkpoint_, names, wanted.inputs);
+}
 
 LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols) {
   const StoredNames names = linear_names(checkpoint_, module);
@@ -100,16 +106,12 @@ LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols)
   LoadedLinear out;
   out.inputs = wanted.inputs;
   out.w = open_stored(checkpoint_, names, stored.weights, {1, rows, cols, false});
-  out.w.codes = copy_in_parallel(context_, out.w.codes);
+  out.w.codes = copy_in_parallel(context_, out.w.codes, scratch_);
   out.w.scales = out.w.scales.clone();
   check_codes(checkpoint_, names.weight, out.w, 0);
   report(out.w.codes.bytes());
-
-  if (format::is_static(wanted.inputs)) {
-    const bool online = stored != wanted && stored == ModuleFormat{};
-    out.input_scale = online ? online_input_scale(wanted.inputs, std::string(module))
-                             : read_static_input_scale(checkpoint_, {names}, wanted.inputs);
-  }
+  if (format::is_static(wanted.inputs))
+    out.input_scale = static_input_scale(stored, wanted, {names}, std::string(module));
   out.w = quantize(context_, wanted.weights, out.w);
   return out;
 }

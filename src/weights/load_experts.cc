@@ -3,10 +3,9 @@
 
 #include "format/quantize_rows.h"
 #include "weights/calibration.h"
-#include "weights/load.h"
+#include "weights/expert_matrix.h"
 #include "weights/pad.h"
 #include "weights/requantize.h"
-#include "weights/stored.h"
 
 namespace sluice::weights {
 
@@ -28,12 +27,6 @@ void copy_transposed(const QuantTensor& from, int64_t from_expert, RowWalk walk,
           y[r * to.cols + c] = x[(cols.begin + c) * from.cols + walk.begin + (rows.begin + r) * walk.step];
 }
 
-// Kernels take whole groups of 16 and 32; blocks of 128 may end short.
-int64_t small_group(Format format) {
-  const format::FormatInfo f = info(format);
-  return f.scale == format::ScaleType::e8m0 || f.scale == format::ScaleType::e4m3 ? f.group_k : 1;
-}
-
 int64_t bytes_of_weights(const ExpertWeights& w) {
   int64_t bytes = 0;
   for (const QuantTensor* q : {&w.up, &w.gate, &w.down})
@@ -43,24 +36,10 @@ int64_t bytes_of_weights(const ExpertWeights& w) {
 
 }  // namespace
 
-// Where one of up, gate and down comes from.
-struct Loader::Source {
-  QuantTensor* to = nullptr;
-  std::string projection;      // of per-expert tensors
-  int64_t rows = 0, cols = 0;  // of one whole matrix
-  bool is_down = false;
-  std::vector<StoredNames> names;  // of each global expert; one entry when fused
-  // Fused tensors only:
-  bool fused = false, transposed = false;
-  int half = -1;  // 0 gate, 1 up of a merged stack
-  int64_t stack_experts = 0, stack_rows = 0;
-  RowWalk walk;
-};
-
-std::vector<Loader::Source> Loader::find_sources(const ExpertNames& names, const ExpertShape& shape,
-                                                 ExpertWeights& w) const {
+std::vector<Loader::ExpertMatrix> Loader::find_matrices(const ExpertNames& names, const ExpertShape& shape,
+                                                        ExpertWeights& w) const {
   const auto matrix = [&](QuantTensor* to, const std::string& projection, bool is_down) {
-    Source s;
+    ExpertMatrix s;
     s.to = to;
     s.projection = projection;
     s.is_down = is_down;
@@ -68,21 +47,21 @@ std::vector<Loader::Source> Loader::find_sources(const ExpertNames& names, const
     s.cols = is_down ? shape.inter : shape.hidden;
     return s;
   };
-  std::vector<Source> sources{matrix(&w.up, names.up, false), matrix(&w.down, names.down, true)};
-  if (!names.gate.empty()) sources.insert(sources.begin(), matrix(&w.gate, names.gate, false));
+  std::vector<ExpertMatrix> matrices{matrix(&w.up, names.up, false), matrix(&w.down, names.down, true)};
+  if (!names.gate.empty()) matrices.insert(matrices.begin(), matrix(&w.gate, names.gate, false));
 
   const std::string first = names.module + ".0." + names.up;
   if (checkpoint_.contains(first + ".weight") || checkpoint_.contains(first + ".weight_packed")) {
-    for (Source& s : sources)
+    for (ExpertMatrix& s : matrices)
       for (int64_t e = 0; e < shape.experts; ++e)
         s.names.push_back(linear_names(checkpoint_, fmt::format("{}.{}.{}", names.module, e, s.projection)));
     const std::string beyond = fmt::format("{}.{}.{}.weight", names.module, shape.experts, names.up);
     check_file(!checkpoint_.contains(beyond), "{} exists, but config.json says that there are {} experts",
                checkpoint_.source_of(beyond), shape.experts);
-    return sources;
+    return matrices;
   }
 
-  for (Source& s : sources) {
+  for (ExpertMatrix& s : matrices) {
     const bool merged = !s.is_down && !names.gate.empty();
     const std::string projection = merged ? "gate_up_proj" : s.projection;
     s.fused = true;
@@ -98,14 +77,14 @@ std::vector<Loader::Source> Loader::find_sources(const ExpertNames& names, const
     s.stack_rows = 2 * shape.inter;
     s.walk = is_gate ? gate_rows(order, shape.inter) : up_rows(order, shape.inter);
   }
-  for (Source& s : sources) s.transposed = names.transposed && !s.names[0].blocks;
-  return sources;
+  for (ExpertMatrix& s : matrices) s.transposed = names.transposed && !s.names[0].blocks;
+  return matrices;
 }
 
 // One format for all of a layer's experts.
-ModuleFormat Loader::format_of_experts(const ExpertNames& names, const std::vector<Source>& sources) const {
+ModuleFormat Loader::format_of_experts(const ExpertNames& names, const std::vector<ExpertMatrix>& matrices) const {
   std::optional<ModuleFormat> common;
-  for (const Source& s : sources) {
+  for (const ExpertMatrix& s : matrices) {
     const std::string module = s.fused ? names.module : fmt::format("{}.0.{}", names.module, s.projection);
     const ModuleFormat format = stored_format(checkpoint_, scheme_, module, s.names[0]);
     if (!common) common = format;
@@ -121,9 +100,9 @@ LoadedExperts Loader::experts(const ExpertNames& names, const ExpertShape& shape
         shape.hidden);
   LoadedExperts out;
   ExpertWeights& w = out.weights;
-  const std::vector<Source> sources = find_sources(names, shape, w);
-  const ModuleFormat stored = format_of_experts(names, sources);
-  warn_if_not_excluded(sources[0].fused ? names.module : fmt::format("{}.0.{}", names.module, names.up), stored);
+  const std::vector<ExpertMatrix> matrices = find_matrices(names, shape, w);
+  const ModuleFormat stored = format_of_experts(names, matrices);
+  warn_if_not_excluded(matrices[0].fused ? names.module : fmt::format("{}.0.{}", names.module, names.up), stored);
   const ModuleFormat wanted = out.format = target(names.module, stored, expert_inputs(names.module).gemm1);
   const bool online = stored != wanted && stored == ModuleFormat{};
 
@@ -134,50 +113,57 @@ LoadedExperts Loader::experts(const ExpertNames& names, const ExpertShape& shape
   // codes.
   const bool whole_first = online && (wanted.weights == Format::fp8_tensor || wanted.weights == Format::fp8_channel ||
                                       info(wanted.weights).global_scale);
-  copy_experts(sources, stored, experts, whole_first ? Range{0, shape.inter} : inter);
+  copy_experts(matrices, stored, experts, whole_first ? Range{0, shape.inter} : inter);
   report(bytes_of_weights(w));
 
-  if (format::is_static(wanted.inputs)) {
-    const ExpertInputs observed = expert_inputs(names.module);
-    std::vector<StoredNames> gemm1, gemm2;
-    for (const Source& s : sources) {
-      auto& all = s.is_down ? gemm2 : gemm1;
-      all.insert(all.end(), s.names.begin(), s.names.end());
-    }
-    w.input_scale1 = online ? online_input_scale(wanted.inputs, observed.gemm1)
-                            : read_static_input_scale(checkpoint_, gemm1, wanted.inputs);
-    w.input_scale2 = online ? online_input_scale(wanted.inputs, observed.gemm2)
-                            : read_static_input_scale(checkpoint_, gemm2, wanted.inputs);
-  }
-  if (sources[0].fused) read_biases(names, shape, experts, whole_first ? Range{0, shape.inter} : inter, w);
+  read_input_scales(names, matrices, stored, wanted, w);
+  if (matrices[0].fused) read_biases(names, shape, experts, whole_first ? Range{0, shape.inter} : inter, w);
   w = quantize(context_, wanted.weights, w);
   if (whole_first) w = weights::shard(w, {shard.tp_rank, shard.tp_size, 0, 1}, wanted.inputs);
   w = pad(w, small_group(wanted.weights));
   return out;
 }
 
-void Loader::copy_experts(const std::vector<Source>& sources, const ModuleFormat& stored, Range experts, Range inter) {
-  std::vector<QuantTensor> stacks(sources.size());
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const Source& s = sources[i];
-    const Range rows = s.is_down ? Range{0, s.rows} : inter;
-    *s.to = make_quant_tensor(stored.weights, experts.size(), rows.size(), s.is_down ? inter.size() : s.cols);
-    if (!s.fused) continue;
-    StoredShape stack{s.stack_experts, s.stack_rows, s.cols, true};
-    if (s.transposed) std::swap(stack.rows, stack.cols);
-    check_file(!s.transposed || stored.weights == Format::bf16,
-               "{} is {} and stored transposed; only BF16 stacks may be", checkpoint_.source_of(s.names[0].weight),
-               info(stored.weights).name);
-    const bool splits_a_block = s.half >= 0 && info(stored.weights).group_n > 1 &&
-                                (s.walk.step > 1 || s.rows % info(stored.weights).group_n != 0);
-    check_file(!splits_a_block, "{} holds gate and up of {} rows each in {}: a scale covers rows of both",
-               checkpoint_.source_of(s.names[0].weight), s.rows, info(stored.weights).name);
-    stacks[i] = open_stored(checkpoint_, s.names[0], stored.weights, stack, s.half);
+void Loader::read_input_scales(const ExpertNames& names, const std::vector<ExpertMatrix>& matrices,
+                               const ModuleFormat& stored, const ModuleFormat& wanted, ExpertWeights& w) const {
+  if (!format::is_static(wanted.inputs)) return;
+  const ExpertInputs observed = expert_inputs(names.module);
+  std::vector<StoredNames> gemm1, gemm2;
+  for (const ExpertMatrix& s : matrices) {
+    auto& all = s.is_down ? gemm2 : gemm1;
+    all.insert(all.end(), s.names.begin(), s.names.end());
   }
-  context_.pool.parallel_for(static_cast<int64_t>(sources.size()) * experts.size(), [&](int64_t task, int) {
+  w.input_scale1 = static_input_scale(stored, wanted, gemm1, observed.gemm1);
+  w.input_scale2 = static_input_scale(stored, wanted, gemm2, observed.gemm2);
+}
+
+// A fused tensor as it lies in the file.
+QuantTensor Loader::open_stack(const ExpertMatrix& s, const ModuleFormat& stored) const {
+  StoredShape stack{s.stack_experts, s.stack_rows, s.cols, true};
+  if (s.transposed) std::swap(stack.rows, stack.cols);
+  check_file(!s.transposed || stored.weights == Format::bf16, "{} is {} and stored transposed; only BF16 stacks may be",
+             checkpoint_.source_of(s.names[0].weight), info(stored.weights).name);
+  const bool splits_a_block = s.half >= 0 && info(stored.weights).group_n > 1 &&
+                              (s.walk.step > 1 || s.rows % info(stored.weights).group_n != 0);
+  check_file(!splits_a_block, "{} holds gate and up of {} rows each in {}: a scale covers rows of both",
+             checkpoint_.source_of(s.names[0].weight), s.rows, info(stored.weights).name);
+  return open_stored(checkpoint_, s.names[0], stored.weights, stack, s.half);
+}
+
+void Loader::copy_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, Range experts,
+                          Range inter) {
+  std::vector<QuantTensor> stacks(matrices.size());
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const ExpertMatrix& s = matrices[i];
+    const Range rows = s.is_down ? Range{0, s.rows} : inter;
+    *s.to = make_quant_tensor(stored.weights, experts.size(), rows.size(), s.is_down ? inter.size() : s.cols,
+                              [&](DType dtype, Shape shape) { return scratch_.make(dtype, std::move(shape)); });
+    if (s.fused) stacks[i] = open_stack(s, stored);
+  }
+  context_.pool.parallel_for(static_cast<int64_t>(matrices.size()) * experts.size(), [&](int64_t task, int) {
     const size_t i = static_cast<size_t>(task / experts.size());
     const int64_t local = task % experts.size(), global = experts.begin + local;
-    const Source& s = sources[i];
+    const ExpertMatrix& s = matrices[i];
     const Range rows = s.is_down ? Range{0, s.rows} : inter, cols = s.is_down ? inter : Range{0, s.cols};
     const StoredNames& names = s.names[s.fused ? 0 : static_cast<size_t>(global)];
     if (s.transposed) {

@@ -11,39 +11,58 @@ using format::InputFormat;
 
 namespace {
 
-constexpr std::array<OnlineFormat, 9> kOnlineFormats{
-    {{"bf16", {Format::bf16, InputFormat::plain}},
-     {"fp8", {Format::fp8_tensor, InputFormat::fp8_token}},
-     {"fp8_channel", {Format::fp8_channel, InputFormat::fp8_token}},
-     {"w8a8_fp8", {Format::fp8_channel, InputFormat::fp8_token}},
-     {"fp8_block", {Format::fp8_block, InputFormat::fp8_group}},
-     {"mxfp8", {Format::mxfp8, InputFormat::mxfp8}},
-     {"nvfp4", {Format::nvfp4, InputFormat::nvfp4}, Coverage::experts},
-     {"nvfp4_online", {Format::nvfp4, InputFormat::nvfp4_token}, Coverage::experts},
-     {"mxfp4", {Format::mxfp4, InputFormat::plain}, Coverage::experts}}};
+struct OnlineFormat {
+  std::string_view name;
+  ModuleFormat format;
+  bool experts_only = false;  // unless another format is given for the rest
+};
 
-// Last parts of the names of linears that are quantised outside the routed experts.
+constexpr std::array<OnlineFormat, 9> kOnlineFormats{{{"bf16", {Format::bf16, InputFormat::plain}},
+                                                      {"fp8", {Format::fp8_tensor, InputFormat::fp8_token}},
+                                                      {"fp8_channel", {Format::fp8_channel, InputFormat::fp8_token}},
+                                                      {"w8a8_fp8", {Format::fp8_channel, InputFormat::fp8_token}},
+                                                      {"fp8_block", {Format::fp8_block, InputFormat::fp8_group}},
+                                                      {"mxfp8", {Format::mxfp8, InputFormat::mxfp8}},
+                                                      {"nvfp4", {Format::nvfp4, InputFormat::nvfp4}, true},
+                                                      {"nvfp4_online", {Format::nvfp4, InputFormat::nvfp4_token}, true},
+                                                      {"mxfp4", {Format::mxfp4, InputFormat::plain}, true}}};
+
+// Last parts of the names of ModuleKind::linear.
 constexpr std::array<std::string_view, 17> kLinears{
     {"q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate_proj",
      "up_proj", "down_proj", "gate_up_proj", "qkv_proj", "in_proj", "out_proj", "fc1_latent_proj", "fc2_latent_proj"}};
 
-}  // namespace
-
-OnlineFormat parse_online_format(std::string_view name) {
-  std::string accepted;
-  for (const OnlineFormat& f : kOnlineFormats) {
+const OnlineFormat& find_online_format(std::string_view option, std::string_view name) {
+  for (const OnlineFormat& f : kOnlineFormats)
     if (f.name == name) return f;
-    accepted.append(accepted.empty() ? "" : ", ").append(f.name);
-  }
-  fail(ErrorCode::invalid_argument, "quantization is \"{}\"; accepted: {}", name, accepted);
+  fail(ErrorCode::invalid_argument, "{} is \"{}\"; accepted: {}", option, name, fmt::join(online_formats(), ", "));
 }
 
-bool online_quantizes(Coverage coverage, std::string_view module) {
-  if (module.ends_with(".experts") || module.find(".experts.") != std::string_view::npos) return true;
-  if (coverage == Coverage::experts) return false;
+}  // namespace
+
+ModuleKind kind_of(std::string_view module) {
+  if (module.ends_with(".experts") || module.find(".experts.") != std::string_view::npos) return ModuleKind::experts;
   const size_t dot = module.rfind('.');
   const std::string_view last = dot == std::string_view::npos ? module : module.substr(dot + 1);
-  return std::find(kLinears.begin(), kLinears.end(), last) != kLinears.end();
+  return std::find(kLinears.begin(), kLinears.end(), last) != kLinears.end() ? ModuleKind::linear : ModuleKind::other;
+}
+
+ModuleFormat OnlinePolicy::of(std::string_view module) const {
+  const ModuleKind kind = kind_of(module);
+  return kind == ModuleKind::experts ? experts : kind == ModuleKind::linear ? rest : ModuleFormat{};
+}
+
+std::vector<std::string_view> online_formats() {
+  std::vector<std::string_view> names;
+  for (const OnlineFormat& f : kOnlineFormats) names.push_back(f.name);
+  return names;
+}
+
+OnlinePolicy parse_online_policy(std::string_view name, std::string_view rest) {
+  const OnlineFormat& experts = find_online_format("quantization", name);
+  if (rest.empty()) return {std::string(name), experts.format, experts.experts_only ? ModuleFormat{} : experts.format};
+  const OnlineFormat& others = find_online_format("quantization-rest", rest);
+  return {fmt::format("{} with {} for the rest", name, rest), experts.format, others.format};
 }
 
 }  // namespace sluice::weights

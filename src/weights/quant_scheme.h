@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which number format each module of a checkpoint is stored in, from its config files (spec/moe-system.md 3.1-3.9).
+// Which number format each module of a checkpoint is stored in, from its config files (docs/reference.md, Quantised
+// checkpoints).
 #pragma once
 
 #include <optional>

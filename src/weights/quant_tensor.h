@@ -3,6 +3,10 @@
 // scales linear. A single dense matrix is a stack of one.
 #pragma once
 
+#include <functional>
+#include <optional>
+#include <span>
+
 #include "format/formats.h"
 #include "tensor/tensor.h"
 
@@ -20,10 +24,21 @@ struct QuantTensor {
   Tensor global;  // f32 [E], only where the format has a global scale (NVFP4's weight_scale_2)
 };
 
-// Codes and scales of the right types and shapes, not initialised. K must be even for 4-bit codes.
-QuantTensor make_quant_tensor(format::Format format, int64_t experts, int64_t rows, int64_t cols);
+// Codes and scales of the right types and shapes, not initialised. K must be even for 4-bit codes. make_codes: where
+// the codes' memory comes from.
+using MakeTensor = std::function<Tensor(DType, Shape)>;
+QuantTensor make_quant_tensor(
+    format::Format format, int64_t experts, int64_t rows, int64_t cols,
+    const MakeTensor& make_codes = [](DType dtype, Shape shape) { return Tensor(dtype, std::move(shape)); });
 
 // float32 [E, N, K]: code * scale * global, each product in float32. The slow, obvious definition.
 Tensor dequantize(const QuantTensor& w);
+
+// The rows of all parts one below another, as one tensor of the same values: float32-exact, never requantised. Parts
+// are stacks of as many experts, of one format and K. Nothing when their scales cannot be stored in one tensor of that
+// format: unequal scales of a whole matrix, or blocks of 128 rows that would straddle two parts.
+// Codes and scales on a GPU are stacked there, enqueued on `queue` of that device; scales of whole matrices lie on the
+// host.
+std::optional<QuantTensor> concatenate_rows(std::span<const QuantTensor> parts, Queue& queue = host_queue());
 
 }  // namespace sluice::weights

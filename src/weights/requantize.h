@@ -3,12 +3,12 @@
 // `sluice quantize`.
 #pragma once
 
-#include "base/context.h"
+#include "device/context.h"
 #include "weights/expert_weights.h"
 
 namespace sluice::weights {
 
-// w [E, N, K] of any format -> `format`, by the quantisers of format/quantize_weights.h on w's values: one scale a
+// w [E, N, K] of any format -> `format`, by the quantisers of format/quantize_weights.h on w's values: one scale per
 // matrix (fp8_tensor, NVFP4's global) is taken over the whole [N, K]. The result does not depend on the number of
 // threads. Throws invalid_argument for an odd K with 4-bit codes.
 QuantTensor quantize(Context& ctx, format::Format format, const QuantTensor& w);

@@ -10,12 +10,12 @@
 
 #include "format/quantize_rows.h"
 #include "io/file.h"
+#include "io/json_text.h"
 #include "io/output_file.h"
 #include "io/safetensors_writer.h"
 #include "weights/calibration.h"
-#include "weights/json_text.h"
+#include "weights/export_format.h"
 #include "weights/requantize.h"
-#include "weights/spelling.h"
 #include "weights/stored.h"
 
 namespace sluice::weights {
@@ -32,7 +32,7 @@ constexpr std::array<std::string_view, 13> kCopiedFiles{
      "generation_config.json", "preprocessor_config.json", "LICENSE"}};
 constexpr int64_t kMaxCopiedBytes = int64_t{256} << 20;
 
-// What stands beside a quantised weight; k_scale and v_scale belong to the cache and are kept.
+// Tensors that belong to a quantised weight; k_scale and v_scale belong to the cache and are kept.
 constexpr std::array<std::string_view, 8> kScaleNames{{"weight_scale", "weight_scale_inv", "weight_scale_2",
                                                        "weight_global_scale", "input_scale", "input_global_scale",
                                                        "activation_scale", "weight_packed"}};
@@ -68,7 +68,7 @@ class Saver {
   Saver(Context& ctx, const io::Checkpoint& in, const SaveOptions& options)
       : ctx_(ctx), in_(in), options_(options), scheme_(QuantScheme::detect(in)) {
     for (const std::string& pattern : options.exclude) excluded_.emplace_back(pattern, "exclude");
-    check_spelling(options.format);
+    check_exportable(options.formats);
   }
 
   void write(const fs::path& folder) {
@@ -97,7 +97,7 @@ class Saver {
     }
   }
 
-  // experts.gate_up_proj [E, 2I, H], up_proj [E, I, H] and down_proj [E, H, I] become one matrix an expert, the form
+  // experts.gate_up_proj [E, 2I, H], up_proj [E, I, H] and down_proj [E, H, I] become one matrix per expert, the form
   // that every tool reads quantised weights in.
   void split_fused(const std::string& name, const std::string& module, std::string_view part, const Shape& shape) {
     const bool merged = part == "gate_up_proj";
@@ -130,8 +130,8 @@ class Saver {
 
   // The format that the matrix is written in, and its input scale.
   void choose(Item& item) {
-    if (!online_quantizes(options_.coverage, item.name) || is_excluded(item.name)) return;
-    item.wanted = options_.format;
+    if (is_excluded(item.name)) return;
+    item.wanted = options_.formats.of(item.name);
     if (!format::is_static(item.wanted.inputs)) return;
     const std::string observed = observed_name(item.name);
     const auto amax = options_.amax.find(observed);
@@ -151,8 +151,8 @@ class Saver {
   std::vector<std::pair<std::string, Tensor>> shapes(const Item& item) const {
     if (!item.matrix) return {{item.name, Tensor(in_.tensor(item.name).dtype(), in_.find(item.name)->shape)}};
     if (is_copy(item)) return copied(item);
-    return spell(item.name, item.wanted, make_quant_tensor(item.wanted.weights, 1, item.rows, item.cols),
-                 item.input_scale);
+    return export_tensors(options_.formats, item.name, item.wanted,
+                          make_quant_tensor(item.wanted.weights, 1, item.rows, item.cols), item.input_scale);
   }
 
   std::vector<std::pair<std::string, Tensor>> contents(const Item& item) const {
@@ -167,7 +167,8 @@ class Saver {
       w.experts = 1, w.rows = item.rows, w.cols = item.cols;
       w.codes = stored_floats(item).reshape({1, item.rows, item.cols});
     }
-    return spell(item.name, item.wanted, quantize(ctx_, item.wanted.weights, w), item.input_scale);
+    return export_tensors(options_.formats, item.name, item.wanted, quantize(ctx_, item.wanted.weights, w),
+                          item.input_scale);
   }
 
   // BF16 that stays BF16 keeps its own float type (a router in float32).
@@ -223,24 +224,24 @@ class Saver {
     std::sort(weight_map.begin(), weight_map.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
     io::JsonValue::Object metadata{{"total_size", {total}}};
     io::write_file(folder / "model.safetensors.index.json",
-                   to_json_text({io::JsonValue::Object{{"metadata", {metadata}}, {"weight_map", {weight_map}}}}));
+                   io::to_json_text({io::JsonValue::Object{{"metadata", {metadata}}, {"weight_map", {weight_map}}}}));
   }
 
   void write_configs(const fs::path& folder) const {
-    std::vector<std::string> plain{"lm_head"};  // also when it is tied to the embedding and has no tensor
+    std::vector<ExportedModule> modules{{"lm_head", {}}};  // also when it is tied to the embedding and has no tensor
     for (const Item& item : items_)
-      if (item.matrix && item.wanted == ModuleFormat{} && item.name != "lm_head") plain.push_back(item.name);
-    const SpelledConfig spelled = spell_config(options_.format, plain);
+      if (item.matrix && item.name != "lm_head") modules.push_back({item.name, item.wanted});
+    const ExportedConfig exported = export_config(options_.formats, modules);
     const fs::path path = in_.folder() / "config.json";
     io::JsonValue config =
         io::parse_json_value(io::read_file(path, int64_t{64} << 20), path.string(), io::JsonDialect::python);
     set_member(config, "compression_config", {});
     set_member(config, "quantization_config",
-               spelled.quantization_config.empty()
+               exported.quantization_config.empty()
                    ? io::JsonValue{}
-                   : io::parse_json_value(spelled.quantization_config, "quantization_config"));
+                   : io::parse_json_value(exported.quantization_config, "quantization_config"));
     io::write_file(folder / "config.json", to_json_text(config));
-    if (!spelled.hf_quant_config.empty()) io::write_file(folder / "hf_quant_config.json", spelled.hf_quant_config);
+    if (!exported.hf_quant_config.empty()) io::write_file(folder / "hf_quant_config.json", exported.hf_quant_config);
     if (!uncalibrated_.empty())
       ctx_.log(LogLevel::warning, fmt::format("{} matrices did not run during calibration and stay in BF16, the first "
                                               "of them {}",
@@ -278,23 +279,28 @@ struct UnfinishedFolder {
 
 }  // namespace
 
-SaveOptions save_options(std::string_view name, bool calibrated, bool weight_only) {
-  const OnlineFormat online = parse_online_format(name);
+SaveOptions save_options(std::string_view name, std::string_view rest, bool calibrated, bool weight_only) {
   SaveOptions options;
-  options.format = online.format;
-  options.coverage = online.coverage;
-  const bool nvfp4 = online.format.weights == Format::nvfp4;
-  if (nvfp4) options.format.inputs = weight_only ? InputFormat::plain : InputFormat::nvfp4;
-  if (calibrated && online.format.weights == Format::fp8_tensor) options.format.inputs = InputFormat::fp8_static;
-  check(!weight_only || nvfp4, "weight-only is for nvfp4; {} has inputs of format {}", name,
-        name_of(format::kInputFormats, online.format.inputs));
-  check(calibrated || options.format.inputs != InputFormat::nvfp4,
+  options.formats = parse_online_policy(name, rest);
+  bool nvfp4 = false, takes_calibration = false, needs_calibration = false;
+  for (ModuleFormat* f : {&options.formats.experts, &options.formats.rest}) {
+    if (f->weights == Format::nvfp4) {
+      f->inputs = weight_only ? InputFormat::plain : InputFormat::nvfp4;
+      nvfp4 = true;
+    }
+    if (calibrated && f->weights == Format::fp8_tensor) f->inputs = InputFormat::fp8_static;
+    takes_calibration |= format::is_static(f->inputs);
+    needs_calibration |= f->inputs == InputFormat::nvfp4;
+  }
+  const std::string& asked = options.formats.name;
+  const std::string_view inputs = name_of(format::kInputFormats, options.formats.experts.inputs);
+  check(!weight_only || nvfp4, "weight-only is for nvfp4; {} has inputs of format {}", asked, inputs);
+  check(calibrated || !needs_calibration,
         "nvfp4 checkpoints hold calibrated input scales: give a text with --calibration, or --weight-only for BF16 "
         "inputs; to run without calibration, quantise while loading with --quantization nvfp4 "
         "--nvfp4-per-token-activation");
-  check(!calibrated || format::is_static(options.format.inputs),
-        "calibration is for formats with static input scales, fp8 and nvfp4; {} has {} inputs", name,
-        name_of(format::kInputFormats, options.format.inputs));
+  check(!calibrated || takes_calibration,
+        "calibration is for formats with static input scales, fp8 and nvfp4; {} has {} inputs", asked, inputs);
   return options;
 }
 

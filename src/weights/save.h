@@ -7,24 +7,23 @@
 #include <string>
 #include <vector>
 
-#include "base/context.h"
+#include "device/context.h"
 #include "io/checkpoint.h"
 #include "weights/online.h"
 
 namespace sluice::weights {
 
 struct SaveOptions {
-  ModuleFormat format;                     // a pair that spelling.h knows
-  Coverage coverage = Coverage::linears;   // which modules: online.h's table
+  OnlinePolicy formats;                    // that export_format.h can write
   std::vector<std::string> exclude;        // more that stay in BF16: NamePattern's globs and re:
   std::map<std::string, float> amax;       // largest inputs by module (ActivationObserver), for static inputs
   int64_t shard_bytes = int64_t{4} << 30;  // a file ends with the module that passes this size
 };
 
-// What `sluice quantize --format NAME` means. calibrated: static inputs for fp8 (fp8_static); NVFP4's are always static
-// but with weight_only. Throws invalid_argument: an unknown name, NVFP4 without calibration, or calibration where
-// inputs have no static scale.
-SaveOptions save_options(std::string_view name, bool calibrated, bool weight_only);
+// What `sluice quantize --format NAME --format-rest REST` means. calibrated: static inputs for fp8 (fp8_static);
+// NVFP4's are always static but with weight_only. Throws invalid_argument: an unknown name, NVFP4 without calibration,
+// or calibration where inputs have no static scale.
+SaveOptions save_options(std::string_view name, std::string_view rest, bool calibrated, bool weight_only);
 
 // Throws invalid_argument unless `folder` can be written: absent, or an empty folder.
 void check_output_folder(const std::filesystem::path& folder);

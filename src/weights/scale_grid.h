@@ -14,7 +14,7 @@ namespace sluice::weights {
 struct ScaleGrid {
   int64_t group_n = 1, group_k = 1;  // rows and columns that one scale covers, never 0
   int64_t rows = 1, cols = 1;        // scales of one matrix, row-major: scale of (n, k) at (n / group_n, k / group_k)
-  int rank = 0;                      // dimensions after the expert: 0 (one a matrix), 1 (one a row), 2
+  int rank = 0;                      // dimensions after the expert: 0 (one per matrix), 1 (one per row), 2
 };
 
 inline ScaleGrid scale_grid(format::Format format, int64_t rows, int64_t cols) {

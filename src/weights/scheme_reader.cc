@@ -141,7 +141,7 @@ void SchemeReader::read_compressed_tensors(const io::Config& quant) {
     rule.format = read_group(group);
     bool every_linear = false;
     for (const std::string& target : group.strings("targets")) {
-      // A class name. Experts that are one fused module are linears here all the same.
+      // A class name. Experts that are one fused module count as linears here too.
       const bool is_class = !target.starts_with("re:") && target.find('.') == std::string::npos && !target.empty() &&
                             target[0] >= 'A' && target[0] <= 'Z';
       if (is_class && target != "Linear")
@@ -211,7 +211,8 @@ ModuleFormat SchemeReader::read_group(const io::Config& group) {
     default:
       if (!dynamic && input_strategy != "tensor")
         inputs.refuse("strategy", "is \"" + input_strategy + "\" with calibrated scales; accepted: tensor");
-      // One dynamic scale a tensor depends on which requests share a batch; one a row is at least as fine and does not.
+      // One dynamic scale per tensor would depend on which requests share a batch; one per row is at least as fine and
+      // does not.
       format.inputs = !dynamic                    ? InputFormat::fp8_static
                       : input_strategy == "group" ? InputFormat::fp8_group
                                                   : InputFormat::fp8_token;

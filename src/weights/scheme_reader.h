@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dialects of quantisation configs; quant_scheme.h is what they are read into.
+// Reads the quantisation configs of all tools into a QuantScheme (quant_scheme.h).
 #pragma once
 
 #include "weights/quant_scheme.h"

@@ -21,8 +21,8 @@ void validate(const Shard& shard);
 int64_t cut_of(format::Format weights, format::InputFormat inputs);
 
 // Rank's part of [0, size): whole units of `cut` (the last one may be short), spread evenly. 1856 by 8 with cut 16 is
-// 14 or 15 units a rank; 768 by 8 with cut 128 leaves two ranks with nothing, never rank 0, which holds bias_down.
-// Cutting at size / tp instead would split a scale: 1856 / 8 = 232 = 14.5 * 16 (spec/moe-system.md 4.4).
+// 14 or 15 units per rank; 768 by 8 with cut 128 leaves two ranks with nothing, never rank 0, which holds bias_down.
+// Cutting at size / tp instead would split a scale: 1856 / 8 = 232 = 14.5 * 16 (docs/numerics.md, Shards).
 Range part_of(int64_t size, int64_t cut, int rank, int ranks);
 
 // The rows of `up` and `gate`, the columns of `down`, the local experts and their share of the biases. bias_down is

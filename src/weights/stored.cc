@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/f16.h"
 #include "weights/scale_grid.h"
 
 namespace sluice::weights {
@@ -16,8 +17,6 @@ using format::ScaleType;
 using io::Checkpoint;
 
 namespace {
-
-float f16_to_float(uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
 
 bool is_float(DType d) { return d == DType::bf16 || d == DType::f32 || d == DType::f16; }
 

@@ -20,9 +20,9 @@ struct StoredNames {
   bool blocks = false;      // gpt-oss: codes [.., K/32, 16]
 };
 
-// "model.layers.0.self_attn.q_proj" -> its .weight or .weight_packed and what stands beside it.
+// "model.layers.0.self_attn.q_proj" -> its .weight or .weight_packed, and the scales that go with it.
 StoredNames linear_names(const io::Checkpoint& checkpoint, std::string_view module);
-// "model.layers.3.mlp.experts" and "gate_up_proj" -> experts.gate_up_proj (or _blocks) and what stands beside it.
+// "model.layers.3.mlp.experts" and "gate_up_proj" -> experts.gate_up_proj (or _blocks), and its scales.
 StoredNames fused_names(const io::Checkpoint& checkpoint, std::string_view module, std::string_view projection);
 
 // What the scheme says, corrected by what the tensor is: a module that is stored in a float type without scales is
@@ -38,7 +38,7 @@ struct StoredShape {
 // Codes as a view of the file (copied only where float32 or float16 weights become BF16), scales as float32 or bytes.
 // Throws not_found or bad_file, naming file, tensor, value and what is expected: a missing scale, a wrong element type
 // or shape, a scale that is NaN, infinite or negative (UE8M0 255). Codes are not looked at: see check_codes().
-// fp8_tensor stacks may have one scale an expert or, with `halves`, two (gate, up): `half` chooses.
+// fp8_tensor stacks may have one scale per expert, or, with `half` 0 or 1, two (gate, up), of which it chooses one.
 QuantTensor open_stored(const io::Checkpoint& checkpoint, const StoredNames& names, format::Format format,
                         const StoredShape& shape, int half = -1);
 

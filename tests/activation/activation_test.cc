@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every bfloat16 input through every activation against long double formulas written from the specification.
+// Every bfloat16 input through every activation against long double formulas written from docs/numerics.md
+// (Activations).
 #include "activation/activations.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +9,8 @@
 #include <cfloat>
 #include <cmath>
 #include <random>
+
+#include "tests/support/random.h"
 
 namespace sluice::activation {
 namespace {
@@ -79,7 +82,7 @@ TEST(Activation, Relu2AndIdentityOfEveryBf16) {
 }
 
 TEST(Activation, GatedOnesOverGateAndUp) {
-  std::mt19937 rng(std::random_device{}());
+  std::mt19937 rng = test::rng();
   std::normal_distribution<float> normal;
   for_every_bf16([&](float gate) {
     if (std::fabs(gate) > 1e18f) return;

@@ -171,7 +171,7 @@ class MoeRun(unittest.TestCase):
         return out
 
     def stack(self, tensors, form, name, experts, halves, order):
-        """Writes matrices, one an expert or (gate, up), under `name`."""
+        """Writes matrices, one per expert or (gate, up), under `name`."""
         def joined(parts):
             return parts[0] if halves == 1 else ordered(order, *parts)
         rows, cols = experts[0][0].rows * halves, experts[0][0].cols

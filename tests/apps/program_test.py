@@ -15,7 +15,7 @@ import sys
 import unittest
 
 from program_case import (
-    CONTINUATION, FILE, INTERRUPTED, MODEL, OK, PROGRAM, PROMPT, SANITIZED, SOURCE, SPEC, UNSUPPORTED, USAGE,
+    CONTINUATION, FILE, INTERRUPTED, MEMORY, MODEL, OK, PROGRAM, PROMPT, SANITIZED, SOURCE, SPEC, UNSUPPORTED, USAGE,
     Program, commands, memory_limit, run)
 
 
@@ -33,6 +33,9 @@ class Frame(Program):
 
     def test_version_and_info(self):
         self.assertRegex(run("--version").stdout, r"^sluice \d+\.\d+\.\d+ \(.*\nCPU: ")
+        built = re.search(r"CUDA (ON: with|OFF: without) the sm90 backend\)\n", run("info").stdout)
+        explained = run("explain", "experts=8 top_k=2 hidden=64 inter=64").stdout
+        self.assertEqual(built[1].startswith("OFF"), "this library was built without CUDA" in explained)
         self.assertIn("SLUICE_THREADS=3\n", run("info", env={"SLUICE_THREADS": "3"}).stdout)
         self.assertIn("threads: 3\n", run("info", env={"SLUICE_THREADS": "3"}).stdout)
         self.assertIn("threads: 2\n", run("info", "--threads", "2", env={"SLUICE_THREADS": "3"}).stdout)
@@ -52,6 +55,7 @@ class Frame(Program):
 
     def test_environment_errors(self):
         self.refused(USAGE, "SLUICE_THREADS", "info", env={"SLUICE_THREADS": "many"})
+        self.refused(USAGE, "4096", "info", env={"SLUICE_THREADS": "1000000"})
         self.refused(USAGE, "SLUICE_LOG", "info", env={"SLUICE_LOG": "loud"})
 
     def test_full_standard_output(self):
@@ -164,6 +168,29 @@ class Models(Program):
                              preexec_fn=limit)
                 self.assertIn(result.returncode, (OK, FILE) if key == "max_position_embeddings" else (FILE,), result.stderr)
 
+    def test_weights_beyond_the_memory_are_refused_before_they_are_read(self):
+        folder = self.copy_of_model()
+        total = int(re.search(r"MemTotal: +(\d+)", pathlib.Path("/proc/meminfo").read_text())[1]) * 1024
+        size = 2 * total // 4096 * 4096
+        header = json.dumps({"unused.weight": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
+        shard = folder / "model-00003-of-00003.safetensors"
+        with open(shard, "wb") as f:  # a hole as large as twice the memory
+            f.write(len(header).to_bytes(8, "little") + header)
+            f.truncate(8 + len(header) + size)
+        index = folder / "model.safetensors.index.json"
+        listed = json.loads(index.read_text())
+        listed["weight_map"]["unused.weight"] = shard.name
+        index.write_text(json.dumps(listed))
+        sentence = self.refused(MEMORY, "", "generate", "--model-path", folder, "--prompt", "a")
+        self.assertRegex(sentence, r"the weights take [\d.]+ GB, and cpu has [\d.]+ GB; no --quantization makes them fit")
+
+    def test_auto_device_says_what_it_is(self):
+        result = run("generate", "--model-path", MODEL, "--device", "auto", "--prompt", PROMPT, "--max-new-tokens", 2)
+        self.assertEqual(result.returncode, OK, result.stderr)
+        self.assertRegex(result.stderr, r"^device: (cpu|cuda:\d+) \(auto: .+\)\n")
+        self.refused(USAGE, 'the device is "gpu"; accepted: auto, cpu, cuda, cuda:N', "generate", "--model-path", MODEL,
+                     "--device", "gpu", "--prompt", "a")
+
     def test_nan_weights_end_with_a_sentence(self):
         """M15: no text, no score and no hang from a model whose logits are NaN."""
         copy = self.copy_of_model()
@@ -260,6 +287,71 @@ class Operator(Program):
         self.refused(USAGE, "--logits goes with --device cuda", "bench", "moe", "--logits")
         self.refused(USAGE, "accepted: qwen3-30b-a3b", "bench", "moe", "--shape", "nope")
 
+    def test_bench_model_from_stdin(self):
+        words = ("bench", "model", "--model-path", MODEL, "--from-stdin", "--new-tokens", 4, "--repeat", 1)
+        result = run(*words, input="8\n24\n")
+        self.assertEqual(result.returncode, OK, result.stderr)
+        answers = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual([a["prompt_tokens"] for a in answers], [8, 24])
+        self.assertTrue(all(a["prefill_tok_s"] > 0 and a["decode_tok_s"] > 0 for a in answers), answers)
+        for line in ("", "0", "8x", "-1", "16777217"):
+            self.refused(USAGE, f'a line of --from-stdin is "{line}"; accepted: a prompt length from 1 to 16777216', *words,
+                         input=line + "\n")
+
+    def test_bench_model_batches(self):
+        words = ("bench", "model", "--model-path", MODEL, "--batch-size", "1,3", "--input-len", "5,9", "--new-tokens", 4,
+                 "--prefill", "2x17", "--repeat", 1, "--json")
+        for routing in ("model", "uniform"):
+            result = run(*words, "--routing", routing)
+            self.assertEqual(result.returncode, OK, result.stderr)
+            rows = [json.loads(line) for line in result.stdout.splitlines()]
+            self.assertEqual([(r["batch_size"], r["input_len"], r["new_tokens"]) for r in rows],
+                             [(1, 5, 4), (1, 9, 4), (3, 5, 4), (3, 9, 4), (2, 17, 1)])
+            for r in rows:
+                self.assertEqual(r["routing"], routing)
+                self.assertAlmostEqual(r["prefill_tok_s"] * r["prefill_ms"] / 1e3, r["batch_size"] * r["input_len"])
+                self.assertGreater(r["load_s"], 0)
+            for r in rows[:4]:
+                self.assertAlmostEqual(r["decode_tok_s"] * r["decode_ms"] / 1e3, r["batch_size"])
+                self.assertLess(r["step_bytes"], 2 * r["weight_bytes"])
+            self.assertLess(rows[0]["step_bytes"], rows[1]["step_bytes"])  # a longer context
+            self.assertLess(rows[0]["step_bytes"], rows[2]["step_bytes"])  # more experts
+            self.assertNotIn("decode_ms", rows[4])
+        text = run(*words[:-1]).stdout
+        self.assertEqual(len(re.findall(r"^B=.* tok/s", text, re.M)), 5, text)
+        base = ("bench", "model", "--model-path", MODEL)
+        self.refused(USAGE, '--prefill has "16"; accepted: batch size x prompt length', *base, "--prefill", "16")
+        self.refused(USAGE, '--prefill has "0x4"; accepted', *base, "--prefill", "1x4,0x4")
+        self.refused(USAGE, "--input-len has 2 values", *base, "--input-len", "4,8")
+        self.refused(USAGE, "--speculative-algorithm is NEXTN; with --batch-size", *base, "--batch-size", "2",
+                     "--speculative-algorithm", "NEXTN")
+        for bad in (("--batch-size", "0"), ("--batch-size", "x"), ("--routing", "none"), ("--profile",),
+                    ("--batch-size", "1", "--from-stdin")):
+            self.assertEqual(run(*base, *bad).returncode, USAGE, bad)
+
+    def test_dummy_weights_need_only_the_configuration(self):
+        folder = self.folder / "config-only"
+        folder.mkdir()
+        (folder / "config.json").write_bytes((pathlib.Path(MODEL) / "config.json").read_bytes())
+        words = ("bench", "model", "--model-path", folder, "--batch-size", 2, "--input-len", 5, "--new-tokens", 3,
+                 "--repeat", 1, "--json")
+        self.refused(FILE, "model.safetensors", *words)
+        for threads in (1, 2):
+            result = run(*words, "--load-format", "dummy", "--threads", threads)
+            self.assertEqual(result.returncode, OK, result.stderr)
+            self.assertEqual(len(result.stdout.splitlines()), 1)
+
+    def test_bench_model_sleeps_between_lines(self):
+        with subprocess.Popen([PROGRAM, "bench", "model", "--model-path", MODEL, "--from-stdin", "--new-tokens", "2",
+                               "--repeat", "1"],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            for tokens in (8, 12):  # an answer comes before the next line is written
+                process.stdin.write(f"{tokens}\n")
+                process.stdin.flush()
+                self.assertEqual(json.loads(process.stdout.readline())["prompt_tokens"], tokens)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(60), INTERRUPTED)
+
     def test_explain(self):
         result = run("explain", SPEC)
         self.assertEqual(result.returncode, OK, result.stderr)
@@ -304,7 +396,8 @@ class Documents(Program):
                 self.assertTrue(any(re.search(rf"\b(D::|def ){case}\b", text) for text in sources), case)
         self.assertEqual(re.findall(r"^\| M(\d+) ", document, re.MULTILINE), [str(i) for i in range(1, 17)])
         rows = "".join(re.findall(r"^\| S\d+[^|]*", document, re.MULTILINE))
-        self.assertEqual(re.findall(r"S(\d+)", rows), [str(i) for i in range(1, 21)])
+        numbers = re.findall(r"S(\d+)", rows)
+        self.assertEqual(numbers, [str(i + 1) for i in range(len(numbers))])
 
     def test_worked_example_of_moe_run(self):
         example = self.section("## Files of `sluice moe run`")

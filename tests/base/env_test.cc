@@ -12,7 +12,7 @@ namespace {
 
 class Env : public testing::Test {
  protected:
-  static constexpr EnvVar kNumber{"SLUICE_ENV_TEST", "integer >= 0", "3", ""};
+  static constexpr EnvVar kNumber{"SLUICE_ENV_TEST", "integer 0 to 20", "3", ""};
   static constexpr EnvVar kFlag{"SLUICE_ENV_TEST", "0|1", "0", ""};
   static constexpr EnvVar kChoice{"SLUICE_ENV_TEST", "low|mid|high", "mid", ""};
   void set(const char* text) { setenv(kNumber.name.data(), text, 1); }
@@ -23,7 +23,7 @@ TEST_F(Env, UnsetAndEmptyGiveTheDefault) {
   EXPECT_FALSE(env_text(kNumber));
   for (const char* text : {static_cast<const char*>(nullptr), ""}) {
     if (text != nullptr) set(text);
-    EXPECT_EQ(env_int(kNumber), 3);
+    EXPECT_EQ(env_int(kNumber, 20), 3);
     EXPECT_FALSE(env_flag(kFlag));
     EXPECT_EQ(env_choice(kChoice), "mid");
   }
@@ -31,7 +31,7 @@ TEST_F(Env, UnsetAndEmptyGiveTheDefault) {
 
 TEST_F(Env, ReadsWhatIsAccepted) {
   set("17");
-  EXPECT_EQ(env_int(kNumber), 17);
+  EXPECT_EQ(env_int(kNumber, 20), 17);
   set("1");
   EXPECT_TRUE(env_flag(kFlag));
   for (const char* word : {"low", "mid", "high"}) {
@@ -41,9 +41,9 @@ TEST_F(Env, ReadsWhatIsAccepted) {
 }
 
 TEST_F(Env, RefusesTheRestAndNamesIt) {
-  for (const char* text : {"-1", "x", "1x", " 1", "99999999999", "lo", "low|mid", "mi"}) {
+  for (const char* text : {"-1", "21", "x", "1x", " 1", "99999999999", "lo", "low|mid", "mi"}) {
     set(text);
-    EXPECT_THROW(env_int(kNumber), Error) << text;
+    EXPECT_THROW(env_int(kNumber, 20), Error) << text;
     EXPECT_THROW(env_flag(kFlag), Error) << text;
     try {
       env_choice(kChoice);

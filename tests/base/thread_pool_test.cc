@@ -3,17 +3,22 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <functional>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include "base/error.h"
 
 namespace sluice {
 namespace {
@@ -83,18 +88,55 @@ TEST(ThreadPool, TakesStdRefAndLambdasWithManyCaptures) {
   EXPECT_EQ(a + b + c + d, 4 * 2 * 45);
 }
 
-TEST(ThreadPool, ScratchIsAlignedKeptAndGrows) {
-  ThreadPool pool(1);
-  std::byte* small = pool.scratch(1000);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(small) % 64, 0u);
-  EXPECT_EQ(pool.scratch(10), small);
-  std::byte* large = pool.scratch(5 << 20);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(large) % 64, 0u);
-  large[(5 << 20) - 1] = std::byte{1};
-  EXPECT_EQ(pool.scratch(4 << 20), large);
+TEST(ThreadPool, RefusesSizesThatNobodyMeans) {
+  for (const int threads : {-1, ThreadPool::kMaxThreads + 1, 1 << 30}) {
+    try {
+      ThreadPool pool(threads);
+      FAIL() << threads;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find(std::to_string(threads)), std::string::npos) << e.what();
+    }
+  }
 }
 
-TEST(ThreadPool, RefusesANegativeSize) { EXPECT_ANY_THROW(ThreadPool(-1)); }
+int64_t number_in(const char* file, const char* key) {
+  std::ifstream in(file);
+  for (std::string word; in >> word;)
+    if (word == key) break;
+  int64_t value = -1;
+  in >> value;
+  return value;
+}
+
+// In a child whose address space ends 256 MiB further on: the stacks of 4096 threads, 8 MiB each as a rule, cannot fit.
+TEST(ThreadPool, WithoutMemoryForItsThreadsItSaysSo) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own tables do not fit under a limit of address space";
+#endif
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto used = static_cast<rlim_t>(number_in("/proc/self/status", "VmSize:")) << 10;
+    const rlimit limit{used + (rlim_t{256} << 20), RLIM_INFINITY};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    try {
+      ThreadPool pool(ThreadPool::kMaxThreads);
+      _exit(3);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::out_of_memory) _exit(4);
+      if (std::string(e.what()).find(" of 4096 threads") == std::string::npos) _exit(5);
+    }
+    if (number_in("/proc/self/status", "Threads:") != 1) _exit(6);  // those that had begun have ended
+    ThreadPool small(2);
+    std::atomic<int> done{0};
+    small.parallel_for(10, [&](int64_t, int) { ++done; });
+    _exit(done == 10 ? 0 : 7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
 
 // Loops of about a millisecond in tasks of about 20 us of work, as decoding runs them; loops per second.
 double loop_rate(ThreadPool& pool, double seconds) {

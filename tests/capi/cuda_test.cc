@@ -37,6 +37,7 @@ class Device {
   Device& operator=(const Device&) = delete;
   ~Device() { cudaFree(data_); }
   T* get() const { return data_; }
+  int64_t bytes() const { return static_cast<int64_t>(count_ * sizeof(T)); }
   std::vector<T> host() const {
     std::vector<T> out(count_);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -92,6 +93,7 @@ TEST(CudaStart, FirstResultWithinASecond) {
   args.logits_dtype = SLUICE_BF16;
   args.output = output.get();
   args.workspace = workspace.get();
+  args.workspace_size = workspace.bytes();
   layer.run(args, SLUICE_INIT(sluice_cuda_queue));
   const auto first = output.host();
   const auto end = std::chrono::steady_clock::now();
@@ -126,6 +128,7 @@ TEST(CudaMoe, EqualsTheHostInterface) {
   args.logits = logits.get();
   args.output = output.get();
   args.workspace = workspace.get();
+  args.workspace_size = workspace.bytes();
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   auto queue = SLUICE_INIT(sluice_cuda_queue);
@@ -195,6 +198,7 @@ TEST(CudaGemm, FromQuantisedRows) {
   args.layout = SLUICE_SCALES_128X4;
   args.y = y.get();
   args.workspace = workspace.get();
+  args.workspace_size = workspace.bytes();
   gemm.run(args, queue);
   const auto from_codes = y.host();
   args.codes = nullptr;
@@ -207,8 +211,159 @@ TEST(CudaGemm, FromQuantisedRows) {
     for (size_t i = 0; i < k; ++i) sum += 0.5 * widen(x[t * k + i]), magnitude += 0.5 * std::fabs(widen(x[t * k + i]));
     EXPECT_NEAR(widen(from_codes[t * n]), sum, magnitude / 16);
   }
+  args.tokens = -5;
+  EXPECT_EQ(sluice_cuda_gemm_run(gemm.get(), &args, &queue), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "tokens is -5; it must not be negative");
   quantize.layout = SLUICE_SCALES_TRANSPOSED;
   EXPECT_EQ(sluice_cuda_quantize(&quantize, &queue), SLUICE_INVALID_ARGUMENT);
+}
+
+// Prepared weights in the caller's memory: exactly the stated bytes, nothing before or behind them, no allocation of
+// the library, the same addresses after a refit.
+TEST(CudaMoe, InTheCallersMemory) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr size_t kAround = 1 << 16;
+  const Layer l;
+  const Device<uint16_t> up(l.up), gate(l.gate), down(l.down), hidden(l.hidden), logits(l.logits);
+  const Device<uint16_t> output(kTokens * kHidden), zeros(std::vector<uint16_t>(l.up.size()));
+  auto w = SLUICE_INIT(sluice_moe_weights);
+  w.up.codes = up.get();
+  w.gate.codes = gate.get();
+  w.down.codes = down.get();
+  sluice::cuda::MoeLayer own(kSpec, 0, w);
+  const int64_t bytes = sluice::cuda::MoeLayer::prepared_bytes(kSpec);
+  const Device<uint8_t> memory(std::vector<uint8_t>(static_cast<size_t>(bytes) + 2 * kAround, 0xa5));
+  uint8_t* const inside = memory.get() + kAround;
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  cudaDeviceSynchronize();
+  // Nothing is allocated. Other processes on the GPU change what is free as well, so one undisturbed attempt is enough.
+  bool unchanged = false;
+  for (int attempt = 0; attempt < 100 && !unchanged; ++attempt) {
+    size_t free_before = 0, free_after = 0, total = 0;
+    cudaMemGetInfo(&free_before, &total);
+    sluice::cuda::MoeLayer probe(kSpec, 0, w, inside, bytes, stream);
+    probe.refit(w, stream);
+    cudaMemGetInfo(&free_after, &total);
+    unchanged = free_before == free_after;
+  }
+  EXPECT_TRUE(unchanged);
+  sluice::cuda::MoeLayer layer(kSpec, 0, w, inside, bytes, stream);
+  layer.refit(w, stream);
+  const auto around_is_kept = [&] {
+    const auto host = memory.host();
+    for (size_t i = 0; i < kAround; ++i)
+      if (host[i] != 0xa5 || host[host.size() - 1 - i] != 0xa5) return false;
+    return true;
+  };
+  const Device<uint8_t> workspace(static_cast<size_t>(layer.workspace_bytes(kTokens)));
+  auto args = SLUICE_INIT(sluice_moe_args);
+  args.tokens = kTokens;
+  args.hidden = hidden.get();
+  args.logits = logits.get();
+  args.logits_dtype = SLUICE_BF16;
+  args.output = output.get();
+  args.workspace = workspace.get();
+  args.workspace_size = workspace.bytes();
+  auto queue = SLUICE_INIT(sluice_cuda_queue);
+  own.run(args, queue);
+  const auto expected = output.host();
+  queue.stream = stream;
+  const auto run = [&] {
+    cudaMemset(output.get(), 0xff, kTokens * kHidden * 2);
+    cudaDeviceSynchronize();
+    layer.run(args, queue);
+    return output.host();
+  };
+  EXPECT_EQ(run(), expected);
+  EXPECT_TRUE(around_is_kept());
+  w.up.codes = zeros.get();
+  layer.refit(w, stream);
+  EXPECT_EQ(run(), std::vector<uint16_t>(kTokens * kHidden));
+  EXPECT_TRUE(around_is_kept());
+
+  sluice_cuda_moe* none = nullptr;
+  const auto prepare = [&](void* at, int64_t size) {
+    return sluice_cuda_moe_prepare_into(kSpec, 0, &w, at, size, stream, &none);
+  };
+  EXPECT_EQ(prepare(inside, bytes - 1), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_last_error(),
+            "memory_size is " + std::to_string(bytes - 1) + "; " + std::to_string(bytes) + " bytes are needed");
+  EXPECT_EQ(prepare(inside + 64, bytes), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "memory is not aligned to 256 bytes");
+  alignas(256) static uint8_t on_the_host[256];
+  EXPECT_EQ(prepare(on_the_host, bytes), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "memory is of the host; accepted: memory of device 0");
+  EXPECT_EQ(none, nullptr);
+  cudaStreamDestroy(stream);
+}
+
+TEST(CudaGemm, InTheCallersMemory) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr size_t kAround = 1 << 16, n = 200, k = 320;
+  const auto w = random_bf16(n * k, 0.05f, 8), other = random_bf16(n * k, 0.05f, 9), x = random_bf16(kTokens * k, 1, 7);
+  const std::vector<float> bias(n, 0.5f);
+  const Device<uint16_t> codes(w), other_codes(other), in(x), y(kTokens * n);
+  auto options = SLUICE_INIT(sluice_cuda_gemm_options);
+  options.rows = n;
+  options.cols = k;
+  options.weights = "bf16";
+  options.dtype = SLUICE_BF16;
+  const int64_t bytes = sluice::cuda::Gemm::prepared_bytes(options);
+  options.bias = bias.data();
+  options.w.codes = codes.get();
+  const Device<uint8_t> memory(std::vector<uint8_t>(static_cast<size_t>(bytes) + 2 * kAround, 0xa5));
+  sluice::cuda::Gemm gemm(options, 0, memory.get() + kAround, bytes, nullptr);
+  const Device<uint8_t> workspace(static_cast<size_t>(gemm.workspace_bytes(kTokens)));
+  auto args = SLUICE_INIT(sluice_cuda_gemm_args);
+  args.tokens = kTokens;
+  args.x = in.get();
+  args.y = y.get();
+  args.workspace = workspace.get();
+  args.workspace_size = workspace.bytes();
+  const auto run = [&](const sluice::cuda::Gemm& g) {
+    g.run(args, SLUICE_INIT(sluice_cuda_queue));
+    return y.host();
+  };
+  EXPECT_EQ(run(gemm), run(sluice::cuda::Gemm(options)));
+  options.w.codes = other_codes.get();
+  gemm.refit(options.w, 0, bias.data(), nullptr);
+  EXPECT_EQ(run(gemm), run(sluice::cuda::Gemm(options)));
+  EXPECT_THROW(gemm.refit(options.w, 0, nullptr, nullptr), sluice::Error);
+  const auto host = memory.host();
+  for (size_t i = 0; i < kAround; ++i) ASSERT_TRUE(host[i] == 0xa5 && host[host.size() - 1 - i] == 0xa5) << i;
+}
+
+// Sizes need no device.
+TEST(CudaMoe, PreparedBytes) {
+  const int64_t bytes = sluice::cuda::MoeLayer::prepared_bytes(kSpec);
+  // Tiles of 128 rows: of GEMM1 2 * 192, of GEMM2 256, with whole groups of 64 columns.
+  const int64_t tiles = kExperts * (2 * kInter * kHidden + kHidden * kInter) * 2;
+  EXPECT_GE(bytes, tiles);
+  EXPECT_LE(bytes, tiles + 4096);
+  int64_t out = 0;
+  EXPECT_EQ(sluice_cuda_moe_prepared_bytes("experts=8 top_k=9 hidden=256 inter=192", &out), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_cuda_moe_prepared_bytes("experts=8 top_k=2 hidden=256 inter=192 dtype=float32", &out),
+            SLUICE_UNSUPPORTED);
+  EXPECT_EQ(sluice_cuda_moe_prepared_bytes(nullptr, &out), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_cuda_moe_prepared_bytes(kSpec, nullptr), SLUICE_INVALID_ARGUMENT);
+  sluice_cuda_moe* none = nullptr;
+  const Layer l;
+  const auto weights = l.weights();
+  EXPECT_EQ(sluice_cuda_moe_prepare_into(kSpec, 0, &weights, nullptr, bytes, nullptr, &none), SLUICE_INVALID_ARGUMENT);
+  auto options = SLUICE_INIT(sluice_cuda_gemm_options);
+  EXPECT_EQ(sluice_cuda_gemm_prepared_bytes(&options, &out), SLUICE_INVALID_ARGUMENT);
+  options.rows = 256;
+  options.cols = 128;
+  options.weights = "bf16";
+  EXPECT_EQ(sluice_cuda_gemm_prepared_bytes(&options, &out), SLUICE_UNSUPPORTED);  // float32 rows that are not rounded
+  options.dtype = SLUICE_BF16;
+  ASSERT_EQ(sluice_cuda_gemm_prepared_bytes(&options, &out), SLUICE_OK);
+  EXPECT_GE(out, 256 * 128 * 2);
+  EXPECT_LE(out, 256 * 128 * 2 + 256 * 4 + 256);
+  sluice_cuda_gemm* gemm = nullptr;
+  EXPECT_EQ(sluice_cuda_gemm_prepare_into(&options, 0, nullptr, out, nullptr, &gemm), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_cuda_gemm_refit(nullptr, &options.w, 0, nullptr, nullptr), SLUICE_INVALID_ARGUMENT);
 }
 
 // Runs everywhere: without a device the calls say so.
@@ -224,7 +379,7 @@ TEST(CudaMoe, RefusesWithItsReason) {
   EXPECT_EQ(sluice_cuda_moe_create("experts=8 top_k=2 hidden=256 inter=192 weights=bf16 dtype=float32", 0, &weights,
                                    nullptr, &moe),
             SLUICE_UNSUPPORTED);
-  EXPECT_EQ(sluice_cuda_moe_create(kSpec, 99, &weights, nullptr, &moe), SLUICE_CUDA);
+  EXPECT_EQ(sluice_cuda_moe_create(kSpec, 99, &weights, nullptr, &moe), SLUICE_UNSUPPORTED);
   const sluice::cuda::MoeLayer layer(kSpec, 0, weights);
   auto args = SLUICE_INIT(sluice_moe_args);
   args.tokens = 1;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole model behind the shared library: the bundled checkpoint, whose card says how it continues a prompt.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,6 +12,17 @@
 #include <vector>
 
 #include "sluice/sluice.hpp"
+
+namespace {
+std::atomic<int> allocations_until_failure{-1};  // negative: none fails
+}
+
+// Before the C library's in the order of symbols, so the shared library calls this one.
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
+  static const auto next = reinterpret_cast<void* (*)(size_t, size_t)>(dlsym(RTLD_NEXT, "aligned_alloc"));
+  if (allocations_until_failure > 0 && --allocations_until_failure == 0) return nullptr;
+  return next(alignment, bytes);
+}
 
 namespace {
 
@@ -42,6 +55,20 @@ class CapiModel : public testing::Test {
   static const sluice::Model* model_;
 };
 const sluice::Model* CapiModel::model_ = nullptr;
+
+TEST(CapiModelOptions, DeterministicGivesTheSameText) {
+  sluice::Context context(2);
+  auto options = float32();
+  options.deterministic = 1;
+  const sluice::Model model(context, kFolder, options);
+  std::string text;
+  model.generate(model.encode(kPrompt), greedy(12), [&](int32_t, std::string_view piece) {
+    text += piece;
+    return true;
+  });
+  EXPECT_FALSE(text.empty());
+  EXPECT_EQ(std::string_view(kContinuation).substr(0, text.size()), text);
+}
 
 TEST_F(CapiModel, ContinuesAsItsCardSays) {
   std::string streamed;
@@ -115,6 +142,33 @@ TEST_F(CapiModel, CallbackCancelsOrThrows) {
       std::logic_error);
 }
 
+// The context serves one call at a time, and the callback is inside of one.
+TEST_F(CapiModel, ACallbackThatCallsBackIsRefused) {
+  const auto prompt = model_->encode(kPrompt);
+  sluice::Session session(*model_, 16);
+  int calls = 0;
+  const auto refused = [](sluice_status status) {
+    EXPECT_EQ(status, SLUICE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(sluice_last_error()).find("callback"), std::string::npos) << sluice_last_error();
+  };
+  const auto result = model_->generate(prompt, greedy(3), [&](int32_t id, std::string_view) {
+    ++calls;
+    refused(sluice_session_append(session.get(), &id, 1, nullptr));
+    const auto options = greedy(1);
+    refused(sluice_model_generate(model_->get(), &id, 1, &options, nullptr, nullptr, nullptr));
+    EXPECT_FALSE(model_->encode("what runs nothing is free").empty());
+    EXPECT_NO_THROW(sluice::Session(*model_, 16));
+    return true;
+  });
+  EXPECT_EQ(calls, 3);
+  EXPECT_EQ(result.tokens, 3);
+  EXPECT_EQ(session.length(), 0);
+  session.append(prompt);  // and afterwards nothing is left of it
+  EXPECT_THROW(
+      model_->generate(prompt, greedy(3), [&](int32_t id, std::string_view) { return !session.append({id}).empty(); }),
+      sluice::Error);
+}
+
 TEST_F(CapiModel, RefusalsAreSentences) {
   sluice::Context context(1);
   EXPECT_THROW(sluice::Model(context, "/nowhere"), sluice::Error);
@@ -135,6 +189,7 @@ TEST_F(CapiModel, RefusalsAreSentences) {
   auto speculative = greedy(4);
   speculative.speculative_steps = 2;
   EXPECT_EQ(model_->info().has_draft, 0);
+  EXPECT_EQ(model_->info().row_invariant, 1);
   try {
     model_->generate({1}, speculative);
     FAIL();
@@ -150,6 +205,63 @@ TEST_F(CapiModel, RefusalsAreSentences) {
   EXPECT_NO_THROW(session.append(std::vector<int32_t>(8, 5)));
   EXPECT_THROW(sluice::Session(*model_, 0), sluice::Error);
   EXPECT_EQ(sluice_session_append(nullptr, nullptr, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+}
+
+// Fails the n-th of the library's allocations of working memory from now on, for every n there is: inside each layer.
+TEST_F(CapiModel, AFailureInsideAStepIsNotAppliedTwice) {
+  const std::vector<int32_t> first = model_->encode(kPrompt);
+  std::vector<int32_t> second;
+  while (second.size() < 200) second.insert(second.end(), first.begin(), first.end());
+  // More rows than the session and the pool have seen, so that they allocate; a fresh pool and session each time.
+  const auto attempt = [&](int fail_at, const auto& then) {
+    sluice::Context context(1);
+    const sluice::Model model(context, kFolder, float32());
+    sluice::Session session(model, 256);
+    session.append(first);
+    allocations_until_failure = fail_at;
+    sluice_status status = SLUICE_OK;
+    try {
+      session.append(second);
+    } catch (const sluice::Error& e) {
+      status = e.status();
+    }
+    const bool failed = allocations_until_failure == 0;
+    allocations_until_failure = -1;
+    EXPECT_EQ(status, failed && status != SLUICE_OK ? SLUICE_OUT_OF_MEMORY : SLUICE_OK);
+    then(session, status);
+    return failed;
+  };
+  std::vector<float> expected;
+  {
+    sluice::Session session(*model_, 256);
+    session.append(first);
+    expected = session.append(second);
+  }
+  int failures = 0;
+  for (int n = 1;; ++n) {
+    SCOPED_TRACE("allocation " + std::to_string(n));
+    const bool failed = attempt(n, [&](sluice::Session& session, sluice_status status) {
+      if (status == SLUICE_OK) return;
+      ++failures;
+      EXPECT_EQ(session.length(), static_cast<int64_t>(first.size()));
+      try {  // either refused, or as if nothing had happened
+        EXPECT_EQ(session.append(second), expected);
+      } catch (const sluice::Error& e) {
+        EXPECT_EQ(e.status(), SLUICE_INVALID_ARGUMENT);
+        EXPECT_NE(std::string(e.what()).find("sluice_session_reset"), std::string::npos) << e.what();
+        session.reset();
+        session.append(first);
+        EXPECT_EQ(session.append(second), expected);
+      }
+    });
+    if (!failed || HasFailure()) break;
+  }
+  EXPECT_GE(failures, 2) << "before and after layers have run";
+  // A caller's mistake is noticed before anything runs.
+  sluice::Session session(*model_, 256);
+  session.append(first);
+  EXPECT_THROW(session.append({5, 1 << 30}), sluice::Error);
+  EXPECT_EQ(session.append(second), expected);
 }
 
 TEST_F(CapiModel, SessionsOfSeveralThreads) {

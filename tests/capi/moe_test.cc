@@ -7,10 +7,12 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "sluice/sluice.hpp"
+#include "tests/support/random.h"
 
 namespace {
 
@@ -19,7 +21,7 @@ const char* const kSpec =
     "experts=5 top_k=2 hidden=48 inter=40 weights=bf16 dtype=float32 act=swiglu routing=renormalize";
 
 struct Problem {
-  std::mt19937 random{std::random_device{}()};
+  std::mt19937 random = sluice::test::rng();
   std::vector<uint16_t> up = weights(kE * kI * kH), gate = weights(kE * kI * kH), down = weights(kE * kH * kI);
   std::vector<float> hidden = floats(kT * kH, 1.0f), logits = floats(kT * kE, 2.0f);
   std::vector<float> output = std::vector<float>(kT * kH, std::numeric_limits<float>::quiet_NaN());
@@ -111,6 +113,55 @@ TEST(CapiMoe, MatchesTheDefinition) {
   expect_definition(p);
 }
 
+// The prepared weights lie in the caller's memory, all of them there and nothing beyond; a refit writes them again.
+TEST(CapiMoe, PreparedMemoryOfTheCaller) {
+  Problem p, other;
+  sluice_context* context = nullptr;
+  ASSERT_EQ(sluice_context_create(2, &context), SLUICE_OK);
+  int64_t bytes = 0;
+  ASSERT_EQ(sluice_moe_prepared_bytes(kSpec, &bytes), SLUICE_OK) << sluice_last_error();
+  EXPECT_GE(bytes, 3 * kE * kI * kH * 2);
+  std::vector<char> memory(static_cast<size_t>(bytes) + 192, '\x7f');
+  const auto base = reinterpret_cast<uintptr_t>(memory.data());
+  char* const aligned = memory.data() + (64 - base % 64);
+  const auto weights = p.stacks(), others = other.stacks();
+  sluice_moe* layer = nullptr;
+  EXPECT_EQ(sluice_moe_prepare_into(context, kSpec, &weights, aligned, bytes - 1, &layer), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(sluice_last_error()),
+            "memory has " + std::to_string(bytes - 1) + " bytes; the prepared weights need " + std::to_string(bytes));
+  EXPECT_EQ(sluice_moe_prepare_into(context, kSpec, &weights, aligned + 8, bytes, &layer), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "memory is not aligned to 64 bytes");
+  EXPECT_EQ(sluice_moe_prepare_into(context, kSpec, &weights, nullptr, bytes, &layer), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_moe_prepared_bytes("experts=1 top_k=2 hidden=8 inter=8", &bytes), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_moe_prepared_bytes(kSpec, nullptr), SLUICE_INVALID_ARGUMENT);
+  ASSERT_EQ(layer, nullptr);
+
+  ASSERT_EQ(sluice_moe_prepare_into(context, kSpec, &weights, aligned, bytes, &layer), SLUICE_OK)
+      << sluice_last_error();
+  sluice_context_destroy(context);
+  const auto args = p.args();
+  ASSERT_EQ(sluice_moe_run(layer, &args), SLUICE_OK) << sluice_last_error();
+  expect_definition(p);
+  const std::vector<char> before(aligned, aligned + bytes);
+  ASSERT_EQ(sluice_moe_refit(layer, &others), SLUICE_OK);
+  EXPECT_NE(std::vector<char>(aligned, aligned + bytes), before);
+  const auto more = other.args();
+  ASSERT_EQ(sluice_moe_run(layer, &more), SLUICE_OK);
+  expect_definition(other);
+  ASSERT_EQ(sluice_moe_refit(layer, &weights), SLUICE_OK);
+  EXPECT_EQ(std::vector<char>(aligned, aligned + bytes), before);
+  sluice_moe_destroy(layer);
+  {
+    sluice::Context own(2);
+    ASSERT_EQ(sluice::MoeLayer::prepared_bytes(kSpec), bytes);
+    const sluice::MoeLayer wrapped(own, kSpec, weights, aligned, bytes);
+    wrapped.run(p.args());
+    expect_definition(p);
+  }
+  for (const char* c = memory.data(); c < aligned; ++c) EXPECT_EQ(*c, '\x7f');
+  for (const char* c = aligned + bytes; c < memory.data() + memory.size(); ++c) EXPECT_EQ(*c, '\x7f');
+}
+
 TEST(CapiMoe, WorkspaceOfTheCaller) {
   Problem p;
   sluice::Context context(2);
@@ -119,8 +170,17 @@ TEST(CapiMoe, WorkspaceOfTheCaller) {
   const auto base = reinterpret_cast<uintptr_t>(memory.data());
   auto args = p.args();
   args.workspace = memory.data() + ((base + 63) / 64 * 64 - base);
+  args.workspace_size = layer.workspace_bytes(kT);
   layer.run(args);
   expect_definition(p);
+  for (const int64_t size : {int64_t{0}, int64_t{-1}, args.workspace_size - 1}) {
+    auto small = args;
+    small.workspace_size = size;
+    EXPECT_EQ(sluice_moe_run(layer.get(), &small), SLUICE_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(sluice_last_error()), "workspace_size is " + std::to_string(size) +
+                                                    "; a call of 7 tokens needs " +
+                                                    std::to_string(args.workspace_size) + " bytes");
+  }
   args.workspace = static_cast<char*>(args.workspace) + 4;
   EXPECT_THROW(layer.run(args), sluice::Error);
 }
@@ -210,6 +270,12 @@ TEST(CapiMoe, RefusalsNameWhatIsWrong) {
   int64_t bytes = 0;
   EXPECT_EQ(sluice_moe_workspace_bytes(nullptr, 1, &bytes), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_context_create(-1, nullptr), SLUICE_INVALID_ARGUMENT);
+  sluice_context* context = nullptr;
+  for (const int threads : {-1, 100000}) {
+    EXPECT_EQ(sluice_context_create(threads, &context), SLUICE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(sluice_last_error()).find(std::to_string(threads)), std::string::npos);
+    EXPECT_EQ(context, nullptr);
+  }
   EXPECT_EQ(sluice_context_set_log(nullptr, nullptr, nullptr), SLUICE_INVALID_ARGUMENT);
 }
 
@@ -231,6 +297,35 @@ TEST(CapiMoe, RefusesWrongArguments) {
   EXPECT_THROW(layer.run(args), sluice::Error);
   args = SLUICE_INIT(sluice_moe_args);  // no tokens: nothing is touched
   EXPECT_NO_THROW(layer.run(args));
+}
+
+// A zeroed struct says what c.h documents: scales linear, numbers float32.
+TEST(Capi, ZeroedStructsMeanTheDefaults) {
+  const auto quantize = SLUICE_INIT(sluice_cuda_quantize_args);
+  const auto gemm = SLUICE_INIT(sluice_cuda_gemm_args);
+  EXPECT_EQ(quantize.layout, SLUICE_SCALES_LINEAR);
+  EXPECT_EQ(gemm.layout, SLUICE_SCALES_LINEAR);
+  EXPECT_EQ(quantize.dtype, SLUICE_F32);
+  int64_t elements = 0;
+  ASSERT_EQ(sluice_scale_elements(gemm.layout, 3, 5, &elements), SLUICE_OK);
+  EXPECT_EQ(elements, 15);
+  ASSERT_EQ(sluice_scale_elements(SLUICE_SCALES_128X4, 3, 5, &elements), SLUICE_OK);
+  EXPECT_EQ(elements, 128 * 8);
+  ASSERT_EQ(sluice_scale_elements(SLUICE_SCALES_8X4, 3, 5, &elements), SLUICE_OK);
+  EXPECT_EQ(elements, 8 * 8);
+  ASSERT_EQ(sluice_scale_elements(SLUICE_SCALES_TRANSPOSED, 3, 5, &elements), SLUICE_OK);
+  EXPECT_EQ(elements, 15);
+  EXPECT_EQ(sluice_scale_elements(4, 3, 5, &elements), SLUICE_INVALID_ARGUMENT);
+}
+
+// A size, or a reason: 0 bytes would be taken for a size.
+TEST(Capi, PreparedBytesOrAReason) {
+  int64_t bytes = -1;
+  const char* const spec = "experts=4 top_k=2 hidden=256 inter=128";
+  if (sluice_cuda_moe_prepared_bytes(spec, &bytes) == SLUICE_OK)
+    EXPECT_GE(bytes, 4 * 3 * 256 * 128 * 2);
+  else
+    EXPECT_STREQ(sluice_last_error(), "this library was built without CUDA");
 }
 
 TEST(Capi, ErrorsBelongToTheirThread) {

@@ -8,6 +8,7 @@
 
 #include "moe/backends.h"
 #include "tests/support/cases.h"
+#include "tests/support/random.h"
 #include "tests/support/tolerance.h"
 #include "weights/pad.h"
 #include "weights/shard.h"
@@ -44,6 +45,7 @@ Result run(const moe::Backend& backend, Context& ctx, const Problem& p, const Mo
   args.hidden = hidden.data();
   args.output = out.data();
   args.workspace = workspace.data();
+  args.workspace_size = workspace.bytes();
   if (trace) args.trace = &r.trace;
   layer->run(ctx, args);
   for (int64_t i = 0; i < out.elements(); ++i)
@@ -54,7 +56,6 @@ Result run(const moe::Backend& backend, Context& ctx, const Problem& p, const Mo
 class Shards : public ::testing::TestWithParam<size_t> {
  protected:
   void SetUp() override {
-    std::printf("seed %u\n", seed_);
     if (backend().name() == "sm90") GTEST_SKIP() << "tests/kernels_sm90 covers the backend in device memory";
   }
   const moe::Backend& backend() const { return *moe::backends()[GetParam()]; }
@@ -109,8 +110,7 @@ class Shards : public ::testing::TestWithParam<size_t> {
       ASSERT_NEAR(sum[i], whole.output[i], bound[i]) << to_string(p.spec) << ": tp " << tp << ", ep " << ep;
   }
 
-  uint32_t seed_ = std::random_device{}();
-  std::mt19937 rng_{seed_};
+  std::mt19937 rng_ = rng();
   ThreadPool pool_{2};
   Context ctx_{pool_};
 };

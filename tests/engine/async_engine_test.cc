@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/async_engine.h"
 
+#include <atomic>
+#include <future>
 #include <thread>
 
 #include "tests/engine/fixture.h"
@@ -16,7 +18,7 @@ std::unique_ptr<AsyncEngine> make_async(EngineConfig config = {}) {
       std::make_unique<Engine>(test_context(), load(fixture_folder("qwen3-moe")), &tokenizer(), config));
 }
 
-Answer read(Stream& stream, int choice = 0) {
+Answer read(EventStream& stream, int choice = 0) {
   Answer a;
   while (!stream.done())
     if (const auto e = stream.next(milliseconds(20000)); e && e->choice == choice) {
@@ -43,7 +45,7 @@ TEST(AsyncEngine, ManyThreadsGetTheTextsOfOne) {
     threads.emplace_back([&, t] {
       for (int i = t; i < 24; i += 6) {
         const auto stream = engine->submit(request(kPrompt, 20, 1, static_cast<uint64_t>(i)));
-        if (i % 3 == 0) std::this_thread::sleep_for(milliseconds(30));  // a slow reader: events are merged
+        if (i % 3 == 0) std::this_thread::sleep_for(milliseconds(30));  // a slow reader finds its events merged
         const Answer a = read(*stream);
         EXPECT_EQ(a.tokens, expected[static_cast<size_t>(i)].tokens);
         EXPECT_EQ(a.text, expected[static_cast<size_t>(i)].text);
@@ -83,7 +85,7 @@ TEST(AsyncEngine, QueueIsBounded) {
     });
   });
   while (!inside) std::this_thread::yield();
-  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<EventStream>> streams;
   for (int i = 0; i < 2; ++i) streams.push_back(engine->submit(request(kPrompt, 3)));
   try {
     engine->submit(request(kPrompt, 3));
@@ -98,6 +100,35 @@ TEST(AsyncEngine, QueueIsBounded) {
   for (const auto& s : streams) EXPECT_EQ(read(*s).tokens.size(), 3u);
 }
 
+TEST(AsyncEngine, AGroupIsTakenWholeOrNotAtAll) {
+  const auto engine = make_async({.max_running = 2, .max_queued = 3});
+  std::atomic<int> ended = 0, failed = 0;
+  const auto group = [&](size_t size, int64_t max_tokens) {
+    const Sink sink = [&](const Event& e) {
+      if (e.reason == FinishReason::none) return;
+      (e.reason == FinishReason::length ? ended : failed)++;
+    };
+    return engine->submit(std::vector<Request>(size, request(kPrompt, max_tokens)), std::vector<Sink>(size, sink));
+  };
+  const std::vector<RequestId> ids = group(20, 50);  // more than max_queued, on an idle engine
+  ASSERT_EQ(ids.size(), 20u);
+  EXPECT_TRUE(std::is_sorted(ids.begin(), ids.end()));
+  try {
+    group(5, 3);
+    ADD_FAILURE() << "while the first one waits";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::busy);
+  }
+  EXPECT_EQ(engine->metrics().requests_refused, 5);
+  std::vector<Request> bad(3, request(kPrompt, 3));
+  bad[2].prompt = {-1};
+  EXPECT_THROW(engine->submit(bad, std::vector<Sink>(3, [](const Event&) {})), Error);
+  EXPECT_TRUE(engine->drain(milliseconds(60000)));
+  EXPECT_EQ(ended, 20);
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(engine->metrics().requests, 20);
+}
+
 TEST(AsyncEngine, BadRequestsAreRefusedOnTheCallersThread) {
   const auto engine = make_async();
   Request r = request(kPrompt, 3);
@@ -109,13 +140,57 @@ TEST(AsyncEngine, BadRequestsAreRefusedOnTheCallersThread) {
 
 TEST(AsyncEngine, StoppingEndsEveryStream) {
   auto engine = make_async({.max_running = 2});
-  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<EventStream>> streams;
   for (int i = 0; i < 5; ++i) streams.push_back(engine->submit(request(kPrompt, 900)));
   EXPECT_FALSE(engine->drain(milliseconds(20)));
   engine->stop();
   for (const auto& s : streams) EXPECT_EQ(read(*s).reason(), FinishReason::cancelled);
   EXPECT_THROW(engine->submit(request(kPrompt, 1)), Error);
   EXPECT_THROW(engine->run([](Engine&) {}), Error);
+}
+
+// What arrives while a job runs (a reload takes minutes) is answered although the engine stops right after that job.
+TEST(AsyncEngine, StoppingAnswersWhatArrivedDuringASlowJob) {
+  auto engine = make_async();
+  std::promise<void> inside, go;
+  auto slow = std::async(std::launch::async, [&] {
+    engine->run([&](Engine&) {
+      inside.set_value();
+      go.get_future().wait();
+    });
+  });
+  inside.get_future().wait();
+  std::vector<std::unique_ptr<EventStream>> streams;
+  streams.push_back(engine->submit(request(kPrompt, 900)));
+  std::atomic<bool> ran = false;
+  auto late = std::async(std::launch::async, [&] { engine->run([&](Engine&) { ran = true; }); });
+  std::this_thread::sleep_for(milliseconds(50));  // time for it to be queued; refused at once otherwise, as it should
+  auto stop = std::async(std::launch::async, [&] { engine->stop(); });
+  for (std::string sentence; sentence.find("stopping") == std::string::npos;) try {
+      streams.push_back(engine->submit(request(kPrompt, 900)));
+      std::this_thread::sleep_for(milliseconds(5));
+    } catch (const Error& e) {
+      sentence = e.what();
+    }
+  go.set_value();
+  stop.get();
+  EXPECT_NO_THROW(slow.get());
+  for (const auto& s : streams) EXPECT_EQ(read(*s).reason(), FinishReason::cancelled);
+  EXPECT_EQ(engine->metrics().finished_cancelled, static_cast<int64_t>(streams.size()));
+  EXPECT_EQ(engine->metrics().waiting, 0);
+  const bool answered = late.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  EXPECT_TRUE(answered) << "the second job waits forever";
+  if (!answered) {
+    streams.clear();
+    engine.reset();  // breaks its promise, so that this test ends
+  }
+  EXPECT_FALSE(ran);
+  try {
+    late.get();
+    ADD_FAILURE();
+  } catch (const std::exception& e) {
+    EXPECT_STREQ(e.what(), "the engine is stopping");
+  }
 }
 
 TEST(AsyncEngine, ChoicesArriveInOneStream) {

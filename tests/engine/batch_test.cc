@@ -6,6 +6,7 @@
 #include <random>
 
 #include "tests/engine/fixture.h"
+#include "tests/support/random.h"
 
 namespace sluice::engine {
 namespace {
@@ -26,7 +27,7 @@ std::vector<int32_t> plain(const model::Model& model, const Request& r) {
   model::GenerateOptions o;
   o.max_new_tokens = *r.params.max_tokens;
   o.sampling = r.params.sampling;
-  return model::Generator(model, static_cast<int64_t>(r.prompt.size()) + o.max_new_tokens).run(ctx, r.prompt, o).ids;
+  return model::Generator(ctx, model, static_cast<int64_t>(r.prompt.size()) + o.max_new_tokens).run(r.prompt, o).ids;
 }
 
 // 33 requests of mixed lengths and samplings; some share long prefixes.
@@ -94,9 +95,7 @@ void expect_same_texts(const model::Model& model, const std::vector<Request>& re
 class BatchIndependence : public testing::TestWithParam<Case> {};
 
 TEST_P(BatchIndependence, SameTokensInAnyCompany) {
-  const auto seed = std::random_device{}();
-  std::printf("    seed %u\n", seed);
-  std::mt19937 random(seed);
+  std::mt19937 random = test::rng();
   const model::Model& model = load(fixture_folder(GetParam().folder), GetParam().dtype);
   expect_same_texts(model, crowd(random, model.info().vocab), 0);
   if (model.info().has_draft) expect_same_texts(model, crowd(random, model.info().vocab), 3);

@@ -10,8 +10,8 @@
 namespace sluice::engine {
 namespace {
 
-// Key 00 01 .. 0f, message 00 01 .. of so many bytes: `openssl mac -macopt size:16 SIPHASH` and, for 0 and 8 bytes, the
-// table of the algorithm's own reference implementation.
+// Key 00 01 .. 0f, message 00 01 .. of 8 * `count` bytes: `openssl mac -macopt size:16 SIPHASH` and, for 0 and 8 bytes,
+// the table of the algorithm's own reference implementation.
 TEST(BlockHash, IsSipHashWith128Bits) {
   const HashKey key{0x0706050403020100u, 0x0f0e0d0c0b0a0908u};
   std::array<uint8_t, 64> bytes{};

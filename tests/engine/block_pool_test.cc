@@ -8,6 +8,7 @@
 #include <random>
 
 #include "engine/snapshots.h"
+#include "tests/support/random.h"
 
 namespace sluice::engine {
 namespace {
@@ -30,13 +31,21 @@ struct NaivePool {
   }
 };
 
+// What is told of lost names, applied to the names that were given.
+struct Told final : CacheListener {
+  std::map<int32_t, uint64_t> names;
+  void stored(int32_t, int64_t, int32_t) override { FAIL() << "the pool does not know of sequences"; }
+  void removed(int32_t block) override { ASSERT_EQ(names.erase(block), 1U); }
+  void cleared() override { names.clear(); }
+};
+
 TEST(BlockPool, BehavesAsTheNaiveOne) {
-  const auto seed = std::random_device{}();
-  std::printf("    seed %u\n", seed);
-  std::mt19937 random(seed);
+  std::mt19937 random = test::rng();
   BlockPool pool(7);
+  Told told;
+  pool.listen(&told);
   NaivePool naive(7);
-  std::vector<int32_t> held;  // one entry a reference
+  std::vector<int32_t> held;  // one entry per reference
   for (int step = 0; step < 50000; ++step) {
     switch (random() % 4) {
       case 0: {
@@ -67,8 +76,9 @@ TEST(BlockPool, BehavesAsTheNaiveOne) {
         if (held.empty()) break;
         const int32_t block = held[random() % held.size()];
         const uint64_t n = random() % 20;
-        pool.publish(block, name(n));
-        if (naive.names.count(block) == 0 && naive.holder(n) < 0) naive.names[block] = n;
+        const bool is_new = naive.names.count(block) == 0 && naive.holder(n) < 0;
+        ASSERT_EQ(pool.publish(block, name(n)), is_new);
+        if (is_new) naive.names[block] = told.names[block] = n;
         break;
       }
       default: {
@@ -86,6 +96,7 @@ TEST(BlockPool, BehavesAsTheNaiveOne) {
       pool.forget_names();
       naive.names.clear();
     }
+    ASSERT_EQ(told.names, naive.names);
     ASSERT_EQ(pool.available(), static_cast<int32_t>(naive.queue.size()));
     int32_t cached = 0;
     for (const int32_t block : naive.queue) cached += naive.names.count(block) > 0 ? 1 : 0;

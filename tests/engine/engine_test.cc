@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One request at a time and few together: how answers end, what is told about them, cancelling, errors.
+// One request at a time and few together: how answers end, what their events report, cancelling, errors.
 #include "engine/engine.h"
 
 #include <cmath>
@@ -51,6 +51,43 @@ TEST(Engine, TheModelsOwnEndTokens) {
   const Answer late = run_one(engine, r);
   EXPECT_EQ(late.tokens.size(), 6u);
   EXPECT_EQ(late.tokens.back(), eos);
+}
+
+TEST(Engine, BadWordsNeverStandInTheAnswer) {
+  Engine engine = make_engine();
+  Request r = request(kPrompt, 40, 1, 3);
+  const std::vector<int32_t> free = run_one(engine, r).tokens;
+  // A token alone, a pair and a triple of the free answer: each would have been chosen.
+  const std::vector<std::vector<int32_t>> words{{free[4]}, {free[10], free[11]}, {free[20], free[21], free[22]}};
+  for (const auto& word : words) {
+    r.params.bad_words = {word};
+    const std::vector<int32_t> tokens = run_one(engine, r).tokens;
+    EXPECT_EQ(tokens.size(), 40u);
+    EXPECT_EQ(std::search(tokens.begin(), tokens.end(), word.begin(), word.end()), tokens.end());
+    const auto first = std::search(free.begin(), free.end(), word.begin(), word.end()) - free.begin();
+    EXPECT_TRUE(
+        std::equal(free.begin(), free.begin() + first + static_cast<std::ptrdiff_t>(word.size()) - 1, tokens.begin()))
+        << "not before it must";
+  }
+  // The prompt's own words do not count.
+  r.params.bad_words = {{kPrompt.back(), free[0]}};
+  EXPECT_EQ(run_one(engine, r).tokens, free);
+}
+
+TEST(Engine, AnAnswerWithoutATokenLeftStops) {
+  Engine engine = make_engine();
+  Request r = request(kPrompt, 10, 1, 3);
+  r.params.sampling.allowed_tokens = {40, 41};
+  EXPECT_EQ(run_one(engine, r).tokens.size(), 10u);
+  r.params.bad_words = {{40, 40}, {40, 41}, {41, 40}, {41, 41}};
+  const Answer a = run_one(engine, r);
+  EXPECT_EQ(a.tokens.size(), 1u);
+  EXPECT_EQ(a.reason(), FinishReason::stop);
+  EXPECT_EQ(a.last.stop_token, std::nullopt);
+  r.params.bad_words = {{40}, {41}};
+  EXPECT_TRUE(run_one(engine, r).tokens.empty());
+  EXPECT_EQ(engine.metrics().blocks_used, 0);
+  EXPECT_EQ(run_one(engine, request(kPrompt, 10)).tokens.size(), 10u);
 }
 
 TEST(Engine, StopStringsAcrossTokens) {
@@ -149,6 +186,7 @@ TEST(Engine, Logprobs) {
       Request r = request(ids, 1);
       r.params.logprobs = true;
       r.params.top_logprobs = 3;
+      r.params.logprob_tokens = {7, 5};
       r.params.prompt_logprobs_from = from;
       // Of the model's own distribution, whatever the sampling.
       r.params.sampling.temperature = 2;
@@ -160,10 +198,13 @@ TEST(Engine, Logprobs) {
         EXPECT_EQ(a.prompt_logprobs[i].chosen.token, ids[position]);
         EXPECT_NEAR(a.prompt_logprobs[i].chosen.logprob, expected(position - 1, ids[position]), 1e-4);
         EXPECT_EQ(a.prompt_logprobs[i].top.size(), 3u);
+        ASSERT_EQ(a.prompt_logprobs[i].asked.size(), 2u);
+        EXPECT_NEAR(a.prompt_logprobs[i].asked[0].logprob, expected(position - 1, 7), 1e-4);
       }
       ASSERT_EQ(a.logprobs.size(), 1u);
       EXPECT_EQ(a.logprobs[0].chosen.token, a.tokens[0]);
       EXPECT_NEAR(a.logprobs[0].chosen.logprob, expected(47, a.tokens[0]), 1e-4);
+      EXPECT_NEAR(a.logprobs[0].asked.at(1).logprob, expected(47, 5), 1e-4);
       // Scoring alone.
       r.params.max_tokens = 0;
       r.params.logprobs = false;
@@ -190,6 +231,7 @@ TEST(Engine, CancellingFreesEverythingAtOnce) {
       run_all(engine);
       EXPECT_EQ(c.of(other).tokens.size(), 10u);
       EXPECT_EQ(engine.metrics().finished_cancelled, 3);
+      EXPECT_EQ(engine.metrics().request_seconds.count(), 1) << "only of the answer that was not cut off";
     }
 }
 
@@ -226,13 +268,12 @@ class BrokenModel : public model::Model {
   explicit BrokenModel(const model::Model& m) : inner_(m) {}
   const model::ModelInfo& info() const override { return inner_.info(); }
   const model::CacheShape& cache_shape() const override { return inner_.cache_shape(); }
-  void forward(Context& ctx, const model::Batch& batch, model::Cache& cache, ops::Workspace& workspace,
+  void forward(ops::Ops& ops, const model::Batch& batch, model::Cache& cache,
                const model::Outputs& out) const override {
     if (fails) fail(ErrorCode::out_of_memory, "no memory for this");
-    inner_.forward(ctx, batch, cache, workspace, out);
-    for (size_t i = 0; i < batch.logit_rows.size(); ++i)
-      if (batch.tokens[static_cast<size_t>(batch.logit_rows[i])] == 99)
-        out.logits[i * static_cast<size_t>(info().vocab) + 5] = NAN;
+    inner_.forward(ops, batch, cache, out);
+    for (int64_t i = 0; i < batch.logit_rows; ++i)
+      if (batch.tokens[batch.logits_of[i]] == 99) static_cast<float*>(out.logits.row(i))[5] = NAN;
   }
   bool fails = false;
 

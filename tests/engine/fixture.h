@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines over the small checkpoints, and what came out of them.
+// Engines over the small checkpoints, and the answers that they gave.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ inline const text::Tokenizer& tokenizer() {
   return t;
 }
 
-// All events of one choice in one.
+// All events of one choice, merged into one.
 struct Answer {
   std::vector<int32_t> tokens;
   std::string text;

@@ -78,6 +78,18 @@ TEST(Request, Stops) {
   refuse("stop_tokens has 1025 ids; accepted: at most 1024", [](Request& r) { r.params.stop_tokens.assign(1025, 1); });
 }
 
+TEST(Request, TokensByName) {
+  refuse("bad_words has the id 100; accepted: 0 to 99", [](Request& r) { r.params.bad_words = {{1, 100}}; });
+  refuse("bad_words has a sequence of 0 tokens; accepted: 1 to 256", [](Request& r) { r.params.bad_words = {{}}; });
+  refuse("bad_words has 1025 sequences; accepted: at most 1024",
+         [](Request& r) { r.params.bad_words.assign(1025, {1}); });
+  refuse("logprob_tokens has the id -1; accepted: 0 to 99", [](Request& r) { r.params.logprob_tokens = {-1}; });
+  refuse("logprob_tokens has 129 ids; accepted: at most 128",
+         [](Request& r) { r.params.logprob_tokens.assign(129, 1); });
+  refuse("allowed_tokens names token 100; accepted: 0 to 99",
+         [](Request& r) { r.params.sampling.allowed_tokens = {100}; });
+}
+
 TEST(Request, Sampling) {
   refuse("temperature is -1; accepted: 0 or more, finite", [](Request& r) { r.params.sampling.temperature = -1; });
   refuse("top_p is 7; accepted: more than 0, at most 1", [](Request& r) { r.params.sampling.top_p = 7; });

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scheduler against a cache that is only imagined: each place of a block remembers which prefix was written there,
-// each slot which prefix its state stands for. Whatever the scheduler shares, takes away, forgets or copies, a step
+// each slot which prefix its state belongs to. Whatever the scheduler shares, takes away, forgets or copies, a step
 // must find exactly its own past.
 #include "engine/scheduler.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
+#include "tests/support/random.h"
 
 namespace sluice::engine {
 namespace {
@@ -88,7 +91,7 @@ class World {
     }
     for (const PlanEntry& e : plan)
       if (e.save) states_[static_cast<size_t>(*e.save)] = states_[static_cast<size_t>(e.slot)];
-    for (size_t i = 0; i < plan.size(); ++i) settle(plan[i], drafts[i]);
+    for (size_t i = 0; i < plan.size(); ++i) apply_step(plan[i], drafts[i]);
     ++steps;
   }
 
@@ -209,7 +212,7 @@ class World {
     return drafts;
   }
 
-  void settle(const PlanEntry& e, const std::vector<int32_t>& drafts) {
+  void apply_step(const PlanEntry& e, const std::vector<int32_t>& drafts) {
     Simulated& s = sequences_.at(e.sequence);
     int64_t new_tokens = 0;
     bool ends = false;
@@ -259,16 +262,14 @@ SchedulerConfig random_config(std::mt19937& random) {
 }
 
 TEST(Scheduler, RandomArrivalsInTinyPools) {
-  const auto seed = std::random_device{}();
-  std::printf("    seed %u\n", seed);
-  std::mt19937 random(seed);
+  std::mt19937 random = test::rng();
   int64_t steps = 0, hits = 0, recurrent_hits = 0, accepted = 0, finished = 0, preemptions = 0;
   for (int world_number = 0; world_number < 150; ++world_number) {
     const SchedulerConfig config = random_config(random);
     SCOPED_TRACE(
-        fmt::format("world {} of seed {}: blocks {} x {}, running {}, prefill {}, cache {}, recurrent {} ({}), "
+        fmt::format("world {}: blocks {} x {}, running {}, prefill {}, cache {}, recurrent {} ({}), "
                     "drafts {}",
-                    world_number, seed, config.blocks, config.block_size, config.max_running, config.prefill_budget,
+                    world_number, config.blocks, config.block_size, config.max_running, config.prefill_budget,
                     config.prefix_cache, config.recurrent, config.snapshots, config.drafts));
     World world(config, random());
     const uint32_t pressure = 2 + random() % 12;
@@ -354,6 +355,44 @@ TEST(Scheduler, TheSecondUserOfASystemPromptLeavesASnapshotForTheThird) {
   finish({{1, 1}, {1, 2}, {3, 1}}, {0, 8, 12});
   finish({{1, 1}, {1, 2}, {4, 1}}, {8, 12});
   finish({{1, 1}, {1, 2}, {4, 1}}, {12});
+}
+
+// The engine settles and publishes one entry after another and goes on reading the others.
+TEST(Scheduler, APlanStaysUntilTheNextSchedule) {
+  SchedulerConfig c = small();
+  c.prefill_budget = 64;
+  Scheduler s(c);
+  for (uint64_t i = 0; i < 3; ++i) s.add({9, 20, names(i + 1, 2)});
+  const auto plan = s.schedule();
+  ASSERT_EQ(plan.size(), 3u);
+  const std::vector<PlanEntry> kept(plan.begin(), plan.end());
+  std::vector<std::vector<int32_t>> blocks;
+  for (const PlanEntry& e : plan) blocks.emplace_back(e.blocks.begin(), e.blocks.end());
+  std::set<size_t> removed;
+  const auto expect_kept = [&](const char* after) {
+    for (size_t i = 0; i < kept.size(); ++i) {
+      SCOPED_TRACE(fmt::format("entry {} after {}", i, after));
+      const PlanEntry &a = plan[i], &b = kept[i];
+      EXPECT_EQ(std::tuple(a.sequence, a.slot, a.context, a.rows, a.drafts, a.last, a.admitted, a.restore, a.save),
+                std::tuple(b.sequence, b.slot, b.context, b.rows, b.drafts, b.last, b.admitted, b.restore, b.save));
+      EXPECT_TRUE(removed.count(i) == 1 || std::ranges::equal(a.blocks, blocks[i]));
+    }
+  };
+  s.add_hash(plan[0].sequence, {7, 7});
+  expect_kept("add_hash");
+  s.advance(plan[0], 1);
+  expect_kept("advance");
+  for (uint64_t i = 0; i < 1000; ++i) s.add({9, 12, names(i + 9, 2)});
+  expect_kept("add");
+  s.flush();
+  expect_kept("flush");
+  s.remove(plan[1].sequence);
+  removed.insert(1);
+  expect_kept("remove");
+  s.add({13, 16, names(5, 3)});  // takes the place of the one that was removed
+  expect_kept("add in its place");
+  s.advance(plan[2], 1);
+  expect_kept("the last advance");
 }
 
 TEST(Scheduler, RefusesWhatCanNeverFit) {

@@ -18,26 +18,25 @@ class GuessingModel : public model::Model {
   }
   const model::ModelInfo& info() const override { return info_; }
   const model::CacheShape& cache_shape() const override { return inner_.cache_shape(); }
-  void forward(Context& ctx, const model::Batch& batch, model::Cache& cache, ops::Workspace& workspace,
+  void forward(ops::Ops& ops, const model::Batch& batch, model::Cache& cache,
                const model::Outputs& out) const override {
-    inner_.forward(ctx, batch, cache, workspace, out);
+    inner_.forward(ops, batch, cache, out);
   }
-  void draft(Context&, const model::Batch& batch, const void*, model::Cache& cache, ops::Workspace&,
+  void draft(ops::Ops&, const model::Batch& batch, ops::ConstMatrix, model::Cache&,
              const model::Outputs& out) const override {
-    cache.verify(batch.sequences);
     const auto vocab = static_cast<size_t>(info_.vocab);
-    for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
-      const int32_t token = batch.tokens[static_cast<size_t>(batch.logit_rows[i])];
-      const auto next = learned.find(token);
-      std::fill_n(out.logits + i * vocab, vocab, 0.0f);
+    for (int64_t i = 0; i < batch.logit_rows; ++i) {
+      const auto next = learned.find(batch.tokens[batch.logits_of[i]]);
+      auto* logits = static_cast<float*>(out.logits.row(i));
+      std::fill_n(logits, vocab, 0.0f);
       const bool wrong = static_cast<int>(random_() % 100) < wrong_;
-      const auto guess = next == learned.end() || wrong ? random_() % vocab : static_cast<size_t>(next->second);
-      out.logits[i * vocab + guess] = 1;
+      logits[next == learned.end() || wrong ? random_() % vocab : static_cast<size_t>(next->second)] = 1;
     }
   }
   void learn(const std::vector<int32_t>& tokens) {
     for (size_t i = 0; i + 1 < tokens.size(); ++i) learned[tokens[i]] = tokens[i + 1];
   }
+  void depend_on_the_batch() { info_.row_invariant = false; }
   std::map<int32_t, int32_t> learned;
 
  private:
@@ -63,6 +62,8 @@ TEST_P(Speculation, GivesThePlainTextsInBatches) {
     for (int32_t& t : prompt) t = static_cast<int32_t>(random() % 331);
     requests.push_back(request(prompt, 1 + static_cast<int64_t>(random() % 40), i % 3 == 0 ? 0.7 : 0.0, random()));
     if (i % 4 == 1) requests.back().params.sampling.repetition_penalty = 1.2;
+    for (int32_t t = 0; i % 4 == 2 && t < 331; ++t) requests.back().params.bad_words.push_back({t, t});
+    for (int32_t t = 0; i % 6 == 3 && t < 331; t += 3) requests.back().params.sampling.allowed_tokens.push_back(t);
   }
   EngineConfig config;
   config.context_length = 128;
@@ -113,6 +114,33 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, Speculation,
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// Where a row's logits depend on the number of rows, a batch that verifies drafts chooses other tokens than one row
+// does.
+TEST(SpeculativeModels, MustBeRowInvariant) {
+  GuessingModel guessing(load(fixture_folder("qwen3-moe")), 0), varying(load(fixture_folder("qwen3-moe")), 0);
+  varying.depend_on_the_batch();
+  EngineConfig config;
+  const auto expect_refused = [](const auto& body) {
+    try {
+      body();
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::unsupported);
+      EXPECT_NE(std::string(e.what()).find("deterministic"), std::string::npos) << e.what();
+    }
+  };
+  Context ctx = test_context();
+  Engine without(test_context(), varying, nullptr, config);
+  EXPECT_EQ(run_one(without, request({5, 6}, 3)).tokens.size(), 3u);
+  EXPECT_NO_THROW(model::Generator(ctx, varying, 32));
+  config.speculative_steps = 2;
+  expect_refused([&] { Engine(test_context(), varying, nullptr, config); });
+  expect_refused([&] { model::Generator(ctx, varying, 32, 2); });
+  Engine engine(test_context(), guessing, nullptr, config);
+  expect_refused([&] { engine.replace_model(varying); });
+  EXPECT_EQ(run_one(engine, request({5, 6}, 3)).tokens.size(), 3u);
+}
 
 // Stop conditions anywhere inside an accepted run.
 TEST(SpeculativeStops, CutAcceptedRuns) {
@@ -172,19 +200,17 @@ std::vector<std::vector<int32_t>> sample(const model::Model& model, const std::v
   return out;
 }
 
-// softmax(logits / temperature) behind the tokens, without engine and sampler.
+// softmax(logits / temperature) after the tokens, without engine and sampler.
 std::vector<double> exact_distribution(const model::Model& model, const std::vector<int32_t>& tokens,
                                        double temperature) {
-  const auto cache = model.make_cache({.blocks = 1, .block_size = 64});
-  ops::Workspace workspace;
   Context ctx = test_context();
-  const auto n = static_cast<int32_t>(tokens.size());
-  const int32_t block = 0, row = n - 1;
-  std::vector<int32_t> positions(tokens.size());
-  for (int32_t i = 0; i < n; ++i) positions[static_cast<size_t>(i)] = i;
-  const model::Sequence s{0, 0, n, 0, {&block, 1}, false};
+  const auto n = static_cast<int64_t>(tokens.size());
+  const int32_t block = 0;
+  model::Runner runner(ctx, model, {.cache = {.blocks = 1, .block_size = 64}, .rows = n, .sequence_tokens = 64});
+  runner.add({0, tokens, 0, {&block, 1}, 1});
+  runner.run();
   std::vector<float> logits(static_cast<size_t>(model.info().vocab));
-  model.forward(ctx, {tokens, positions, {&s, 1}, {&row, 1}}, *cache, workspace, {logits.data()});
+  runner.read_logits(0, 1, logits.data());
   std::vector<double> p(logits.size());
   double total = 0;
   for (size_t i = 0; i < p.size(); ++i) total += p[i] = std::exp(logits[i] / temperature);
@@ -235,7 +261,7 @@ TEST(SpeculativeDistribution, IsTheTargets) {
                                 return a.second < b.second;
                               })->first;
   const auto speculative = sample(guessing, prompt, kSamples, kTemperature, 2, metrics);
-  EXPECT_EQ(speculative, plain) << "the coins are those of the plain run";
+  EXPECT_EQ(speculative, plain) << "the uniform numbers are those of the plain run";
   std::printf("    accept rate %.3f of %ld drafts\n", metrics.accept_rate(), metrics.drafted);
   EXPECT_GT(metrics.accept_rate(), 0.05);
   std::map<int32_t, std::map<int32_t, int>> seconds;
@@ -272,7 +298,11 @@ TEST(SpeculativeDistribution, OfTheRule) {
     for (int i = 0; i < kSamples; ++i) {
       std::vector<float> logits;
       for (const double x : p) logits.push_back(static_cast<float>(std::log(x)));
-      ++counts[static_cast<size_t>(sampler.sample(logits, i + draft * kSamples))];
+      std::vector<sampling::LogitEdit> edits;
+      sampling::ChooseScratch scratch;
+      sampling::Sampled out;
+      sampling::choose_token(sampler.row(0, i + draft * kSamples, {}, {}, edits), {}, logits, scratch, out);
+      ++counts[static_cast<size_t>(out.token)];
     }
     double chi2 = 0;
     for (size_t t = 0; t < 4; ++t) chi2 += std::pow(counts[t] - p[t] * kSamples, 2) / (p[t] * kSamples);

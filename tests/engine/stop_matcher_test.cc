@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <random>
 
+#include "tests/support/random.h"
+
 namespace sluice::engine {
 namespace {
 
@@ -26,9 +28,7 @@ Result by_definition(const std::string& text, const std::vector<std::string>& st
 }
 
 TEST(StopMatcher, FindsTheSameHoweverTheTextIsCut) {
-  const auto seed = std::random_device{}();
-  std::printf("    seed %u\n", seed);
-  std::mt19937 random(seed);
+  std::mt19937 random = test::rng();
   const auto word = [&](size_t most) {
     std::string s;
     for (size_t n = 1 + random() % most; n > 0; --n) s += static_cast<char>('a' + random() % 2);

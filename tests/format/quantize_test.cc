@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups, rows and weights against a definition written in double precision from the specification. Every float
+// Groups, rows and weights against a definition written in double precision from docs/numerics.md. Every float
 // operation of the exact mode is one correctly rounded step, and a double product or quotient of two floats rounds to
 // the same float, so the comparison is bit for bit.
 #include <gtest/gtest.h>
@@ -14,6 +14,7 @@
 #include "format/quantize.h"
 #include "format/quantize_rows.h"
 #include "format/quantize_weights.h"
+#include "tests/support/random.h"
 #include "tests/support/reference_quantize.h"
 
 namespace sluice::format {
@@ -61,9 +62,7 @@ constexpr InputFormat kQuantised[] = {InputFormat::fp8_static, InputFormat::fp8_
                                       InputFormat::mxfp8,      InputFormat::nvfp4,     InputFormat::nvfp4_token};
 
 TEST(Quantize, RandomRowsOfEveryFormat) {
-  const auto seed = std::random_device{}();
-  std::printf("seed %u\n", seed);
-  std::mt19937 rng(seed);
+  std::mt19937 rng = test::rng();
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> spread(-30, 30);
   for (InputFormat f : kQuantised)
@@ -187,9 +186,7 @@ Matrix quantised(Format f, const std::vector<float>& w, int64_t n, int64_t k) {
 }
 
 TEST(QuantizeWeights, EveryFormatAgainstItsDefinition) {
-  const auto seed = std::random_device{}();
-  std::printf("seed %u\n", seed);
-  std::mt19937 rng(seed);
+  std::mt19937 rng = test::rng();
   std::normal_distribution<float> normal;
   for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 32}, {3, 96}, {129, 160}, {130, 288}, {256, 256}}) {
     std::vector<float> w(static_cast<size_t>(n * k));

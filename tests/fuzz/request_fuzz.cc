@@ -4,17 +4,25 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "server/api_error.h"
 #include "server/routes.h"
 #include "tests/server/fake_backend.h"
+#include "tests/server/tool_model.h"
 
 namespace sluice::server {
 namespace {
+// A call that is complete and one that breaks off: whether it is told early is the request's.
+const std::pair<const char*, engine::FinishReason> kAnswer[]{
+    {"<think>a</think>x\xF0<tool_call>{\"name\": \"f\"}</tool_call>", engine::FinishReason::none},
+    {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"\xC3", engine::FinishReason::none},
+    {"\xA9", engine::FinishReason::length}};
+
 void answer(Service& service, const Route& route, const std::string& body) {
   const auto exchange = std::make_shared<FakeExchange>(std::string(route.method), std::string(route.path), body);
   try {
-    route.answer(service, exchange);
+    answer_when_compiled(service, route, exchange);
   } catch (const ApiError& error) {
     const std::string text = error_body(error);
     if (error.status < 400 || error.status > 503 || text.empty()) std::abort();
@@ -33,13 +41,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Route& route = all[data[0] % all.size()];
   if (route.method != "POST") return 0;
   const auto engine = std::make_shared<FakeBackend>();
-  Service service{ServiceConfig()};
-  service.set_ready(tiny_model(), engine);
+  engine->bounds = {.vocab = 4096, .context_length = 1000, .has_tokenizer = true};
+  ServiceConfig config;
+  config.allow_weight_update = config.priority_scheduling = true;
+  Service service{config};
+  static const auto model = model_with(std::string("{# </think> #}") + kHermesTemplate);
+  service.set_ready(model, engine);
   answer(service, route, body);
   for (auto& [id, submitted] : engine->requests) {
     sluice::engine::validate(submitted.request, engine->limits());  // what the server lets through, the engine takes
     for (int choice = 0; choice < submitted.request.params.n; ++choice)
-      engine->send(id, choice, "x\xF0", sluice::engine::FinishReason::stop);
+      for (const auto& [text, reason] : kAnswer) engine->send(id, choice, text, reason);
   }
   engine->requests.clear();  // a sink holds its answer, and an answer its engine
   return 0;

@@ -9,9 +9,11 @@ build=${2:-$root/build/fuzz}
 mkdir -p "$build/fuzz"
 cd "$build/fuzz"
 "$build/tests/fuzz/fuzz_seeds" "$PWD"
-for name in safetensors config tokenizer template encode request; do
+for name in safetensors config tokenizer template encode grammar request tool_calls; do
   case $name in
+    tool_calls) words=$root/tests/fuzz/tool_calls.dict ;;
     template | encode) words=$root/tests/fuzz/template.dict ;;
+    grammar) words=$root/tests/fuzz/grammar.dict ;;
     *) words=$root/tests/fuzz/json.dict ;;
   esac
   echo "fuzz: $name for $seconds s"

@@ -36,16 +36,77 @@ int main(int argc, char** argv) {
       "{% macro f(x, y=2) -%}{{ x[::-1] | tojson }}{%- endmacro %}{% set ns = namespace(i=0) %}"
       "{% for t in tools if t is mapping %}{% set ns.i = ns.i + loop.index %}{{ f(t.items() | list) }}{% endfor %}");
   put(root / "encode", "text", "It's 12345 aaab  <s>a \xc3\xa9\xe4\xb8\xad\r\n\t we'll\xff");
+  const char* const grammars[] = {
+      R"({"type":"object","properties":{"a":{"$ref":"#/$defs/b"}},"required":["a"],"$defs":{"b":{"anyOf":[{"enum":[1,"x"]},)"
+      R"({"type":"array","items":{"type":"string","pattern":"^a+$"},"maxItems":3},{"type":"integer","minimum":-5}]}}})",
+      R"([a-c]{2,3}(x|yz)*\d+[^\n])", "root ::= \"(\" item{1,4} \")\" | [0-9]+\nitem ::= root | \"\\n\"\n",
+      R"({"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<f"],"tags":[{"type":"tag","begin":"<f>",)"
+      R"("content":{"type":"json_schema","json_schema":{"type":"integer"}},"end":"</f>"}],"at_least_one":true}})"};
+  for (char kind = 0; kind < 4; ++kind) put(root / "grammar", std::to_string(kind), kind + std::string(grammars[kind]));
+  // The first byte chooses the format and when calls are told, the second where the text is cut.
+  for (const int format :
+       {0, 1, 2, 3, 4, 5, 6, 7, 64, 65, 66, 67, 68, 69, 70, 71, 128, 129, 130, 131, 132, 133, 134, 135})
+    for (const char* text :
+         {R"(<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>)",
+          "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+          "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+          R"(<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>)",
+          "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+          "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
+          "<\uFF5Ctool\u2581call\u2581begin\uFF5C>f<\uFF5Ctool\u2581sep\uFF5C>{}"
+          "<\uFF5Ctool\u2581call\u2581end\uFF5C>",
+          "<\uFF5Ctool\u2581call\u2581begin\uFF5C>function<\uFF5Ctool\u2581sep\uFF5C>f\n```json\n{}\n```"
+          "<\uFF5Ctool\u2581call\u2581end\uFF5C>"}) {
+      const std::string text_of_it = text;
+      put(root / "tool_calls", std::to_string(format) + "-" + std::to_string(text_of_it.size()),
+          std::string(1, static_cast<char>(format)) + '\3' + text_of_it);
+    }
   // The first byte chooses the endpoint, any of those that read a body.
-  for (char endpoint = 10; endpoint < 22; ++endpoint) {
+  for (char endpoint = 10; endpoint < 64; ++endpoint) {
     const std::string name = std::to_string(endpoint);
     put(root / "request", "chat" + name,
         endpoint +
             std::string(R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"stream":true,"n":2,)"
                         R"("logprobs":true,"top_logprobs":2,"stop":["x"],"stream_options":{"include_usage":true}})"));
+    put(root / "request", "tools" + name,
+        endpoint + std::string(R"({"messages":[{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f",)"
+                               R"("arguments":"{\"a\":1}"}}]},{"role":"tool","content":"x"}],"tool_choice":"auto",)"
+                               R"("tools":[{"type":"function","function":{"name":"f","parameters":{}}}]})"));
     put(root / "request", "completion" + name,
         endpoint +
-            std::string(R"({"prompt":["a",[1,2]],"echo":true,"logprobs":1,"max_tokens":0,"logit_bias":{"1":2}})"));
+            std::string(
+                R"({"prompt":["a",[1,2]],"cache_salt":"s","priority":1,"timeout":1,"echo":true,"logprobs":1,"max_tokens":0,"logit_bias":{"1":2}})"));
+    put(root / "request", "message" + name,
+        endpoint +
+            std::string(
+                R"({"system":[{"type":"text","text":"a"}],"max_tokens":3,"thinking":{"type":"enabled"},"messages":[)"
+                R"({"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"a"}]},)"
+                R"({"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":{"a":[1,null]}}]}]})"));
+    put(root / "request", "agent" + name,
+        endpoint +
+            std::string(
+                R"({"max_tokens":3,"stream":true,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"f",)"
+                R"("strict":true,"eager_input_streaming":true,"input_schema":{"type":"object","properties":{"a":)"
+                R"({"type":"string"}},"required":["a"]}}],"tool_choice":{"type":"any","disable_parallel_tool_use":)"
+                R"(true},"output_config":{"format":{"type":"json_schema","schema":{"type":"integer"}}}})"));
+    put(root / "request", "function" + name,
+        endpoint +
+            std::string(
+                R"({"input":"a","stream":true,"tools":[{"type":"function","name":"f","parameters":{"type":"object",)"
+                R"("properties":{"a":{"type":"string"}}},"strict":true},{"type":"web_search"}],"tool_choice":{"type":)"
+                R"("allowed_tools","mode":"auto","tools":[{"type":"function","name":"f"}]},"parallel_tool_calls":)"
+                R"(false,"text":{"format":{"type":"json_schema","name":"n","schema":{"type":"integer"}}},)"
+                R"("include":["reasoning.encrypted_content"]})"));
+    put(root / "request", "response" + name,
+        endpoint +
+            std::string(R"({"instructions":"a","input":[{"role":"user","content":[{"type":"input_text","text":"a"}]},)"
+                        R"({"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"reasoning",)"
+                        R"("content":[{"type":"reasoning_text","text":"a"}]}],"text":{"format":{"type":"text"}}})"));
+    put(root / "request", "weights" + name,
+        endpoint +
+            std::string(
+                R"({"tensors":[{"name":"a","dtype":"torch.float32","shape":[2,2],"offset":0}],"tags":["weights"],)"
+                R"("shared_memory":"none","mode":"retract","name":"a","num_steps":2,"new_version":"v"})"));
     put(root / "request", "generate" + name,
         endpoint +
             std::string(R"({"input_ids":[[1],[2]],"sampling_params":[{"n":2},{"max_new_tokens":3,"top_k":-1}],)"

@@ -38,6 +38,48 @@ void put_sharded(const TempDir& dir) {
           index_of(std::string(R"({"a":")") + kShard1 + R"(","b":")" + kShard1 + R"(","c":")" + kShard2 + R"("})"));
 }
 
+TEST(Checkpoint, UpdatedTensorsTakeThePlacesOfTheFiles) {
+  TempDir dir;
+  put_sharded(dir);
+  const Checkpoint files = Checkpoint::open(dir.path());
+  const Checkpoint one = files.updated({{"b", ramp(2, 100)}});
+  const Checkpoint two = one.updated({{"a", ramp(3, 200)}, {"b", ramp(2, 300)}});
+  EXPECT_EQ(files.tensor("b").as<float>()[0], 10);
+  EXPECT_EQ(one.tensor("b").as<float>()[0], 100);
+  EXPECT_EQ(one.tensor("a").as<float>()[0], 0);
+  EXPECT_EQ(two.tensor("b").as<float>()[1], 301);
+  EXPECT_EQ(two.tensor("a").as<float>()[0], 200);
+  EXPECT_EQ(two.tensor("c").as<float>()[0], 20);
+  EXPECT_EQ(two.names(), files.names());
+  EXPECT_EQ(two.bytes(), files.bytes());
+  EXPECT_EQ(two.updated_names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(two.without_updates().tensor("a").as<float>()[0], 0);
+  EXPECT_TRUE(two.without_updates().updated_names().empty());
+  expect_error(ErrorCode::invalid_argument, {"\"x\""}, [&] { files.updated({{"x", ramp(2, 0)}}); });
+  expect_error(ErrorCode::invalid_argument, {"\"b\"", "[3]", "[2]"}, [&] { files.updated({{"b", ramp(3, 0)}}); });
+  expect_error(ErrorCode::invalid_argument, {"\"b\"", "twice"}, [&] {
+    files.updated({{"b", ramp(2, 0)}, {"b", ramp(2, 0)}});
+  });
+  expect_error(ErrorCode::invalid_argument, {"\"b\"", "float64", "float32"}, [&] {
+    files.updated({{"b", Tensor(DType::f64, {2}).zero()}});
+  });
+}
+
+TEST(Checkpoint, KnowsThatItsFilesWereWrittenTo) {
+  TempDir dir;
+  put_sharded(dir);
+  const Checkpoint c = Checkpoint::open(dir.path());
+  EXPECT_NO_THROW(c.check_unchanged());
+  // A new file under the old name leaves the mapped one as it was.
+  write_safetensors(dir / "other", {{"c", ramp(5, 30)}});
+  std::filesystem::rename(dir / "other", dir / kShard2);
+  EXPECT_NO_THROW(c.check_unchanged());
+  EXPECT_EQ(c.tensor("c").as<float>()[0], 20);
+  std::filesystem::last_write_time(dir / kShard1,
+                                   std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  expect_error(ErrorCode::bad_file, {kShard1, "written to"}, [&] { c.check_unchanged(); });
+}
+
 TEST(Checkpoint, Sharded) {
   TempDir dir;
   put_sharded(dir);

@@ -37,7 +37,7 @@ TEST(Config, ReadsValues) {
   const Config c = parse(R"({"i": 7, "n": 1.5, "b": true, "s": "x", "null": null, "list": [1, 2], "one": 3,
     "names": ["a", "b"], "o": {"theta": 2, "inner": {"k": "v"}}, "os": [{"q": 1}, {"q": 2}], "big": 1000000000000000019884624838656})");
   EXPECT_EQ(c.integer("i", {.min = 0, .max = 7}), 7);
-  EXPECT_EQ(c.integer("absent", {.min = 1}, -5), -5);
+  EXPECT_EQ(c.integer("absent", {.min = -5}, -5), -5);
   EXPECT_EQ(c.integer("null", {}, 9), 9);
   EXPECT_FALSE(c.has("null"));
   EXPECT_EQ(c.number("n", {}), 1.5);
@@ -113,6 +113,12 @@ TEST(Config, Sentences) {
   EXPECT_EQ(say([&] { c.object("rope").objects("list")[0].integer("k", {}); }),
             "config.json: rope.list[0].k is true; it must be an integer");
   EXPECT_EQ(say([&] { c.string("none"); }), "config.json: none is missing; it must be a string");
+  EXPECT_EQ(say([&] { c.integer("none", {.min = 1, .max = 9}, 0); }),
+            "config.json: none is missing and would be 0; it must be an integer from 1 to 9");
+  EXPECT_EQ(say([&] {
+              c.number("none", {0.5, 1}, 2);
+            }),
+            "config.json: none is missing and would be 2; it must be a number from 0.5 to 1");
   constexpr std::array<Named<int>, 2> kActs{{{1, "silu"}, {2, "relu2"}}};
   EXPECT_EQ(say([&] { c.choice("act", kActs); }), "config.json: act is \"swish\"; accepted: silu, relu2");
 }

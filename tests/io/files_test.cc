@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -15,6 +16,7 @@
 #include "io/mmap.h"
 #include "io/output_file.h"
 #include "io/quote.h"
+#include "io/read_ahead.h"
 #include "tests/io/expect_error.h"
 #include "tests/io/temp_dir.h"
 
@@ -225,6 +227,19 @@ TEST(Quote, HostileTextIsMadePrintable) {
   EXPECT_EQ(quote("\xc3\xa9 \xff\xc3"), "\"\xc3\xa9 \\xff\\xc3\"");
   EXPECT_EQ(printable(std::string(500, 'x'), 3), "xxx...");
   EXPECT_EQ(printable("", 3), "");
+}
+
+// A hint changes nothing, wherever it points.
+TEST(ReadAhead, TakesAnyMemory) {
+  TempDir dir;
+  const MappedFile file(dir.put("file", std::string(100000, 'x')));
+  read_ahead(file.data() + 4097, 50000);
+  read_ahead(file.data(), 0);
+  std::string text(10000, 'y');
+  read_ahead(text.data() + 3, 9000);
+  read_ahead(nullptr, 5);
+  EXPECT_EQ(text, std::string(10000, 'y'));
+  EXPECT_TRUE(std::all_of(file.data(), file.data() + file.size(), [](std::byte b) { return b == std::byte{'x'}; }));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "tests/io/expect_error.h"
 #include "tests/io/safetensors_defects.h"
 #include "tests/io/temp_dir.h"
+#include "tests/support/random.h"
 
 namespace sluice::io {
 namespace {
@@ -173,12 +174,10 @@ struct RandomTensors {
 };
 
 TEST(SafetensorsWriter, RandomTensorsComeBack) {
-  const uint64_t seed = std::random_device{}();
-  RecordProperty("seed", std::to_string(seed));
-  std::mt19937_64 rng(seed);
+  auto rng = test::rng<std::mt19937_64>();
   TempDir dir;
   for (int round = 0; round < 200; ++round) {
-    SCOPED_TRACE("seed " + std::to_string(seed) + " round " + std::to_string(round));
+    SCOPED_TRACE("round " + std::to_string(round));
     RandomTensors random(rng);
     std::map<std::string, std::string> metadata;
     if (rng() % 2) metadata = {{"format", "pt"}, {"quote\"", "\n\xc3\xa9"}};

@@ -9,6 +9,7 @@
 
 #include "kernels/sm90/fused_moe/fused_moe.h"
 #include "tests/support/cases.h"
+#include "tests/support/random.h"
 #include "tests/support/reference_moe.h"
 
 #define SLUICE_SKIP_WITHOUT_DEVICE() \
@@ -17,14 +18,6 @@
 namespace sluice::test {
 
 inline void cuda(cudaError_t status, const char* what = "test") { sm90::check_cuda(status, what); }
-
-// Fresh data on every run; SLUICE_TEST_SEED repeats one.
-inline std::mt19937 fresh_rng() {
-  const char* given = std::getenv("SLUICE_TEST_SEED");
-  const auto seed = given != nullptr ? static_cast<unsigned>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
-  std::printf("SLUICE_TEST_SEED=%u\n", seed);
-  return std::mt19937(seed);
-}
 
 inline Arithmetic arithmetic_of(const MoeSpec& s) {
   Arithmetic a;
@@ -99,6 +92,7 @@ struct DeviceProblem {
     poison(output);
     sm90::MoeCall c = call;
     c.workspace = workspace.data();
+    c.workspace_size = workspace.bytes();
     c.force = force;
     c.pdl = pdl;
     moe.run(c, nullptr);

@@ -37,7 +37,7 @@ void check_case(const Case& c, std::mt19937& rng, Excursion& all) {
 
 TEST(Edges, OddSizes) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   Excursion all;
   for (const auto& [f, name] : format::kFormats)
     for (const auto& [hidden, inter] : {std::pair<int64_t, int64_t>{96, 961},
@@ -62,7 +62,7 @@ TEST(Edges, OddSizes) {
 
 TEST(Edges, ManyExpertsAndSlots) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   Excursion all;
   for (const auto& [f, name] : format::kFormats)
     for (int64_t tokens : {1, 3, 200}) {
@@ -82,7 +82,7 @@ TEST(Edges, ManyExpertsAndSlots) {
 
 TEST(Edges, OneExpertNoneAndAbsent) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   Excursion all;
   for (const auto& [f, name] : format::kFormats)
     for (Pattern pattern : {Pattern::one, Pattern::absent, Pattern::none})
@@ -102,7 +102,7 @@ TEST(Edges, OneExpertNoneAndAbsent) {
 // Calls of different shapes and formats over one workspace that nobody clears: nothing of an earlier call may show.
 TEST(Edges, AlternatingShapesOverOneWorkspace) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   struct Item {
     std::unique_ptr<sm90::FusedMoe> moe;
     std::unique_ptr<DeviceProblem> device;
@@ -126,9 +126,36 @@ TEST(Edges, AlternatingShapesOverOneWorkspace) {
     for (Item& i : items) {
       sm90::MoeCall call = i.device->call;
       call.workspace = workspace.data();
+      call.workspace_size = workspace.bytes();
       i.moe->run(call, nullptr);
       ASSERT_EQ(widened(i.device->spec.dtype, i.device->output), i.expected) << to_string(i.device->spec);
     }
+  }
+}
+
+// A workspace of the size for T tokens serves every smaller call: nothing is written after its end.
+TEST(Edges, SmallerCallsStayInTheWorkspace) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  constexpr int64_t kMost = 384, kBehind = int64_t{32} << 20;
+  for (const auto& [f, name] : format::kFormats) {
+    const Problem p = make_problem({spec_of(f, 2048, 768, 4, 2), kMost, Choice::f32_logits, Pattern::distinct}, rng);
+    const auto moe = prepared(p);
+    const DeviceProblem d(p);
+    const int64_t bytes = moe->workspace_bytes(kMost);
+    const sm90::DeviceBuffer memory = poisoned(bytes + kBehind);
+    sm90::MoeCall call = d.call;
+    call.workspace = memory.data();
+    call.workspace_size = bytes;
+    for (int64_t tokens : {1, 2, 7, 8, 16, 33, 48, 64, 65, 128, 342, 384}) {
+      call.tokens = tokens;
+      moe->run(call, nullptr);
+    }
+    std::vector<uint8_t> behind(static_cast<size_t>(kBehind));
+    cuda(cudaMemcpy(behind.data(), memory.as<uint8_t>() + bytes, behind.size(), cudaMemcpyDeviceToHost), name.data());
+    ASSERT_EQ(std::count(behind.begin(), behind.end(), 0xff), kBehind) << name;
+    call.workspace_size = moe->workspace_bytes(kMost, {}) - 1;
+    EXPECT_THROW(moe->run(call, nullptr), Error) << name;
   }
 }
 
@@ -138,7 +165,7 @@ TEST(Edges, MoreThanTwoToThe31Results) {
   size_t free = 0, total = 0;
   cuda(cudaMemGetInfo(&free, &total));
   if (free < (size_t{40} << 30)) GTEST_SKIP() << "40 GB of device memory are needed, " << (free >> 30) << " are free";
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   constexpr int64_t kPeriod = 512, kTokens = 131072, kHidden = 2112;
   for (Format f : {Format::bf16, Format::fp8_block, Format::nvfp4}) {
     MoeSpec s = spec_of(f, kHidden, 32, 16, 8);
@@ -164,6 +191,7 @@ TEST(Edges, MoreThanTwoToThe31Results) {
     call.logits = logits.data();
     call.output = output.data();
     call.workspace = workspace.data();
+    call.workspace_size = workspace.bytes();
     call.chosen_ids = nullptr;
     call.chosen_weights = nullptr;
     moe->run(call, nullptr);

@@ -12,6 +12,7 @@
 #include "moe/backend_cpu.h"
 #include "moe/backend_sm90.h"
 #include "routing/route.h"
+#include "tests/support/random.h"
 #include "weights/requantize.h"
 
 namespace sluice {
@@ -19,17 +20,6 @@ namespace {
 
 #define SKIP_WITHOUT_DEVICE() \
   if (const std::string problem = sm90::device_problem(); !problem.empty()) GTEST_SKIP() << problem
-
-uint64_t fresh_seed() {
-  static const uint64_t seed = [] {
-    const char* given = std::getenv("SLUICE_TEST_SEED");
-    const uint64_t s = given ? std::strtoull(given, nullptr, 10)
-                             : static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-    std::printf("SLUICE_TEST_SEED=%llu\n", static_cast<unsigned long long>(s));
-    return s;
-  }();
-  return seed;
-}
 
 struct Problem {
   MoeSpec spec;
@@ -123,6 +113,7 @@ Result run(Context& ctx, const moe::Backend& backend, const Problem& p, int64_t 
   }
   a.output = r.output.data();
   a.workspace = workspace.data();
+  a.workspace_size = workspace.bytes();
   a.chosen_ids = r.ids.as<int32_t>();
   a.chosen_weights = r.weights.as<float>();
   Tensor first;
@@ -212,7 +203,7 @@ const std::string kFormats[] = {"weights=bf16 inputs=plain",
 
 TEST(FusedMoe, EveryFormatAtSeveralTokenCounts) {
   SKIP_WITHOUT_DEVICE();
-  uint64_t seed = fresh_seed();
+  uint64_t seed = test::seed();
   for (const auto& f : kFormats)
     for (int64_t t : {1, 7, 96, 400})
       for (const char* act : {"swiglu", "relu2"}) check_case(base(f + " act=" + act), t, ++seed);
@@ -220,14 +211,14 @@ TEST(FusedMoe, EveryFormatAtSeveralTokenCounts) {
 
 TEST(FusedMoe, Activations) {
   SKIP_WITHOUT_DEVICE();
-  uint64_t seed = fresh_seed() + 1000;
+  uint64_t seed = test::seed() + 1000;
   for (const char* act : {"gelu", "silu", "swiglu", "geglu", "relu2", "geglu_tanh", "identity"})
     for (const auto& f : kFormats) check_case(base(f + " act=" + act), 9, ++seed);
 }
 
 TEST(FusedMoe, RoutingMethods) {
   SKIP_WITHOUT_DEVICE();
-  uint64_t seed = fresh_seed() + 2000;
+  uint64_t seed = test::seed() + 2000;
   for (const char* m : {"softmax", "renormalize", "deepseek_v3", "renormalize_naive", "topk", "sigmoid_renorm",
                         "minimax2", "sigmoid", "topk_sigmoid"})
     for (int64_t t : {1, 33, 300}) check_case(base(std::string("routing=") + m), t, ++seed);
@@ -242,7 +233,7 @@ TEST(FusedMoe, RoutingMethods) {
 
 TEST(FusedMoe, Sizes) {
   SKIP_WITHOUT_DEVICE();
-  uint64_t seed = fresh_seed() + 3000;
+  uint64_t seed = test::seed() + 3000;
   for (const auto& f : kFormats)
     for (const char* size :
          {"hidden=288 inter=224", "hidden=320 inter=704", "hidden=672 inter=480", "hidden=96 inter=64"})
@@ -254,7 +245,7 @@ TEST(FusedMoe, Sizes) {
 
 TEST(FusedMoe, EdgeCases) {
   SKIP_WITHOUT_DEVICE();
-  uint64_t seed = fresh_seed() + 4000;
+  uint64_t seed = test::seed() + 4000;
   for (const auto& f : kFormats) {
     check_case(base(f + " routed=1"), 33, ++seed);
     check_case(base(f + " routed=1 finalize=0"), 33, ++seed);

@@ -106,7 +106,7 @@ void check_case(Coding c, ScaleLayout layout, bool bf16, bool special, int64_t r
 
 TEST(Quantize, EqualsTheHostBitForBit) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   int cases = 0;
   for (const auto& [c, name] : sm90::kCodings)
     for (const auto& [layout, layout_name] : format::kScaleLayouts) {

@@ -12,6 +12,7 @@ void run_plain(const sm90::FusedMoe& moe, const DeviceProblem& d, const sm90::Ge
   const sm90::DeviceBuffer workspace(moe.workspace_bytes(d.tokens, force));
   sm90::MoeCall call = d.call;
   call.workspace = workspace.data();
+  call.workspace_size = workspace.bytes();
   call.force = force;
   moe.run(call, nullptr);
   cuda(cudaDeviceSynchronize(), "the call");
@@ -29,7 +30,7 @@ Case case_of(format::Format f, format::InputFormat x, int64_t tokens) {
   return c;
 }
 
-// With more slabs than a ring has stages, so that stages are used again.
+// With more k-blocks than a ring has stages, so that stages are used again.
 TEST(Sanitize, EveryTile) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng(1);
@@ -64,7 +65,7 @@ TEST(Sanitize, EarlyWeights) {
   }
 }
 
-// Routing of many tokens, separate tables and gather, separate combine, no finalize, FP8 block's second rounding.
+// Routing of many tokens, separate tables and gather, separate finalize, no finalize, FP8 block's second rounding.
 TEST(Sanitize, EveryOtherKernel) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng(2);
@@ -102,6 +103,7 @@ TEST(Sanitize, DenseAndQuantisers) {
     call.x = in.data();
     call.y = y.data();
     call.workspace = workspace.data();
+    call.workspace_size = workspace.bytes();
     gemm.run(call, nullptr);
     cuda(cudaDeviceSynchronize(), "dense");
   }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What engines rely on: CUDA graphs with a device-side token count, streams, devices, refit under a captured graph, the
 // same bits always, and a token's independence of its batch.
+#include <chrono>
 #include <thread>
 
-#include "moe/device.h"
+#include "device/cuda.h"
+#include "moe/backend_sm90.h"
 #include "tests/kernels_sm90/device_problem.h"
 
 namespace sluice::test {
@@ -50,7 +52,7 @@ std::vector<MoeSpec> specs() {
 // count are untouched. With `deterministic` they also equal calls of exactly that many tokens.
 TEST(Streams, GraphReplayEqualsEagerCalls) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (const MoeSpec& base : specs())
     for (int64_t most : {16, 90})
       for (bool deterministic : {false, true}) {
@@ -64,10 +66,14 @@ TEST(Streams, GraphReplayEqualsEagerCalls) {
         OwnStream stream;
         sm90::MoeCall call = d.call;
         call.workspace = workspace.data();
+        call.workspace_size = workspace.bytes();
         call.num_tokens = count.as<int32_t>();
         const Graph graph(stream.get, [&] { moe->run(call, stream.get); });
-        for (const int32_t n : {static_cast<int32_t>(most), 1, 0, 7, static_cast<int32_t>(most) - 1}) {
-          cuda(cudaMemcpy(count.data(), &n, 4, cudaMemcpyHostToDevice));
+        const auto all = static_cast<int32_t>(most);
+        // Counts outside of 0 to the captured maximum are read as its ends.
+        for (const int32_t given : {all, 1, 0, 7, all - 1, -1, INT32_MIN, all + 1, INT32_MAX}) {
+          const int32_t n = std::clamp(given, 0, all);
+          cuda(cudaMemcpy(count.data(), &given, 4, cudaMemcpyHostToDevice));
           poison(d.output);
           graph.replay(stream.get);
           const auto replayed = download<uint16_t>(d.output);
@@ -81,6 +87,7 @@ TEST(Streams, GraphReplayEqualsEagerCalls) {
           exact.tokens = n;
           const sm90::DeviceBuffer own = poisoned(moe->workspace_bytes(n));
           exact.workspace = own.data();
+          exact.workspace_size = own.bytes();
           moe->run(exact, stream.get);
           auto got = download<uint16_t>(d.output);
           got.resize(used);
@@ -90,9 +97,18 @@ TEST(Streams, GraphReplayEqualsEagerCalls) {
       }
 }
 
+// A context on a stream of device 0.
+struct OnStream {
+  explicit OnStream(void* stream) : queue(make_cuda_queue(*device, stream)), ctx{.pool = pool, .queue = *queue} {}
+  ThreadPool pool{1};
+  std::unique_ptr<Device> device = make_cuda_device(0);
+  std::unique_ptr<Queue> queue;
+  Context ctx;
+};
+
 TEST(Streams, RefitReachesACapturedGraph) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (MoeSpec s : specs())
     for (bool from_device : {false, true}) {
       s.bias = true;
@@ -100,7 +116,9 @@ TEST(Streams, RefitReachesACapturedGraph) {
       SCOPED_TRACE(to_string(s));
       const Case c{s, 12, Choice::bf16_logits, Pattern::distinct};
       const Problem before = make_problem(c, rng), after = make_problem(c, rng);
-      const auto layer = moe::make_device_moe(s, before.weights, 0, nullptr);
+      OnStream on_default(nullptr);
+      const auto backend = moe::make_sm90_backend();
+      const auto layer = backend->prepare(on_default.ctx, s, before.weights);
       DeviceProblem d(after);
       const sm90::DeviceBuffer workspace = poisoned(layer->workspace_bytes(12));
       moe::MoeArgs args = after.args();
@@ -109,8 +127,10 @@ TEST(Streams, RefitReachesACapturedGraph) {
       args.bias = d.bias.data();
       args.output = d.output.data();
       args.workspace = workspace.data();
+      args.workspace_size = workspace.bytes();
       OwnStream stream;
-      const Graph graph(stream.get, [&] { layer->run(args, {stream.get, nullptr, true}); });
+      OnStream on(stream.get);
+      const Graph graph(stream.get, [&] { layer->run(on.ctx, args); });
       graph.replay(stream.get);
       weights::ExpertWeights w = after.weights;
       std::vector<sm90::DeviceBuffer> keep;
@@ -121,19 +141,19 @@ TEST(Streams, RefitReachesACapturedGraph) {
             keep.push_back(upload(*t));
             *t = Tensor(t->dtype(), t->shape(), keep.back().data(), nullptr);
           }
-      layer->refit(w, stream.get);
+      layer->refit(on.ctx, w);
       graph.replay(stream.get);
       const auto got = download<uint16_t>(d.output);
-      const auto fresh = moe::make_device_moe(s, after.weights, 0, nullptr);
+      const auto fresh = backend->prepare(on_default.ctx, s, after.weights);
       poison(d.output);
-      fresh->run(args, {nullptr, nullptr, true});
+      fresh->run(on_default.ctx, args);
       ASSERT_EQ(got, download<uint16_t>(d.output));
     }
 }
 
 TEST(Streams, SeveralStreamsShareALayer) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (const MoeSpec& s : specs()) {
     const Problem p = make_problem({s, 33, Choice::f32_logits, Pattern::distinct}, rng);
     const auto moe = prepared(p);
@@ -153,6 +173,7 @@ TEST(Streams, SeveralStreamsShareALayer) {
       threads.emplace_back([&, i] {
         sm90::MoeCall call = each[i]->call;
         call.workspace = workspaces[i].data();
+        call.workspace_size = workspaces[i].bytes();
         for (int repeat = 0; repeat < 20; ++repeat) moe->run(call, streams[i].get);
       });
     for (auto& t : threads) t.join();
@@ -165,7 +186,7 @@ TEST(Streams, SeveralDevicesInOneProcess) {
   int count = 0;
   cuda(cudaGetDeviceCount(&count));
   if (count < 2) GTEST_SKIP() << "one device; two are needed";
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (const MoeSpec& s : specs()) {
     const Problem p = make_problem({s, 21, Choice::f32_logits, Pattern::distinct}, rng);
     std::vector<std::vector<float>> results;
@@ -187,6 +208,7 @@ TEST(Streams, SeveralDevicesInOneProcess) {
         workspace = poisoned(moe->workspace_bytes(21));
       }
       call.workspace = workspace.data();
+      call.workspace_size = workspace.bytes();
       moe->run(call, nullptr);
       const sm90::DeviceGuard guard(device);
       ASSERT_EQ(widened(s.dtype, d->output), results.back()) << to_string(s);
@@ -195,9 +217,83 @@ TEST(Streams, SeveralDevicesInOneProcess) {
   }
 }
 
+// Blocks that never run beside each other: the layer is told of four times the multiprocessors that there are, so that
+// three of four blocks start when others end. No block may wait for the rows of one that has not started. Given ids and
+// long rows stream weights before the tables are there; one or several launches, with K split and not.
+TEST(Streams, BlocksDoNotWaitForBlocksThatHaveNotStarted) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  const int most = 4 * sm90::multiprocessors();
+  for (const MoeSpec& base : specs())
+    for (int64_t tokens : {1, 60}) {
+      MoeSpec s = base;
+      s.experts = 12, s.hidden = 4096, s.inter = 256, s.routed = true;
+      SCOPED_TRACE(to_string(s) + " T=" + std::to_string(tokens));
+      const Problem p = make_problem({s, tokens, Choice::unpacked, Pattern::distinct}, rng);
+      sm90::FusedMoe moe(s, most);
+      moe.set_weights(p.weights, nullptr);
+      DeviceProblem d(p);
+      const sm90::DeviceBuffer workspace = poisoned(moe.workspace_bytes(tokens));
+      sm90::MoeCall call = d.call;
+      call.workspace = workspace.data();
+      call.workspace_size = workspace.bytes();
+      OwnStream stream;
+      for (int i = 0; i < 3; ++i) moe.run(call, stream.get);
+      const auto start = std::chrono::steady_clock::now();
+      while (cudaStreamQuery(stream.get) == cudaErrorNotReady)
+        if (std::chrono::steady_clock::now() - start > std::chrono::seconds(20)) {
+          std::printf("blocks wait for each other: %s T=%d\n", to_string(s).c_str(), static_cast<int>(tokens));
+          std::fflush(stdout);
+          std::_Exit(1);  // nothing ends a kernel that waits for ever but the process
+        }
+      Excursion e;
+      e.add(reference_of(p, d), widened(s.dtype, d.output));
+      ASSERT_LE(e.worst, 1);
+    }
+}
+
+// Weights are read in place on their own device, copied from the host, and refused on another device.
+TEST(Streams, WeightsOfAnotherDeviceAreRefused) {
+  using sm90::MemoryPlace;
+  EXPECT_FALSE(sm90::read_in_place(MemoryPlace{}, 1, "the codes"));
+  EXPECT_TRUE(sm90::read_in_place(MemoryPlace{true, false, 1}, 1, "the codes"));
+  EXPECT_TRUE(sm90::read_in_place(MemoryPlace{false, true, 0}, 1, "the codes"));
+  const auto expect_refused = [](auto&& call, const std::string& sentence) {
+    try {
+      call();
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(e.what(), sentence);
+    }
+  };
+  expect_refused(
+      [] {
+        sm90::read_in_place(MemoryPlace{true, false, 3}, 1, "the codes");
+      },
+      "the codes are in the memory of device 3; accepted: memory of device 1 or of the host");
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  int count = 0;
+  cuda(cudaGetDeviceCount(&count));
+  if (count < 2) GTEST_SKIP() << "one device; two are needed";
+  std::mt19937 rng = test::rng();
+  const Problem p = make_problem({specs().front(), 5, Choice::f32_logits, Pattern::distinct}, rng);
+  weights::ExpertWeights w = p.weights;
+  sm90::DeviceBuffer elsewhere;
+  {
+    const sm90::DeviceGuard guard(1);
+    elsewhere = upload(w.down.codes);
+    w.down.codes = Tensor(w.down.codes.dtype(), w.down.codes.shape(), elsewhere.data(), nullptr);
+  }
+  OnStream on(nullptr);
+  const auto layer = moe::make_sm90_backend()->prepare(on.ctx, p.spec, p.weights);
+  expect_refused([&] { layer->refit(on.ctx, w); },
+                 "the weights' codes are in the memory of device 1; accepted: memory of device 0 or of the host");
+}
+
 TEST(Streams, TheSameBitsOnEveryRun) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (const MoeSpec& s : specs())
     for (int64_t tokens : {2, 50, 700}) {
       const Problem p = make_problem({s, tokens, Choice::bf16_logits, Pattern::distinct}, rng);
@@ -211,7 +307,7 @@ TEST(Streams, TheSameBitsOnEveryRun) {
 // Equal tile: a token alone, in a small and in a large batch gives the same bits.
 TEST(Streams, ATokenDoesNotDependOnItsBatch) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (MoeSpec s : specs()) {
     s.deterministic = true;
     SCOPED_TRACE(to_string(s));

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every compiled tile against the double-precision reference: all activations, input formats, passes and splits.
+// Every compiled tile against the double-precision reference: all activations, input formats, numbers of rows and
+// splits.
+#include "kernels/sm90/grouped_gemm/launch.h"
 #include "tests/kernels_sm90/device_problem.h"
 
 namespace sluice::test {
@@ -13,7 +15,7 @@ struct Formats {
   format::InputFormat inputs;
   bool f32_sums;
 };
-std::vector<Formats> formats_of(sm90::Operand op) {
+std::vector<Formats> formats_of(sm90::WeightOperand op) {
   std::vector<Formats> out;
   for (const auto& [f, name] : format::kFormats)
     for (const auto& [x, input_name] : format::kInputFormats)
@@ -25,6 +27,18 @@ std::vector<Formats> formats_of(sm90::Operand op) {
         if (sm90::gemm_problem(s, 1).operand == op) out.push_back({f, x, f32_sums});
       }
   return out;
+}
+
+// Needs no device: nothing is launched.
+TEST(Tiles, ATileThatIsNotCompiledIsRefused) {
+  const sm90::Instance none{sm90::WeightOperand::bf16, 7, 7, 1, 1, 1};
+  try {
+    sm90::launch_grouped_gemm({}, none, 1, nullptr, false);
+    FAIL() << "launched " << none.name();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::internal);
+    EXPECT_NE(std::string(e.what()).find(none.name()), std::string::npos) << e.what();
+  }
 }
 
 Case case_of(const Formats& f, int64_t hidden, int64_t inter, int64_t tokens) {
@@ -63,7 +77,7 @@ class Tiles : public ::testing::TestWithParam<size_t> {
 
 TEST_P(Tiles, EveryActivation) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (const Formats& f : formats_of(tile().operand))
     for (const auto& [act, name] : activation::kActivations) {
       Case c = case_of(f, 160, 96, 7);
@@ -74,10 +88,10 @@ TEST_P(Tiles, EveryActivation) {
   all_.print((tile().name() + " activations").c_str());
 }
 
-// One pass, a full pass, one row more than a pass, several passes.
-TEST_P(Tiles, Passes) {
+// One row, a full tile, one row more than a tile, several tiles.
+TEST_P(Tiles, SeveralTilesPerExpert) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (const Formats& f : formats_of(tile().operand))
     for (int64_t tokens : {1, tile().max_n, tile().max_n + 1, 5 * tile().max_n / 2}) {
       Case c = case_of(f, 96, 64, tokens);
@@ -89,12 +103,12 @@ TEST_P(Tiles, Passes) {
       check_case(c, {tile().name(), {0, 0}}, rng, all_);
       if (HasFailure()) return;
     }
-  all_.print((tile().name() + " passes").c_str());
+  all_.print((tile().name() + " tiles per expert").c_str());
 }
 
 TEST_P(Tiles, Splits) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng = fresh_rng();
+  std::mt19937 rng = test::rng();
   for (const Formats& f : formats_of(tile().operand))
     for (const std::pair<int, int>& splits : {std::pair{2, 1}, std::pair{1, 3}, std::pair{5, 4}})
       for (const auto act : {activation::Activation::swiglu, activation::Activation::relu2}) {

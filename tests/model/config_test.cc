@@ -146,6 +146,68 @@ TEST(Config, DeepseekV3) {
                               {"factor", "0.5"}}});
 }
 
+// Every whole number of a configuration, one after another, is what nobody means, with the keys that others are derived
+// from when they are absent and without them. The weights are dummies, so no tensor contradicts the configuration:
+// it is refused with a sentence, or the model runs.
+TEST(Config, UnusualNumbersAreRefusedOrRun) {
+  for (const char* name : {"qwen3-moe", "nemotron-h", "deepseek-v3"}) {
+    const json original = json::parse(io::slurp(fixture(name) + "/config.json"));
+    int refused = 0, ran = 0;
+    for (const bool derived : {false, true}) {
+      json base = original;
+      if (derived)
+        for (const char* key : {"head_dim", "num_key_value_heads", "moe_latent_size", "n_shared_experts",
+                                "moe_shared_expert_intermediate_size"})
+          base.erase(key);
+      for (const auto& member : base.items()) {
+        if (!member.value().is_number_integer()) continue;
+        for (const int64_t value : {-1, 0, 1, 2, 7, 60, 1000}) {
+          SCOPED_TRACE(fmt::format("{}: {} = {}{}", name, member.key(), value, derived ? ", derived sizes" : ""));
+          json config = base;
+          config[member.key()] = value;
+          const io::TempDir folder;
+          folder.put("config.json", config.dump());
+          try {
+            Context ctx = test_context();
+            LoadOptions o;
+            o.path = folder.path();
+            o.dummy = true;
+            const auto model = load_model(ctx, o);
+            for (const float x : TestRunner(*model, 1, 16, 16).forward({{.tokens = {0}}})) ASSERT_FALSE(std::isnan(x));
+            ++ran;
+          } catch (const Error& e) {
+            EXPECT_TRUE(e.code() == ErrorCode::bad_file || e.code() == ErrorCode::unsupported ||
+                        e.code() == ErrorCode::invalid_argument)
+                << e.what();
+            ++refused;
+          }
+        }
+      }
+    }
+    EXPECT_GT(refused, 50) << name;
+    EXPECT_GT(ran, 50) << name;
+  }
+}
+
+TEST(Config, MoreHeadsThanColumns) {
+  for (const char* name : {"qwen3-moe", "nemotron-h", "deepseek-v3"})
+    for (const bool stated : {true, false}) {
+      SCOPED_TRACE(fmt::format("{}, head_dim {}", name, stated ? "stated" : "derived"));
+      io::expect_error(ErrorCode::bad_file, {"config.json", "num_attention_heads is 73", "hidden_size"}, [&] {
+        load_edited(name, [&](json& c) {
+          c["num_attention_heads"] = c["num_key_value_heads"] = 73;
+          if (!stated) c.erase("head_dim");
+        });
+      });
+    }
+  io::expect_error(ErrorCode::bad_file, {"num_attention_heads is 5", "divide hidden_size = 72"}, [&] {
+    load_edited("nemotron-h", [](json& c) {
+      c["num_attention_heads"] = c["num_key_value_heads"] = 5;
+      c.erase("head_dim");
+    });
+  });
+}
+
 TEST(Config, MissingTensorsAreNamed) {
   // A checkpoint of one tensor.
   const io::TempDir folder;

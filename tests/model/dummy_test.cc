@@ -28,7 +28,7 @@ std::unique_ptr<Model> load_dummy(const io::TempDir& dir, LoadOptions o = {}) {
 std::vector<float> logits_of(const Model& model, Observer* observer = nullptr) {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < 24; ++i) tokens.push_back(static_cast<int32_t>((i * 37 + 5) % model.info().vocab));
-  return Runner(model).forward({{.tokens = tokens}}, observer);
+  return TestRunner(model).forward({{.tokens = tokens}}, observer);
 }
 
 class Dummy : public testing::TestWithParam<const char*> {};
@@ -51,8 +51,8 @@ TEST_P(Dummy, RunsFromTheConfigurationAlone) {
     const double variance = squares / static_cast<double>(logits.size());
     EXPECT_GT(variance, 0.5);
     EXPECT_LT(variance, 2.0);
-    ASSERT_FALSE(recorder.mixtures.empty());
-    for (const auto& [layer, m] : recorder.mixtures)
+    ASSERT_FALSE(recorder.moe_layers.empty());
+    for (const auto& [layer, m] : recorder.moe_layers)
       EXPECT_GT(std::set<int32_t>(m.ids.begin(), m.ids.end()).size(), 4u) << "nearly all tokens chose the same experts";
     EXPECT_EQ(logits, logits_of(*load_dummy(dir, o))) << "not the same model again";
   }
@@ -70,7 +70,7 @@ TEST_P(Dummy, TakesEveryFormat) {
   }
 }
 
-// What a published quantised checkpoint says of itself is what the dummy is rounded to.
+// The dummy weights are rounded to the format that a published checkpoint's config states.
 TEST_P(Dummy, TakesTheFormatOfTheConfiguration) {
   struct Case {
     const char *quantization, *spec;
@@ -89,6 +89,38 @@ TEST_P(Dummy, TakesTheFormatOfTheConfiguration) {
     online.quantization = "mxfp8";
     EXPECT_THROW(load_dummy(dir, online), Error);
   }
+}
+
+// With random routing a token's experts are distinct, each is chosen as often and weighs as much as any other, whatever
+// the router, its bias and its groups say; and another layer chooses others.
+TEST_P(Dummy, RandomRoutingSpreadsTokens) {
+  io::TempDir dir;
+  dir.put("config.json", config_of(GetParam()));
+  LoadOptions o;
+  o.random_routing = true;
+  const auto model = load_dummy(dir, o);
+  std::vector<int32_t> tokens(240, 3);
+  Recorder recorder;
+  TestRunner(*model).forward({{.tokens = tokens}}, &recorder);
+  const MoeSpec spec = parse_moe_spec(model->info().experts);
+  ASSERT_GT(recorder.moe_layers.size(), 0u);
+  std::set<std::vector<int32_t>> choices;
+  for (const auto& [layer, m] : recorder.moe_layers) {
+    ASSERT_EQ(m.ids.size(), tokens.size() * static_cast<size_t>(spec.top_k));
+    std::vector<double> counts(static_cast<size_t>(spec.experts));
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      const auto k = static_cast<size_t>(spec.top_k);
+      EXPECT_EQ(std::set<int32_t>(m.ids.begin() + t * k, m.ids.begin() + (t + 1) * k).size(), k);
+      const auto [low, high] = std::minmax_element(m.weights.begin() + t * k, m.weights.begin() + (t + 1) * k);
+      // Logits of neighbouring places differ by 2^-8, at most `experts` places apart.
+      EXPECT_LE(*high, *low * std::exp(spec.experts / 256.0) * (1 + 0x1p-7)) << "layer " << layer;
+    }
+    for (const int32_t id : m.ids) ++counts[static_cast<size_t>(id)];
+    const double p = static_cast<double>(spec.top_k) / spec.experts, mean = p * static_cast<double>(tokens.size());
+    for (const double n : counts) EXPECT_NEAR(n, mean, 6 * std::sqrt(mean * (1 - p)) + 0.5) << "layer " << layer;
+    choices.insert(m.ids);
+  }
+  EXPECT_EQ(choices.size(), recorder.moe_layers.size());
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Dummy, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),

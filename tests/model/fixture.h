@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "base/bf16.h"
+#include "model/batch.h"
 #include "model/models.h"
 #include "tests/support/golden.h"
 
@@ -46,14 +47,14 @@ struct Recorder : Observer {
     std::vector<int32_t> ids;
   };
   std::map<int, std::vector<float>> layers;  // appended over calls
-  std::map<int, Moe> mixtures;
+  std::map<int, Moe> moe_layers;
 
   void layer(int index, ops::ConstMatrix hidden) override {
     const std::vector<float> v = to_floats(hidden);
     layers[index].insert(layers[index].end(), v.begin(), v.end());
   }
   void moe(const MoeView& view) override {
-    Moe& m = mixtures[view.layer];
+    Moe& m = moe_layers[view.layer];
     const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
     append(m.input, to_floats(view.input));
     append(m.logits, to_floats(view.router_logits));
@@ -65,13 +66,19 @@ struct Recorder : Observer {
 };
 
 // A model with one or more sequences in a cache of its own. Blocks are dealt out in a scrambled order.
-class Runner {
+class TestRunner {
  public:
-  explicit Runner(const Model& model, int slots = 1, int64_t block_size = 16, int64_t max_tokens = 640,
-                  int64_t tentative_rows = 0)
-      : model_(model), ctx_(test_context()) {
-    const int64_t per_slot = (max_tokens + block_size - 1) / block_size;
-    cache_ = model.make_cache({per_slot * slots, block_size, slots, tentative_rows});
+  explicit TestRunner(const Model& model, int slots = 1, int64_t block_size = 16, int64_t max_tokens = 640,
+                      int64_t draft_rows = 0)
+      : model_(model),
+        ctx_(test_context()),
+        ops_(ops::make_ops(ctx_)),
+        config_{(max_tokens + block_size - 1) / block_size * slots, block_size, slots, draft_rows},
+        cache_(ctx_.device(), model.cache_shape(), config_),
+        states_(slots, config_.versions()),
+        batch_(ctx_.device(), model.cache_shape(), config_,
+               {max_tokens * slots, slots, config_.blocks, model.info().vocab, model.info().max_positions}) {
+    const int64_t per_slot = config_.blocks / slots;
     for (int s = 0; s < slots; ++s) {
       std::vector<int32_t> blocks;
       for (int64_t i = 0; i < per_slot; ++i) blocks.push_back(static_cast<int32_t>((per_slot - 1 - i) * slots + s));
@@ -83,57 +90,53 @@ class Runner {
     int slot = 0;
     std::vector<int32_t> tokens;
     int64_t context = 0;
-    bool tentative = false;
+    bool drafts = false;
   };
   // Logits [rows of all parts, V]; poisoned before.
   std::vector<float> forward(const std::vector<Part>& parts, Observer* observer = nullptr) {
     return run(parts, nullptr, observer);
   }
-  std::vector<float> draft(const std::vector<Part>& parts, const std::vector<std::byte>& hidden) {
-    return run(parts, hidden.data(), nullptr);
+  std::vector<float> draft(const std::vector<Part>& parts, const Tensor& hidden) {
+    return run(parts, &hidden, nullptr);
   }
-  // D bytes of the last call, [rows, hidden].
-  const std::vector<std::byte>& hidden() const { return hidden_; }
-  Cache& cache() { return *cache_; }
-  ops::Workspace& workspace() { return workspace_; }
+  // D [rows, hidden] of the last call.
+  const Tensor& hidden() const { return hidden_; }
+  void commit(int slot, int64_t accepted) { states_.commit(slot, accepted); }
+  ops::Workspace& workspace() { return ops_->workspace(); }
 
  private:
-  std::vector<float> run(const std::vector<Part>& parts, const std::byte* draft_hidden, Observer* observer) {
-    std::vector<int32_t> tokens, positions;
-    std::vector<Sequence> sequences;
-    for (const Part& p : parts) {
-      Sequence s;
-      s.slot = p.slot;
-      s.first_row = static_cast<int64_t>(tokens.size());
-      s.rows = static_cast<int64_t>(p.tokens.size());
-      s.context = p.context;
-      s.blocks = blocks_[static_cast<size_t>(p.slot)];
-      s.tentative = p.tentative;
-      sequences.push_back(s);
-      for (int64_t i = 0; i < s.rows; ++i) positions.push_back(static_cast<int32_t>(p.context + i));
-      tokens.insert(tokens.end(), p.tokens.begin(), p.tokens.end());
+  static ops::Matrix view(Tensor& t) { return {t.address(), t.dtype(), t.dim(0), t.dim(1), t.dim(1)}; }
+
+  std::vector<float> run(const std::vector<Part>& parts, const Tensor* draft_hidden, Observer* observer) {
+    batch_.clear();
+    for (const Part& p : parts)
+      batch_.add({p.slot, p.tokens, p.context, blocks_[static_cast<size_t>(p.slot)],
+                  static_cast<int64_t>(p.tokens.size()), p.drafts},
+                 states_);
+    const ModelInfo& info = model_.info();
+    Tensor logits(DType::f32, {batch_.rows(), info.vocab}), hidden(info.dtype, {batch_.rows(), info.hidden});
+    std::fill_n(logits.as<float>(), logits.elements(), NAN);
+    const Batch& batch = batch_.upload(ctx_.queue);
+    const Outputs out{view(logits), view(hidden), observer};
+    if (draft_hidden != nullptr) {
+      Tensor input = *draft_hidden;
+      model_.draft(*ops_, batch, view(input), cache_, out);
+    } else {
+      model_.forward(*ops_, batch, cache_, out);
     }
-    std::vector<int32_t> rows(tokens.size());
-    std::iota(rows.begin(), rows.end(), 0);
-    std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.info().vocab), NAN);
-    std::vector<std::byte> hidden(tokens.size() *
-                                  static_cast<size_t>(model_.info().hidden * bytes_of(model_.info().dtype)));
-    const Batch batch{tokens, positions, sequences, rows};
-    const Outputs out{logits.data(), hidden.data(), observer};
-    if (draft_hidden != nullptr)
-      model_.draft(ctx_, batch, draft_hidden, *cache_, workspace_, out);
-    else
-      model_.forward(ctx_, batch, *cache_, workspace_, out);
-    hidden_ = std::move(hidden);
-    return logits;
+    hidden_ = hidden;
+    return {logits.as<float>(), logits.as<float>() + logits.elements()};
   }
 
   const Model& model_;
   Context ctx_;
-  std::unique_ptr<Cache> cache_;
-  ops::Workspace workspace_;
+  std::unique_ptr<ops::Ops> ops_;
+  CacheConfig config_;
+  Cache cache_;
+  StateTable states_;
+  BatchBuilder batch_;
   std::vector<std::vector<int32_t>> blocks_;
-  std::vector<std::byte> hidden_;
+  Tensor hidden_;
 };
 
 // Every element within absolute + relative * |expected|; prints the largest difference.

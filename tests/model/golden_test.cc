@@ -28,7 +28,7 @@ TEST_P(Golden, LogitsLayersAndExperts) {
   const test::GoldenFile golden(folder() + "/golden.safetensors");
   const auto ids = golden.values<int32_t>("input_ids");
   const auto n = static_cast<size_t>(golden.shape("input_ids")[1]);
-  Runner runner(*model, 2);
+  TestRunner runner(*model, 2);
   Recorder seen;
   // Both sequences in one batch.
   const auto logits = runner.forward({{0, part(ids, 0, n)}, {1, part(ids, n, n)}}, &seen);
@@ -42,7 +42,7 @@ TEST_P(Golden, LogitsLayersAndExperts) {
   for (const auto& [index, values] : seen.layers) hidden.insert(hidden.end(), values.begin(), values.begin() + rows);
   expect_close(hidden, golden.values<float>("layer_hidden"), 1e-4, 1e-4, "layer_hidden");
 
-  const Recorder::Moe& moe = seen.mixtures.at(golden.values<int32_t>("moe.layer")[0]);
+  const Recorder::Moe& moe = seen.moe_layers.at(golden.values<int32_t>("moe.layer")[0]);
   const auto golden_ids = golden.values<int32_t>("moe.topk_ids");
   const auto golden_weights = golden.values<float>("moe.topk_weights");
   const auto top_k = static_cast<size_t>(golden.shape("moe.topk_ids")[2]);
@@ -78,7 +78,7 @@ TEST_P(Golden, GreedyTokens) {
   const test::GoldenFile golden(folder() + "/golden.safetensors");
   const auto prompt = golden.values<int32_t>("greedy.prompt_ids"),
              expected = golden.values<int32_t>("greedy.output_ids");
-  Runner runner(*model);
+  TestRunner runner(*model);
   const int64_t vocab = model->info().vocab;
   auto logits = runner.forward({{0, prompt}});
   std::vector<int32_t> output{argmax(logits.data() + (prompt.size() - 1) * vocab, vocab)};
@@ -115,7 +115,7 @@ TEST_P(Trained, Bfloat16Run) {
   const auto logits = golden.values<float>("logits");
   const auto n = static_cast<size_t>(golden.shape("input_ids")[1]);
   const auto model = load(folder(), DType::bf16);
-  Runner runner(*model, 2);
+  TestRunner runner(*model, 2);
   const auto actual = runner.forward({{0, part(ids, 0, n)}, {1, part(ids, n, n)}});
   double difference = 0, norm = 0;
   int same = 0;
@@ -153,13 +153,17 @@ TEST_P(GoldenDraft, LogitsAndDrafts) {
   const test::GoldenFile golden(folder() + "/golden.safetensors");
   const auto ids = golden.values<int32_t>("input_ids");
   const auto n = static_cast<size_t>(golden.shape("input_ids")[1]);
-  Runner runner(*model, 2);
+  TestRunner runner(*model, 2);
   runner.forward({{0, part(ids, 0, n)}, {1, part(ids, n, n)}});
   // The pair i of a sequence is (hidden[i], token[i + 1]); the last position has no next token.
-  const size_t row = static_cast<size_t>(model->info().hidden) * sizeof(float);
-  std::vector<std::byte> hidden = part(runner.hidden(), 0, (n - 1) * row);
-  const auto second = part(runner.hidden(), n * row, (n - 1) * row);
-  hidden.insert(hidden.end(), second.begin(), second.end());
+  const auto pairs = static_cast<int64_t>(n) - 1;
+  Tensor hidden(DType::f32, {2 * pairs, model->info().hidden});
+  for (int64_t sequence = 0; sequence < 2; ++sequence) {
+    const int64_t from = sequence * static_cast<int64_t>(n);
+    const Tensor source = runner.hidden().rows(from, from + pairs);
+    std::copy_n(source.as<float>(), source.elements(),
+                hidden.rows(sequence * pairs, (sequence + 1) * pairs).as<float>());
+  }
   const auto logits = runner.draft({{0, part(ids, 1, n - 1)}, {1, part(ids, n + 1, n - 1)}}, hidden);
   const auto vocab = static_cast<size_t>(model->info().vocab);
   expect_close(part(logits, 0, (n - 1) * vocab), golden.values<float>("mtp.logits"), 2e-4, 2e-4, "mtp.logits");
@@ -182,7 +186,7 @@ TEST(GoldenDraftTrained, GreedyDrafts) {
   const size_t prompt = ids.size();
   const auto output = golden.values<int32_t>("greedy.output_ids");
   ids.insert(ids.end(), output.begin(), output.end());
-  Runner runner(*model);
+  TestRunner runner(*model);
   runner.forward({{0, part(ids, 0, ids.size() - 1)}});
   const auto hidden = runner.hidden();
   const auto logits = runner.draft({{0, part(ids, 1, ids.size() - 1)}}, hidden);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row's logits are the same bits whatever the batch: chunks, single rows, other sequences, tentative runs that were
-// partly taken back. Speculative decoding stands on this. And decoding allocates nothing.
+// A row's logits are the same bits whatever the batch: chunks, single rows, other sequences, drafts that were
+// partly taken back. Speculative decoding depends on this. And decoding allocates nothing.
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
+#include "model/decoder.h"
 #include "model/generate.h"
 #include "tests/model/fixture.h"
 
@@ -45,7 +46,7 @@ class Invariance : public testing::TestWithParam<Case> {
     model_ = load(folder_of(GetParam().folder), GetParam().dtype, GetParam().quantization);
     vocab_ = static_cast<size_t>(model_->info().vocab);
     for (size_t i = 0; i < 48; ++i) ids_.push_back(static_cast<int32_t>((i * i * 31 + i * 7919 + 5) % vocab_));
-    Runner whole(*model_);
+    TestRunner whole(*model_);
     expected_ = whole.forward({{0, ids_}});
   }
   // Bits of the rows [first, first + rows) of the undivided run.
@@ -64,7 +65,7 @@ class Invariance : public testing::TestWithParam<Case> {
 
 TEST_P(Invariance, ChunksAndSingleRows) {
   for (const size_t chunk : {1, 3, 4, 17, 64}) {
-    Runner runner(*model_, 1, 32);
+    TestRunner runner(*model_, 1, 32);
     for (size_t at = 0; at < ids_.size(); at += chunk) {
       const size_t n = std::min(chunk, ids_.size() - at);
       expect_same(runner.forward({{0, tokens(at, n), static_cast<int64_t>(at)}}), 0, at, n,
@@ -75,7 +76,7 @@ TEST_P(Invariance, ChunksAndSingleRows) {
 
 TEST_P(Invariance, MixedBatch) {
   // Three sequences at different places: one decodes, one is in its prompt, one verifies drafts.
-  Runner runner(*model_, 3, 16, 640, 4);
+  TestRunner runner(*model_, 3, 16, 640, 4);
   runner.forward({{0, tokens(0, 20)}, {2, tokens(0, 9)}});
   const auto logits = runner.forward({{1, tokens(0, 30)}, {0, tokens(20, 1), 20}, {2, tokens(9, 4), 9, true}});
   expect_same(logits, 0, 0, 30, "prompt");
@@ -84,7 +85,7 @@ TEST_P(Invariance, MixedBatch) {
 }
 
 TEST_P(Invariance, RollbackForEveryAcceptedLength) {
-  Runner runner(*model_, 2, 16, 640, 5);
+  TestRunner runner(*model_, 2, 16, 640, 5);
   int64_t context = 11;
   runner.forward({{1, tokens(0, 11)}});
   for (const int64_t accepted : {0, 1, 2, 3, 4, 5, 5, 1}) {
@@ -93,7 +94,7 @@ TEST_P(Invariance, RollbackForEveryAcceptedLength) {
     for (auto r = static_cast<size_t>(accepted); r < 5; ++r) rows[r] = (rows[r] + 1) % static_cast<int32_t>(vocab_);
     const auto logits = runner.forward({{1, rows, context, true}});
     expect_same(logits, 0, static_cast<size_t>(context), static_cast<size_t>(accepted), "accepted rows");
-    runner.cache().commit(1, accepted);
+    runner.commit(1, accepted);
     context += accepted;
   }
   expect_same(runner.forward({{1, tokens(static_cast<size_t>(context), 2), context}}), 0, static_cast<size_t>(context),
@@ -101,21 +102,21 @@ TEST_P(Invariance, RollbackForEveryAcceptedLength) {
 }
 
 TEST_P(Invariance, SlotsAreClearedForNewSequences) {
-  Runner runner(*model_);
+  TestRunner runner(*model_);
   runner.forward({{0, tokens(5, 20)}});
   expect_same(runner.forward({{0, tokens(0, 7)}}), 0, 0, 7, "second sequence in a slot");
 }
 
 TEST_P(Invariance, DecodingAllocatesNothing) {
   Context ctx = test_context();
-  Generator generator(*model_, 200);
+  Generator generator(ctx, *model_, 200);
   GenerateOptions o;
   o.max_new_tokens = 40;
   std::vector<int64_t> counts;
   counts.reserve(64);
   const auto count = [&](int32_t) { return counts.push_back(allocations.load()), true; };
   const auto prompt = tokens(0, 5);
-  generator.run(ctx, prompt, o, count);
+  generator.run(prompt, o, count);
   EXPECT_GT(counts[3], 0) << "the counter is not in use";
   EXPECT_EQ(counts.back() - counts[3], 0) << "allocations while decoding";
 }
@@ -150,12 +151,12 @@ TEST_P(Speculation, GivesThePlainText) {
     for (const size_t length : {1, 16, 70}) {
       o.max_new_tokens = 60;
       o.speculative_steps = 0;
-      const auto plain = Generator(*model, 200).run(ctx, part(ids, 0, length), o);
+      const auto plain = Generator(ctx, *model, 200).run(part(ids, 0, length), o);
       for (int steps = 1; steps <= 5; ++steps) {
         o.speculative_steps = steps;
         // A short prefill chunk: the head's cache is filled across chunks.
-        Generator generator(*model, 200, steps, 32);
-        const auto run = generator.run(ctx, part(ids, 0, length), o);
+        Generator generator(ctx, *model, 200, steps, 32);
+        const auto run = generator.run(part(ids, 0, length), o);
         EXPECT_EQ(run.ids, plain.ids) << steps << " steps";
         EXPECT_LE(run.forwards, plain.forwards);
         EXPECT_EQ(run.accepted + run.forwards + 1, static_cast<int64_t>(run.ids.size()));
@@ -165,10 +166,10 @@ TEST_P(Speculation, GivesThePlainText) {
         for (const size_t at : {1, 2, 3, 7, 20}) {
           GenerateOptions cut = o;
           cut.max_new_tokens = static_cast<int64_t>(at);
-          EXPECT_EQ(generator.run(ctx, part(ids, 0, length), cut).ids, part(plain.ids, 0, at));
+          EXPECT_EQ(generator.run(part(ids, 0, length), cut).ids, part(plain.ids, 0, at));
           cut.max_new_tokens = 60;
           cut.stop_tokens = {plain.ids[at]};
-          const auto stopped = generator.run(ctx, part(ids, 0, length), cut);
+          const auto stopped = generator.run(part(ids, 0, length), cut);
           const auto first = std::find(plain.ids.begin(), plain.ids.end(), plain.ids[at]) - plain.ids.begin();
           EXPECT_EQ(stopped.ids, part(plain.ids, 0, static_cast<size_t>(first) + 1));
           EXPECT_EQ(stopped.reason, FinishReason::stop);
@@ -180,6 +181,37 @@ TEST_P(Speculation, GivesThePlainText) {
 
 INSTANTIATE_TEST_SUITE_P(Types, Speculation, testing::Values(DType::f32, DType::bf16),
                          [](const auto& p) { return std::string(to_string(p.param)); });
+
+// The model reports the row invariance of its experts' backend.
+TEST(RowInvariance, IsThatOfEveryMixture) {
+  struct Experts : moe::MoeLayer {
+    explicit Experts(bool invariant) : invariant_(invariant) {}
+    const MoeSpec& spec() const override { return spec_; }
+    int64_t weight_bytes() const override { return 0; }
+    int64_t workspace_bytes(int64_t) const override { return 0; }
+    bool row_invariant() const override { return invariant_; }
+    void run(Context&, const moe::MoeArgs&) const override {}
+    void refit(Context&, const weights::ExpertWeights&) override {}
+    bool invariant_;
+    MoeSpec spec_;
+  };
+  const auto made = [](std::initializer_list<bool> layers) {
+    Decoder::Parts parts;
+    parts.embedding = Tensor(DType::f32, {4, 8});
+    for (const bool invariant : layers) {
+      MoeBlock m;
+      m.experts = std::make_shared<Experts>(invariant);
+      parts.sublayers.push_back({ops::RmsNorm(), std::move(m), true});
+    }
+    return Decoder(std::move(parts)).info().row_invariant;
+  };
+  EXPECT_TRUE(made({}));
+  EXPECT_TRUE(made({true, true}));
+  EXPECT_FALSE(made({false, true}));
+  EXPECT_FALSE(made({true, false}));
+  for (const char* name : {"qwen3-moe", "nemotron-h", "deepseek-v3"})
+    EXPECT_TRUE(load(std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/" + name, DType::f32)->info().row_invariant);
+}
 
 }  // namespace
 }  // namespace sluice::model

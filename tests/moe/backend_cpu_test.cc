@@ -13,6 +13,7 @@
 #include <random>
 
 #include "format/quantize_weights.h"
+#include "tests/support/random.h"
 
 namespace {
 std::atomic<int64_t> allocations{0};
@@ -91,6 +92,7 @@ std::vector<uint16_t> run(Context& ctx, const MoeLayer& layer, const Inputs& in,
   a.logits_dtype = DType::f32;
   a.output = out.data();
   a.workspace = workspace.data();
+  a.workspace_size = workspace.bytes();
   layer.run(ctx, a);
   return out;
 }
@@ -98,7 +100,7 @@ std::vector<uint16_t> run(Context& ctx, const MoeLayer& layer, const Inputs& in,
 TEST(CpuBackend, ATokensBitsDoNotDependOnItsBatch) {
   ThreadPool pool(2);
   Context ctx{pool};
-  std::mt19937_64 rng(std::random_device{}());
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
   for (const auto& isa : kernels::cpu::kIsas) {
     if (!kernels::cpu::supported(isa.value)) continue;
     const auto backend = make_cpu_backend({isa.value});
@@ -146,6 +148,7 @@ TEST(CpuBackend, AllocatesNothingOnceWarm) {
     a.logits_dtype = DType::f32;
     a.output = out.data();
     a.workspace = workspace.data();
+    a.workspace_size = workspace.bytes();
     a.tokens = 20;
     layer->run(ctx, a);
     const int64_t before = allocations.load();

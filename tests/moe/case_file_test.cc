@@ -13,6 +13,7 @@
 #include "moe/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/golden.h"
+#include "tests/support/random.h"
 #include "tests/support/reference_moe.h"
 
 namespace sluice::test {
@@ -226,9 +227,7 @@ File file_of(const Problem& p, const std::string& order) {
 }
 
 TEST_F(CaseFile, EveryFormatAndOrderAgainstTheReference) {
-  const auto seed = std::random_device{}();
-  std::printf("seed %u\n", seed);
-  std::mt19937 rng(seed);
+  std::mt19937 rng = test::rng();
   for (const auto& [f, name] : format::kFormats)
     for (const std::string act : {"swiglu", "relu2"})
       for (const std::string order : {"gate_up", "up_gate", "interleaved"})

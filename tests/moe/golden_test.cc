@@ -80,6 +80,7 @@ void check(const std::string& name, const std::string& line, const std::string& 
     args.bias = l.bias.empty() ? nullptr : l.bias.data();
     args.output = output.data();
     args.workspace = workspace.data();
+    args.workspace_size = workspace.bytes();
     args.chosen_ids = ids.data();
     args.chosen_weights = weights.data();
     layer->run(ctx, args);

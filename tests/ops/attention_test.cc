@@ -1,179 +1,270 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paged attention and latent attention against plain double-precision softmax, on scrambled block tables.
-#include <algorithm>
-#include <numeric>
-
-#include "ops/attention.h"
-#include "ops/mla.h"
-#include "tests/ops/reference.h"
+// Paged attention and latent attention against plain double-precision softmax, on scrambled blocks.
+#include "tests/ops/conformance.h"
+#include "tests/ops/test_batch.h"
 
 namespace sluice::ops {
 namespace {
 
-// The pages of some sequences, blocks dealt out in random order; unused memory is NaN.
-struct Paged {
-  Pages pages;
-  std::vector<float> f32;
-  std::vector<bf16_t> bf16;
-
-  Paged(DType d, int64_t blocks, int64_t block_size, int64_t heads, int64_t width) {
-    const auto n = static_cast<size_t>(blocks * block_size * heads * width);
-    f32.assign(n, NAN);
-    bf16.assign(n, 0x7fc0);
-    pages = {nullptr, d, blocks, block_size, heads, width};
-  }
-  const Pages& view() {
-    pages.data = pages.dtype == DType::f32 ? static_cast<void*>(f32.data()) : bf16.data();
-    return pages;
-  }
-};
-
-struct Setup {
-  DType dtype;
+struct AttentionCase {
   int64_t heads, key_heads, key_width, value_width, block_size;
   bool shared;                                         // values are columns of the keys
   std::vector<std::pair<int64_t, int64_t>> sequences;  // context, rows
+  float query_size = 1;                                // large ones make one key win
 };
 
-void check_attention(const Setup& s) {
-  Context ctx = test_context();
-  int64_t rows = 0, blocks = 0;
-  for (const auto& [context, n] : s.sequences) {
-    rows += n;
-    blocks += (context + n + s.block_size - 1) / s.block_size;
-  }
-  std::vector<int32_t> deck(static_cast<size_t>(blocks));
-  std::iota(deck.begin(), deck.end(), 0);
-  std::shuffle(deck.begin(), deck.end(), random());
-
-  Paged keys(s.dtype, blocks, s.block_size, s.key_heads, s.key_width);
-  Paged values(s.dtype, blocks, s.block_size, s.key_heads, s.value_width);
-  Rows q(s.dtype, rows, s.heads * s.key_width), out(s.dtype, rows, s.heads * s.value_width);
-  q.randomize();
-  std::vector<Sequence> sequences;
-  std::vector<Rows> all_keys, all_values;  // of every position
-  size_t dealt = 0;
-  int64_t first = 0;
-  for (const auto& [context, n] : s.sequences) {
-    const auto needed = static_cast<size_t>((context + n + s.block_size - 1) / s.block_size);
-    Sequence seq{0, first, n, context, {deck.data() + dealt, needed}, false};
-    dealt += needed;
-    Rows k(s.dtype, context + n, s.key_heads * s.key_width), v(s.dtype, context + n, s.key_heads * s.value_width);
-    k.randomize(), v.randomize();
-    // All positions at once, as one prompt.
-    const Sequence prompt{0, 0, context + n, 0, seq.blocks, false};
-    write_pages(k.view(), {&prompt, 1}, keys.view());
-    if (!s.shared) write_pages(v.view(), {&prompt, 1}, values.view());
-    sequences.push_back(seq);
-    all_keys.push_back(k);
-    all_values.push_back(v);
-    first += n;
-  }
-  const float scale = 0.3f;
-  Workspace workspace;
-  attention(ctx, workspace, q.view(), keys.view(), s.shared ? Pages{} : values.view(), s.value_width, sequences, scale,
-            out.view());
-
-  const int64_t group = s.heads / s.key_heads;
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const Sequence& seq = sequences[i];
-    for (int64_t r = 0; r < seq.rows; ++r)
-      for (int64_t h = 0; h < s.heads; ++h) {
-        const int64_t row = seq.first_row + r, kh = h / group, seen = seq.context + r + 1;
-        std::vector<double> p(static_cast<size_t>(seen));
-        double largest = -INFINITY, reach = 0;
-        for (int64_t j = 0; j < seen; ++j) {
-          double dot = 0, size = 0;
-          for (int64_t c = 0; c < s.key_width; ++c) {
-            const double term = q.at(row, h * s.key_width + c) * all_keys[i].at(j, kh * s.key_width + c);
-            dot += term;
-            size += std::abs(term);
-          }
-          p[j] = dot * scale;
-          reach = std::max(reach, size * scale);
-          largest = std::max(largest, p[j]);
+// One call's inputs. Pages that belong to no position are NaN.
+struct AttentionData {
+  TestBatch batch;
+  Rows q;
+  PagedRows keys, values;
+  AttentionData(Conformance& t, DType q_type, DType d, const AttentionCase& s, int64_t gap = 3)
+      : batch(*t.queue, sequences_of(s), s.block_size),
+        q(t.rows(q_type, batch.rows(), s.heads * s.key_width, gap)),
+        keys(*t.queue, d, batch.blocks(), s.block_size, s.key_heads, s.key_width),
+        values(*t.queue, d, batch.blocks(), s.block_size, s.key_heads, s.value_width) {
+    q.randomize(s.query_size);
+    for (size_t i = 0; i < batch.sequences().size(); ++i)
+      for (int64_t p = 0; p < batch.sequences()[i].context + batch.sequences()[i].rows; ++p)
+        for (int64_t h = 0; h < s.key_heads; ++h) {
+          for (int64_t c = 0; c < s.key_width; ++c) keys.set(batch.slot(i, p), h, c, normal());
+          for (int64_t c = 0; c < s.value_width; ++c) values.set(batch.slot(i, p), h, c, normal());
         }
-        double total = 0;
-        for (double& v : p) total += v = std::exp(v - largest);
-        for (int64_t c = 0; c < s.value_width; ++c) {
-          double exact = 0, size = 0;
-          for (int64_t j = 0; j < seen; ++j) {
-            const double v =
-                s.shared ? all_keys[i].at(j, kh * s.key_width + c) : all_values[i].at(j, kh * s.value_width + c);
-            exact += p[j] / total * v;
-            size += p[j] / total * std::abs(v);
-          }
-          // A score is off by at most (width / 16 + 8) ulp of its terms, a probability by that much relative, the sum
-          // of `seen` products by as many ulp of their sizes.
-          const double relative =
-              (2 * reach * (static_cast<double>(s.key_width) / 16 + 8) + static_cast<double>(seen) + 16) * 0x1p-24;
-          ASSERT_NEAR(out.at(row, h * s.value_width + c), exact, relative * size + std::abs(exact) * half_ulp(s.dtype))
-              << "sequence " << i << " row " << r << " head " << h << " column " << c;
-        }
-      }
   }
-  EXPECT_TRUE(out.gaps_untouched());
-}
-
-TEST(Attention, GroupedQueries) {
-  for (const DType d : kTypes) {
-    check_attention({d, 4, 2, 64, 64, 16, false, {{0, 1}, {0, 70}, {63, 1}, {64, 1}, {200, 3}}});
-    check_attention({d, 6, 2, 18, 18, 64, false, {{5, 40}, {130, 2}}});
-    check_attention({d, 6, 3, 20, 20, 48, false, {{47, 5}, {0, 48}}});  // blocks that straddle tiles
-    check_attention({d, 8, 8, 128, 128, 16, false, {{300, 1}}});
-    check_attention({d, 40, 1, 16, 16, 64, false, {{33, 17}}});  // more heads than one job takes
-    check_attention({d, 1, 1, 1, 1, 1, false, {{0, 3}, {9, 1}}});
+  static std::vector<SequenceRows> sequences_of(const AttentionCase& s) {
+    std::vector<SequenceRows> out;
+    for (const auto& [context, rows] : s.sequences) out.push_back({context, rows});
+    return out;
   }
-}
+};
 
-TEST(Attention, ValuesInsideTheKeys) {
-  for (const DType d : kTypes) {
-    check_attention({d, 6, 1, 80, 64, 64, true, {{0, 20}, {100, 1}}});
-    check_attention({d, 3, 1, 48, 36, 16, true, {{7, 66}}});
-    check_attention({d, 33, 1, 576, 512, 64, true, {{70, 2}}});
-  }
-}
+constexpr float kScale = 0.3f;
 
-TEST(Mla, AbsorbAndExpandAreTheTwoHalvesOfKvB) {
-  Context ctx = test_context();
-  Workspace workspace;
-  for (const DType d : kTypes)
-    for (const MlaShape& shape : {MlaShape{6, 32, 16, 32, 64}, MlaShape{3, 20, 12, 28, 36}, MlaShape{2, 5, 2, 7, 1}}) {
-      Rows kv_b(d, shape.heads * (shape.nope + shape.value), shape.latent, 0);
-      kv_b.randomize();
-      const Tensor weights(d, {kv_b.rows, kv_b.cols}, kv_b.view().data, nullptr);
-      Rows q(d, 5, shape.heads * shape.query()), absorbed(DType::f32, 5, shape.heads * shape.cached());
-      Rows mixed(DType::f32, 5, shape.heads * shape.latent), out(d, 5, shape.heads * shape.value);
-      q.randomize(), mixed.randomize();
-      mla_absorb(ctx, workspace, shape, weights, q.view(), absorbed.view());
-      mla_expand(ctx, workspace, shape, weights, mixed.view(), out.view());
-      for (int64_t r = 0; r < 5; ++r)
-        for (int64_t h = 0; h < shape.heads; ++h) {
-          const int64_t first = h * (shape.nope + shape.value);
-          for (int64_t c = 0; c < shape.latent; ++c) {
-            double exact = 0, size = 0;
-            for (int64_t i = 0; i < shape.nope; ++i) {
-              const double term = q.at(r, h * shape.query() + i) * kv_b.at(first + i, c);
-              exact += term, size += std::abs(term);
-            }
-            ASSERT_NEAR(absorbed.at(r, h * shape.cached() + c), exact,
-                        size * static_cast<double>(shape.nope) * 0x1p-24);
-          }
-          for (int64_t i = 0; i < shape.rope; ++i)
-            ASSERT_EQ(absorbed.at(r, h * shape.cached() + shape.latent + i),
-                      q.at(r, h * shape.query() + shape.nope + i));
-          for (int64_t i = 0; i < shape.value; ++i) {
-            double exact = 0, size = 0;
-            for (int64_t c = 0; c < shape.latent; ++c) {
-              const double term = mixed.at(r, h * shape.latent + c) * kv_b.at(first + shape.nope + i, c);
-              exact += term, size += std::abs(term);
-            }
-            ASSERT_NEAR(out.at(r, h * shape.value + i), exact,
-                        size * (static_cast<double>(shape.latent) / 16 + 8) * 0x1p-24 + std::abs(exact) * half_ulp(d));
-          }
-        }
-      EXPECT_TRUE(absorbed.gaps_untouched() && out.gaps_untouched());
+// rounded: probabilities may be rounded to bfloat16.
+void check_row(const AttentionCase& s, const AttentionData& data, size_t sequence, int64_t r, const Rows& out,
+               bool rounded = false) {
+  const int64_t group = s.heads / s.key_heads, row = data.batch.first_row(sequence) + r;
+  const int64_t seen = data.batch.sequences()[sequence].context + r + 1;
+  for (int64_t h = 0; h < s.heads; ++h) {
+    const int64_t kh = h / group;
+    std::vector<double> p(static_cast<size_t>(seen));
+    double largest = -INFINITY, reach = 0, total = 0;
+    for (int64_t j = 0; j < seen; ++j) {
+      Sum dot;
+      for (int64_t c = 0; c < s.key_width; ++c)
+        dot.add(data.q.at(row, h * s.key_width + c) * data.keys.at(data.batch.slot(sequence, j), kh, c));
+      p[static_cast<size_t>(j)] = dot.value * double{kScale};
+      reach = std::max(reach, dot.size * double{kScale});
+      largest = std::max(largest, p[static_cast<size_t>(j)]);
     }
+    for (double& v : p) total += v = std::exp(v - largest);
+    // A score is off by at most width + 8 half-ulps of its terms in any order of its sum, a probability by that much
+    // relative, the sum of `seen` products by as many half-ulps of their sizes.
+    const double relative =
+        (2 * reach * (static_cast<double>(s.key_width) + 8) + static_cast<double>(seen) + 16) * 0x1p-24 +
+        (rounded ? 2 * half_ulp(DType::bf16) : 0);  // probabilities, and partial results
+    for (int64_t c = 0; c < s.value_width; ++c) {
+      Sum exact;
+      for (int64_t j = 0; j < seen; ++j)
+        exact.add(p[static_cast<size_t>(j)] / total *
+                  (s.shared ? data.keys : data.values).at(data.batch.slot(sequence, j), kh, c));
+      ASSERT_NEAR(out.at(row, h * s.value_width + c), exact.value,
+                  relative * exact.size + std::abs(exact.value) * half_ulp(out.dtype()))
+          << "sequence " << sequence << " row " << r << " head " << h << " column " << c;
+    }
+  }
+}
+
+// Pages of D; q and out of `type`.
+void check_attention(Conformance& t, DType type, DType d, const AttentionCase& s) {
+  SCOPED_TRACE(fmt::format("q {}, pages {}, {} heads of {}, {} key heads, values of {}, blocks of {}", to_string(type),
+                           to_string(d), s.heads, s.key_width, s.key_heads, s.value_width, s.block_size));
+  AttentionData data(t, type, d, s);
+  const auto run = [&](Ops& ops, TestBatch& batch, Matrix q, Matrix out) {
+    ops.attention(batch.view(), q, data.keys.view(), s.shared ? Pages{} : data.values.view(), s.value_width, {kScale},
+                  out);
+  };
+  Rows out = t.rows(type, data.batch.rows(), s.heads * s.value_width);
+  run(*t.ops, data.batch, data.q.view(), out.view());
+  for (size_t i = 0; i < data.batch.sequences().size(); ++i)
+    for (int64_t r = 0; r < data.batch.sequences()[i].rows; ++r) check_row(s, data, i, r, out);
+  EXPECT_TRUE(out.gaps_untouched());
+
+  // Each row in a batch of its own, as decoding would compute it, and each sequence alone.
+  Rows alone = t.rows(type, data.batch.rows(), s.heads * s.value_width), whole = alone;
+  for (size_t i = 0; i < data.batch.sequences().size(); ++i) {
+    const int64_t first = data.batch.first_row(i), rows = data.batch.sequences()[i].rows;
+    TestBatch sequence = data.batch.part(i, 0, rows);
+    run(*t.ops, sequence, data.q.view(first, rows), whole.view(first, rows));
+    for (int64_t r = 0; r < rows; ++r) {
+      TestBatch one = data.batch.part(i, r, 1);
+      run(*t.ops, one, data.q.view(first + r, 1), alone.view(first + r, 1));
+      ASSERT_TRUE(alone.same_row(first + r, out, first + r)) << "row " << r << " of sequence " << i << " alone";
+    }
+  }
+  EXPECT_TRUE(whole.same_bytes(out));
+
+  // However the host's threads share the work.
+  for (const int threads : {1, 5}) {
+    ThreadPool pool(threads);
+    Context ctx{.pool = pool, .queue = *t.queue};
+    Rows again = t.rows(type, data.batch.rows(), s.heads * s.value_width);
+    run(*make_ops(ctx), data.batch, data.q.view(), again.view());
+    ASSERT_TRUE(again.same_bytes(out)) << threads << " threads";
+  }
+}
+
+TEST_P(Conformance, AttentionOfGroupedQueries) {
+  for (const DType d : kTypes)
+    for (const AttentionCase& s : {
+             AttentionCase{4, 2, 64, 64, 16, false, {{0, 1}, {0, 70}, {63, 1}, {64, 1}, {200, 3}}},
+             {6, 2, 18, 18, 64, false, {{5, 40}, {130, 2}}},
+             {6, 3, 20, 20, 48, false, {{47, 5}, {0, 48}}},  // blocks that straddle tiles
+             {8, 8, 128, 128, 16, false, {{300, 1}}},
+             {40, 1, 16, 16, 64, false, {{33, 17}}},  // more heads than one job takes
+             {1, 1, 1, 1, 1, false, {{0, 3}, {9, 1}}},
+             {2, 1, 24, 10, 16, false, {{0, 17}, {15, 1}, {16, 1}}},     // keys and values of two widths
+             {2, 2, 16, 16, 16, false, {{1100, 1}, {1020, 9}}},          // longer than a piece of 1024
+             {2, 1, 16, 16, 32, false, {{150, 2}, {0, 66}, {3, 1}}, 40}  // scores of some hundreds
+         })
+      check_attention(*this, d, d, s);
+}
+
+TEST_P(Conformance, AttentionOfTokensThatAreNotRowInvariant) {
+  for (const DType d : kTypes)
+    for (const AttentionCase& s : {AttentionCase{8, 2, 128, 128, 64, false, {{0, 1}, {1000, 1}, {130, 2}}},
+                                   {4, 2, 64, 64, 16, false, {{200, 1}}}}) {
+      AttentionData data(*this, d, d, s);
+      Rows out = rows(d, data.batch.rows(), s.heads * s.value_width);
+      ops->attention(data.batch.view(), data.q.view(), data.keys.view(), data.values.view(), s.value_width,
+                     {kScale, false}, out.view());
+      for (size_t i = 0; i < s.sequences.size(); ++i)
+        for (int64_t r = 0; r < s.sequences[i].second; ++r) check_row(s, data, i, r, out);
+      EXPECT_TRUE(out.gaps_untouched());
+    }
+}
+
+// What may be computed by another kernel where bits need not be the same: prompts beside new tokens, in aligned rows.
+TEST_P(Conformance, AttentionOfPromptsThatAreNotRowInvariant) {
+  const AttentionCase s{8, 2, 128, 128, 64, false, {{40, 1}, {0, 200}, {130, 128}, {64, 127}, {5, 3}}};
+  for (const DType d : kTypes) {
+    AttentionData data(*this, d, d, s, 8);
+    Rows out = rows(d, data.batch.rows(), s.heads * s.value_width, 16);
+    for (const size_t only : {size_t{0}, size_t{1}}) {  // all sequences, then the first prompt alone
+      TestBatch batch = only == 0 ? data.batch : data.batch.part(only, 0, s.sequences[only].second);
+      const int64_t first = only == 0 ? 0 : data.batch.first_row(only), count = batch.rows();
+      ops->attention(batch.view(), data.q.view(first, count), data.keys.view(), data.values.view(), s.value_width,
+                     {kScale, false}, out.view(first, count));
+      for (size_t i = 0; i < s.sequences.size(); ++i)
+        for (int64_t r = 0; r < s.sequences[i].second; r += 1 + r / 8)
+          if (only == 0 || i == only) check_row(s, data, i, r, out, d == DType::bf16);
+      EXPECT_TRUE(out.gaps_untouched());
+    }
+  }
+}
+
+TEST_P(Conformance, AttentionWithValuesInsideTheKeys) {
+  for (const DType d : kTypes)
+    for (const AttentionCase& s : {AttentionCase{6, 1, 80, 64, 64, true, {{0, 20}, {100, 1}}},
+                                   {3, 1, 48, 36, 16, true, {{7, 66}}},
+                                   {33, 1, 576, 512, 64, true, {{70, 2}}}}) {
+      check_attention(*this, d, d, s);
+      if (d != DType::f32) check_attention(*this, DType::f32, d, s);  // between mla_absorb and mla_expand
+    }
+}
+
+TEST_P(Conformance, AttentionOfNoRows) {
+  for (const DType d : kTypes) {
+    AttentionData data(*this, d, d, {4, 2, 16, 16, 16, false, {{3, 2}}});
+    Rows out = rows(d, 2, 64);
+    TestBatch none(*queue, {});
+    ops->attention(none.view(), data.q.view(0, 0), data.keys.view(), data.values.view(), 16, {kScale}, out.view(0, 0));
+    EXPECT_TRUE(out.row_untouched(0) && out.row_untouched(1) && out.gaps_untouched());
+  }
+}
+
+// Latent attention in the type that the device prefers, in aligned rows: one row, drafts, a chunk of a prompt, long
+// contexts.
+TEST_P(Conformance, AttentionOfAbsorbedQueries) {
+  for (const int64_t heads : {1, 16, 128}) {
+    const DType type = ops->absorbed_type({heads, 128, 64, 128, 512}, DType::bf16);
+    const AttentionCase s{
+        heads, 1, 576, 512, 64, true, {{0, 1}, {63, 1}, {64, 2}, {heads == 1 ? 1500 : 100, 1}, {66, 5}}, 0.3f};
+    for (const bool row_invariant : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} heads, {}", heads, row_invariant));
+      AttentionData data(*this, type, DType::bf16, s, 16);
+      Rows out = rows(type, data.batch.rows(), heads * 512, 8), alone = out;
+      const auto run = [&](TestBatch& batch, int64_t first, Rows& to) {
+        ops->attention(batch.view(), data.q.view(first, batch.rows()), data.keys.view(), {}, 512,
+                       {kScale, row_invariant}, to.view(first, batch.rows()));
+      };
+      run(data.batch, 0, out);
+      for (size_t i = 0; i < s.sequences.size(); ++i)
+        for (int64_t r = 0; r < s.sequences[i].second; r += 4) {
+          check_row(s, data, i, r, out, type == DType::bf16);
+          TestBatch one = data.batch.part(i, r, 1);
+          run(one, data.batch.first_row(i) + r, alone);
+          if (row_invariant)
+            ASSERT_TRUE(alone.same_row(data.batch.first_row(i) + r, out, data.batch.first_row(i) + r));
+          else
+            check_row(s, data, i, r, alone, type == DType::bf16);
+        }
+      EXPECT_TRUE(out.gaps_untouched() && alone.gaps_untouched());
+    }
+  }
+}
+
+const MlaShape kMlaShapes[] = {
+    {6, 32, 16, 32, 64}, {3, 20, 12, 28, 36}, {2, 5, 2, 7, 1}, {1, 70, 4, 1, 1030}, {2, 128, 64, 128, 512}};
+
+TEST_P(Conformance, MlaAbsorbAndExpandAreTheTwoHalvesOfKvB) {
+  constexpr int64_t kRows = 5;
+  for (const DType weight_type : kTypes)
+    for (const DType d : kTypes)
+      for (const MlaShape& shape : kMlaShapes) {
+        Rows kv_b = rows(weight_type, shape.heads * (shape.nope + shape.value), shape.latent, 0);
+        Rows q = rows(d, kRows, shape.heads * shape.query());
+        const DType type = ops->absorbed_type(shape, d);
+        Rows absorbed = rows(type, kRows, shape.heads * shape.cached());
+        Rows mixed = rows(type, kRows, shape.heads * shape.latent, 1);
+        Rows out = rows(d, kRows, shape.heads * shape.value);
+        kv_b.randomize(), q.randomize(), mixed.randomize();
+        ops->mla_absorb(shape, kv_b.tensor(), q.view(), absorbed.view());
+        ops->mla_expand(shape, kv_b.tensor(), mixed.view(), out.view());
+        for (int64_t r = 0; r < kRows; ++r)
+          for (int64_t h = 0; h < shape.heads; ++h) {
+            const int64_t first = h * (shape.nope + shape.value);
+            for (int64_t c = 0; c < shape.latent; ++c) {
+              Sum exact;
+              for (int64_t i = 0; i < shape.nope; ++i)
+                exact.add(q.at(r, h * shape.query() + i) * kv_b.at(first + i, c));
+              ASSERT_NEAR(
+                  absorbed.at(r, h * shape.cached() + c), exact.value,
+                  exact.size * static_cast<double>(shape.nope) * 0x1p-24 + std::abs(exact.value) * half_ulp(type));
+            }
+            for (int64_t i = 0; i < shape.rope; ++i)
+              ASSERT_EQ(absorbed.at(r, h * shape.cached() + shape.latent + i),
+                        q.at(r, h * shape.query() + shape.nope + i));
+            for (int64_t i = 0; i < shape.value; ++i) {
+              Sum exact;
+              for (int64_t c = 0; c < shape.latent; ++c)
+                exact.add(mixed.at(r, h * shape.latent + c) * kv_b.at(first + shape.nope + i, c));
+              ASSERT_NEAR(out.at(r, h * shape.value + i), exact.value,
+                          exact.size * (static_cast<double>(shape.latent) / 16 + 8) * 0x1p-24 +
+                              std::abs(exact.value) * half_ulp(d));
+            }
+          }
+        EXPECT_TRUE(absorbed.gaps_untouched() && out.gaps_untouched());
+        Rows absorbed_alone = rows(type, kRows, shape.heads * shape.cached());
+        Rows out_alone = rows(d, kRows, shape.heads * shape.value);
+        for (int64_t r = 0; r < kRows; ++r) {
+          ops->mla_absorb(shape, kv_b.tensor(), q.view(r, 1), absorbed_alone.view(r, 1));
+          ops->mla_expand(shape, kv_b.tensor(), mixed.view(r, 1), out_alone.view(r, 1));
+        }
+        EXPECT_TRUE(absorbed_alone.same_bytes(absorbed) && out_alone.same_bytes(out));
+        ops->mla_absorb(shape, kv_b.tensor(), q.view(0, 0), absorbed.view(0, 0));
+        ops->mla_expand(shape, kv_b.tensor(), mixed.view(0, 0), out.view(0, 0));
+      }
 }
 
 }  // namespace

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// Matrix products in every pair of formats against double sums over rows rounded by the formats' definition.
 #include "ops/linear.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstring>
-#include <random>
-
-#include "format/quantize_rows.h"
 #include "format/quantize_weights.h"
+#include "tests/ops/conformance.h"
+#include "tests/support/reference_quantize.h"
 
 namespace sluice::ops {
 namespace {
@@ -16,128 +12,413 @@ namespace {
 using format::Format;
 using format::InputFormat;
 
-struct Case {
-  Format weights;
-  InputFormat input;
-};
-constexpr Case kCases[] = {{Format::bf16, InputFormat::plain},
-                           {Format::fp8_tensor, InputFormat::fp8_static},
-                           {Format::fp8_channel, InputFormat::fp8_token},
-                           {Format::fp8_block, InputFormat::fp8_group},
-                           {Format::mxfp8, InputFormat::mxfp8},
-                           {Format::nvfp4, InputFormat::nvfp4},
-                           {Format::nvfp4, InputFormat::nvfp4_token},
-                           {Format::mxfp4, InputFormat::plain}};
-
-std::vector<float> normal_values(std::mt19937_64& rng, int64_t n) {
-  std::normal_distribution<float> d;
-  std::vector<float> v(static_cast<size_t>(n));
-  for (float& x : v) x = round_to_bf16(d(rng));
-  return v;
+std::vector<std::pair<Format, InputFormat>> format_pairs() {
+  std::vector<std::pair<Format, InputFormat>> pairs;
+  for (const auto& weights : format::kFormats)
+    for (const auto& inputs : format::kInputFormats)
+      if (format::fits(weights.value, inputs.value)) pairs.push_back({weights.value, inputs.value});
+  return pairs;
 }
 
-Tensor to_bf16(const std::vector<float>& v) {
-  Tensor t(DType::bf16, {static_cast<int64_t>(v.size())});
-  for (size_t i = 0; i < v.size(); ++i) t.as<uint16_t>()[i] = float_to_bf16(v[i]);
-  return t;
+std::string name(Format w, InputFormat x) {
+  return fmt::format("{} x {}", name_of(format::kFormats, w), name_of(format::kInputFormats, x));
 }
 
-TEST(Linear, MatchesDoubleInEveryFormatAndType) {
-  const uint64_t seed = std::random_device{}();
-  SCOPED_TRACE(seed);
-  std::mt19937_64 rng(seed);
-  ThreadPool pool(2);
-  Context ctx{pool};
-  for (const Case& c : kCases)
-    for (const DType dtype : {DType::bf16, DType::f32})
-      for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5, 64}, {70, 290}, {130, 256}}) {
-        weights::QuantTensor w = weights::make_quant_tensor(c.weights, 1, n, k);
-        const std::vector<float> values = normal_values(rng, n * k);
-        format::quantize_weight(c.weights, values.data(), n, k, w.codes.data(),
-                                w.scales.empty() ? nullptr : w.scales.data(),
-                                w.global.empty() ? nullptr : w.global.as<float>());
-        Tensor bias(DType::f32, {n});
-        for (int64_t i = 0; i < n; ++i) bias.as<float>()[i] = static_cast<float>(i) * 0.25f;
-        LinearOptions options;
-        options.inputs = c.input;
-        options.dtype = dtype;
-        options.input_scale = c.input == InputFormat::nvfp4 ? 4.5f / (448 * 6) : 4.5f / 448;
-        const Linear linear(ctx, w, bias, options);
-        EXPECT_EQ(linear.inputs(), k);
-        EXPECT_EQ(linear.outputs(), n);
-        const Tensor dense = dequantize(w);
-        for (const int64_t tokens : {1, 3, 17, 140}) {
-          SCOPED_TRACE(fmt::format("{} x {} {} n {} k {} T {}", info(c.weights).name,
-                                   name_of(format::kInputFormats, c.input), to_string(dtype), n, k, tokens));
-          std::vector<float> x = normal_values(rng, tokens * k);
-          const Tensor xb = to_bf16(x);
-          const void* data = dtype == DType::bf16 ? xb.data() : x.data();
-          std::vector<float> y(static_cast<size_t>(tokens * n), NAN);
-          linear.run(ctx, {data, dtype, tokens, k, k}, {y.data(), DType::f32, tokens, n, n});
-          // bf16 output, into a wider matrix.
-          std::vector<uint16_t> yb(static_cast<size_t>(tokens * (n + 3)), 0xffff);
-          linear.run(ctx, {data, dtype, tokens, k, k}, {yb.data(), DType::bf16, tokens, n, n + 3});
-          for (int64_t t = 0; t < tokens; ++t) {
-            float* row = x.data() + t * k;
-            std::vector<float> one(static_cast<size_t>(n), NAN);
-            linear.run(
-                ctx, {dtype == DType::bf16 ? static_cast<const void*>(xb.as<uint16_t>() + t * k) : row, dtype, 1, k, k},
-                {one.data(), DType::f32, 1, n, n});
-            ASSERT_EQ(0, std::memcmp(one.data(), y.data() + t * n, static_cast<size_t>(n) * 4)) << "alone, row " << t;
-            format::round_row(c.input, row, k, options.input_scale);
-            for (int64_t i = 0; i < n; ++i) {
-              double sum = bias.as<float>()[i], size = std::abs(sum);
-              for (int64_t j = 0; j < k; ++j) {
-                const double product = double{dense.as<float>()[i * k + j]} * double{row[j]};
-                sum += product;
-                size += std::abs(product);
-              }
-              const float got = y[static_cast<size_t>(t * n + i)];
-              ASSERT_NEAR(got, sum, size * std::exp2(-24) * (static_cast<double>(k) * 1.1 + 8)) << t << " " << i;
-              ASSERT_EQ(yb[static_cast<size_t>(t * (n + 3) + i)], float_to_bf16(got));
-            }
-            for (int64_t i = n; i < n + 3; ++i) ASSERT_EQ(yb[static_cast<size_t>(t * (n + 3) + i)], 0xffff);
-          }
+// Random [rows, cols] in a format. `size` spreads the scales of parts apart.
+weights::QuantTensor random_weights(Format f, int64_t rows, int64_t cols, float size = 1) {
+  weights::QuantTensor w = weights::make_quant_tensor(f, 1, rows, cols);
+  std::vector<float> values(static_cast<size_t>(rows * cols));
+  for (float& v : values) v = round_to_bf16(normal(0, size));
+  format::quantize_weight(f, values.data(), rows, cols, w.codes.data(), w.scales.empty() ? nullptr : w.scales.data(),
+                          w.global.empty() ? nullptr : w.global.as<float>());
+  return w;
+}
+
+LinearOptions options_for(InputFormat inputs, DType dtype) {
+  LinearOptions o;
+  o.inputs = inputs;
+  o.dtype = dtype;
+  o.input_scale = inputs == InputFormat::nvfp4 ? 4.5f / (448 * 6) : 4.5f / 448;
+  return o;
+}
+
+// Null where the device does not run the format, with a sentence why not. The CPU runs them all.
+std::unique_ptr<Linear> try_linear(Conformance& t, std::span<const weights::QuantTensor> parts, const Tensor& bias,
+                                   const LinearOptions& options) {
+  try {
+    return make_linear(t.ctx, parts, bias, options);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported || std::string_view(e.what()).empty() || t.ctx.device().id().is_host())
+      throw;
+    std::printf("%s: %s\n", name(parts[0].format, options.inputs).c_str(), e.what());
+    return nullptr;
+  }
+}
+
+// Runs with a poisoned workspace of exactly the size asked for.
+void run(Conformance& t, const Linear& linear, ConstMatrix x, Matrix y) {
+  const int64_t bytes = linear.workspace_bytes(x.rows);
+  Memory workspace(*t.queue, bytes);
+  linear.run(t.ctx, x, y, workspace.device(), bytes);
+  t.queue->wait();
+  std::as_const(workspace).host();  // compares the bands around it
+}
+
+// Row r of x as the product reads it.
+std::vector<double> rounded_row(const Rows& x, int64_t r, const LinearOptions& o) {
+  std::vector<double> row(static_cast<size_t>(x.cols()));
+  for (int64_t c = 0; c < x.cols(); ++c) {
+    const double v = x.at(r, c);
+    row[static_cast<size_t>(c)] = o.inputs == InputFormat::plain && o.dtype == DType::bf16 ? test::to_bf16(v) : v;
+  }
+  if (o.inputs == InputFormat::plain) return row;
+  const auto amax = [&](int64_t begin, int64_t end) {
+    double largest = 0;
+    for (int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(x.at(r, c)));
+    return largest;
+  };
+  const double whole = amax(0, x.cols());
+  const int64_t group = test::reference_group(o.inputs) > 0 ? test::reference_group(o.inputs) : x.cols();
+  for (int64_t begin = 0; begin < x.cols(); begin += group) {
+    const int64_t end = std::min(begin + group, x.cols());
+    const double largest = amax(begin, end);
+    for (int64_t c = begin; c < end; ++c)
+      row[static_cast<size_t>(c)] =
+          test::reference_code(o.inputs, x.at(r, c), largest, whole, double{o.input_scale}).value();
+  }
+  return row;
+}
+
+// weight: float32 [N, K] on the host. bias: [1, N] or empty.
+void check_product(const Tensor& weight, const Rows* bias, const Rows& x, const LinearOptions& o, const Rows& y) {
+  const int64_t n = y.cols(), k = x.cols();
+  for (int64_t r = 0; r < x.rows(); ++r) {
+    const std::vector<double> row = rounded_row(x, r, o);
+    for (int64_t i = 0; i < n; ++i) {
+      const float* w = weight.as<float>() + i * k;
+      Sum sum;
+      if (bias != nullptr) sum.add(bias->at(0, i));
+      for (int64_t c = 0; c < k; ++c) sum.add(double{w[c]} * row[static_cast<size_t>(c)]);
+      const double rounding = y.dtype() == DType::bf16 ? std::abs(sum.value) * half_ulp(DType::bf16) : 0;
+      ASSERT_NEAR(y.at(r, i), sum.value, sum.size * 0x1p-24 * (static_cast<double>(k) * 1.1 + 8) * 1.01 + rounding)
+          << r << " " << i;
+    }
+  }
+}
+
+// y in bfloat16 is the product rounded once, on the host y in float32 rounded once (a GPU's two epilogues may contract
+// scale and bias differently); rows alone give the bits that they give in a batch.
+void check_rounding_and_rows(Conformance& t, const Linear& linear, const Tensor& weight, const Rows* bias,
+                             const LinearOptions& options, Rows& x, const Rows& y, bool rows_alone) {
+  Rows narrow = t.rows(DType::bf16, x.rows(), y.cols());
+  run(t, linear, x.view(), narrow.view());
+  check_product(weight, bias, x, options, narrow);
+  for (int64_t r = 0; r < x.rows() && t.ctx.device().id().is_host(); ++r)
+    for (int64_t i = 0; i < y.cols(); ++i)
+      ASSERT_EQ(narrow.at(r, i), round_to_bf16(static_cast<float>(y.at(r, i)))) << r << " " << i;
+  EXPECT_TRUE(narrow.gaps_untouched() && y.gaps_untouched());
+  if (!rows_alone) return;
+  for (int64_t r = 0; r < x.rows(); ++r) {
+    Rows one = t.rows(DType::f32, 1, y.cols());
+    run(t, linear, x.view(r, 1), one.view());
+    ASSERT_TRUE(one.same_row(0, y, r)) << "row " << r << " alone";
+  }
+}
+
+void check_linear(Conformance& t, Format weights, LinearOptions options, int64_t n, int64_t k) {
+  const std::vector<weights::QuantTensor> parts{random_weights(weights, n, k)};
+  Rows bias = t.rows(DType::f32, 1, n, 0);
+  for (int64_t i = 0; i < n; ++i) bias.set(0, i, static_cast<double>(i) * 0.25);
+  Tensor host_bias(DType::f32, {n});
+  for (int64_t i = 0; i < n; ++i) host_bias.as<float>()[i] = static_cast<float>(bias.at(0, i));
+  const auto linear = try_linear(t, parts, host_bias, options);
+  if (linear == nullptr) return;
+  EXPECT_EQ(linear->inputs(), k);
+  EXPECT_EQ(linear->outputs(), n);
+  EXPECT_GE(linear->weight_bytes(), n * k * info(weights).bits / 8);
+  const Tensor dense = dequantize(parts[0]);
+  for (const int64_t tokens : {1, 3, 17, 140}) {
+    SCOPED_TRACE(fmt::format("{} {} n {} k {} T {} deterministic {}", name(weights, options.inputs),
+                             to_string(options.dtype), n, k, tokens, options.deterministic));
+    Rows x = t.rows(options.dtype, tokens, k), y = t.rows(DType::f32, tokens, n);
+    x.randomize();
+    run(t, *linear, x.view(), y.view());
+    check_product(dense, &bias, x, options, y);
+    check_rounding_and_rows(t, *linear, dense, &bias, options, x, y, options.deterministic);
+  }
+}
+
+TEST_P(Conformance, LinearInEveryFormatAndType) {
+  for (const auto& [weights, inputs] : format_pairs())
+    for (const DType dtype : kTypes)
+      for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5, 64}, {70, 290}, {130, 256}, {1, 2}})
+        for (const bool deterministic : {true, false}) {
+          // Without it only the size of the sums' errors counts: one shape shows that.
+          if (!deterministic && n != 70) continue;
+          LinearOptions options = options_for(inputs, dtype);
+          options.deterministic = deterministic;
+          check_linear(*this, weights, options, n, k);
         }
+}
+
+TEST_P(Conformance, LinearTakesBothTypesOfInputs) {
+  // x of the other type than the run's: `plain` rounds it to the run's type, the others round it as it is.
+  for (const auto& [weights, inputs] : format_pairs())
+    for (const DType dtype : kTypes) {
+      SCOPED_TRACE(fmt::format("{} {}", name(weights, inputs), to_string(dtype)));
+      const std::vector<weights::QuantTensor> parts{random_weights(weights, 33, 96)};
+      const LinearOptions options = options_for(inputs, dtype);
+      const auto linear = try_linear(*this, parts, {}, options);
+      if (linear == nullptr) continue;
+      Rows x = rows(dtype == DType::f32 ? DType::bf16 : DType::f32, 5, 96), y = rows(DType::f32, 5, 33);
+      x.randomize();
+      run(*this, *linear, x.view(), y.view());
+      check_product(dequantize(parts[0]), nullptr, x, options, y);
+    }
+}
+
+TEST_P(Conformance, LinearOfLongBatchesAndNoRows) {
+  const int64_t n = 20, k = 40, tokens = 2500;
+  const std::vector<weights::QuantTensor> parts{random_weights(Format::bf16, n, k)};
+  const auto linear = make_linear(ctx, parts);
+  const Tensor dense = dequantize(parts[0]);
+  Rows x = rows(DType::bf16, tokens, k), y = rows(DType::f32, tokens, n);
+  x.randomize();
+  run(*this, *linear, x.view(), y.view());
+  check_product(dense, nullptr, x, {}, y);
+  EXPECT_TRUE(y.gaps_untouched());
+  const Rows before = y;
+  run(*this, *linear, x.view(0, 0), y.view(0, 0));
+  EXPECT_TRUE(y.same_bytes(before));
+}
+
+TEST_P(Conformance, LinearWorkspaceGrowsWithRowsAndIsChecked) {
+  for (const auto& [weights, inputs] : format_pairs()) {
+    SCOPED_TRACE(name(weights, inputs));
+    const std::vector<weights::QuantTensor> parts{random_weights(weights, 40, 64)};
+    const auto linear = try_linear(*this, parts, {}, options_for(inputs, DType::bf16));
+    if (linear == nullptr) continue;
+    int64_t last = 0;
+    for (int64_t t = 0; t <= 2500; t += t < 40 ? 1 : 41) {
+      const int64_t bytes = linear->workspace_bytes(t);
+      ASSERT_GE(bytes, last) << t;
+      last = bytes;
+    }
+    for (const int64_t t : {1, 17, 1024, 1100}) {
+      const int64_t bytes = linear->workspace_bytes(t);
+      if (bytes == 0) continue;
+      Rows x = rows(DType::bf16, t, 64), y = rows(DType::bf16, t, 40);
+      Memory workspace(*queue, bytes);
+      try {
+        linear->run(ctx, x.view(), y.view(), workspace.device(), bytes - 1);
+        ADD_FAILURE() << t << " rows in a workspace that is a byte too small";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+        EXPECT_NE(std::string_view(e.what()).find(std::to_string(bytes)), std::string_view::npos) << e.what();
+      }
+      EXPECT_TRUE(y.row_untouched(0));
+    }
+  }
+}
+
+TEST_P(Conformance, LinearOfPartsIsThatOfTheirConcatenation) {
+  struct Sizes {
+    std::vector<int64_t> rows;
+    bool equal_scales;  // of whole matrices: they fit one tensor
+  };
+  constexpr int64_t kCols = 160;
+  for (const auto& [weights, inputs] : format_pairs())
+    for (const DType dtype : kTypes)
+      for (const Sizes& sizes :
+           {Sizes{{128, 256, 128}, true}, {{40, 7, 130}, true}, {{1, 33, 20}, false}, {{96, 5}, false}}) {
+        SCOPED_TRACE(fmt::format("{} {} {} parts, the first of {} rows, equal scales {}", name(weights, inputs),
+                                 to_string(dtype), sizes.rows.size(), sizes.rows[0], sizes.equal_scales));
+        std::vector<weights::QuantTensor> parts;
+        float size = 1;
+        int64_t total = 0;
+        for (const int64_t n : sizes.rows) {
+          parts.push_back(random_weights(weights, n, kCols, sizes.equal_scales ? 1 : size));
+          size *= 5;
+          total += n;
+          if (!sizes.equal_scales) continue;
+          if (!parts[0].global.empty()) parts.back().global = parts[0].global;
+          if (weights == Format::fp8_tensor) parts.back().scales = parts[0].scales;
+        }
+        Tensor bias(DType::f32, {total});
+        for (int64_t i = 0; i < total; ++i) bias.as<float>()[i] = normal();
+        LinearOptions options = options_for(inputs, dtype);
+        options.deterministic = true;
+        const auto joined = try_linear(*this, parts, bias, options);
+        if (joined == nullptr) continue;
+        ASSERT_EQ(joined->outputs(), total);
+        Rows x = rows(dtype, 19, kCols), y = rows(DType::f32, 19, total), singles = y;
+        x.randomize();
+        run(*this, *joined, x.view(), y.view());
+
+        int64_t first = 0;
+        std::vector<double> exact;
+        for (const weights::QuantTensor& part : parts) {
+          Tensor own(DType::f32, {part.rows});
+          std::copy_n(bias.as<float>() + first, part.rows, own.as<float>());
+          const auto single = make_linear(ctx, {&part, 1}, own, options);
+          run(*this, *single, x.view(), singles.view().columns(first, part.rows));
+          first += part.rows;
+        }
+        ASSERT_TRUE(singles.same_bytes(y)) << "single products";
+        if (const auto one = weights::concatenate_rows(parts)) {
+          Rows again = rows(DType::f32, 19, total);
+          run(*this, *make_linear(ctx, {&*one, 1}, bias, options), x.view(), again.view());
+          ASSERT_TRUE(again.same_bytes(y)) << "one matrix";
+        }
+        // And the values: rows of float32 below each other.
+        Tensor dense(DType::f32, {total, kCols});
+        first = 0;
+        for (const weights::QuantTensor& part : parts) {
+          const Tensor d = dequantize(part);
+          std::copy_n(d.as<float>(), d.elements(), dense.as<float>() + first * kCols);
+          first += part.rows;
+        }
+        Rows bias_row = rows(DType::f32, 1, total);
+        for (int64_t i = 0; i < total; ++i) bias_row.set(0, i, bias.as<float>()[i]);
+        check_product(dense, &bias_row, x, options, y);
+        // One row and a bfloat16 result.
+        check_rounding_and_rows(*this, *joined, dense, &bias_row, options, x, y, true);
       }
 }
 
-TEST(Linear, LongBatchesAndNoRows) {
-  ThreadPool pool(2);
-  Context ctx{pool};
-  std::mt19937_64 rng(3);
-  const int64_t n = 20, k = 40, tokens = 2500;
-  weights::QuantTensor w = weights::make_quant_tensor(Format::bf16, 1, n, k);
-  const std::vector<float> values = normal_values(rng, n * k), x = normal_values(rng, tokens * k);
-  format::quantize_weight(Format::bf16, values.data(), n, k, w.codes.data(), nullptr, nullptr);
-  const Linear linear(ctx, w);
-  std::vector<float> y(static_cast<size_t>(tokens * n), NAN);
-  const Tensor xb = to_bf16(x);
-  linear.run(ctx, {xb.data(), DType::bf16, tokens, k, k}, {y.data(), DType::f32, tokens, n, n});
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t i = 0; i < n; ++i) {
-      double sum = 0;
-      for (int64_t j = 0; j < k; ++j)
-        sum += double{values[static_cast<size_t>(i * k + j)]} * double{x[static_cast<size_t>(t * k + j)]};
-      ASSERT_NEAR(y[static_cast<size_t>(t * n + i)], sum, 1e-4);
-    }
-  linear.run(ctx, {xb.data(), DType::bf16, 0, k, k}, {y.data(), DType::f32, 0, n, n});
+TEST_P(Conformance, LinearBiasInBfloat16) {
+  const std::vector<weights::QuantTensor> parts{random_weights(Format::bf16, 21, 32)};
+  Tensor narrow(DType::bf16, {21}), wide(DType::f32, {21});
+  for (int64_t i = 0; i < 21; ++i) {
+    narrow.as<bf16_t>()[i] = float_to_bf16(normal());
+    wide.as<float>()[i] = bf16_to_float(narrow.as<bf16_t>()[i]);
+  }
+  Rows x = rows(DType::bf16, 3, 32), y = rows(DType::f32, 3, 21), same = y;
+  x.randomize();
+  run(*this, *make_linear(ctx, parts, narrow), x.view(), y.view());
+  run(*this, *make_linear(ctx, parts, wide), x.view(), same.view());
+  EXPECT_TRUE(y.same_bytes(same));
 }
 
-TEST(Linear, SaysWhatIsWrong) {
-  ThreadPool pool(1);
-  Context ctx{pool};
-  const weights::QuantTensor w = weights::make_quant_tensor(Format::bf16, 1, 4, 8);
-  w.codes.clone();
-  Tensor(w.codes).zero();
+TEST_P(Conformance, LinearSaysWhatIsWrong) {
+  const auto expect_refused = [](auto&& call) {
+    try {
+      call();
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_TRUE(e.code() == ErrorCode::invalid_argument || e.code() == ErrorCode::unsupported) << e.what();
+    }
+  };
+  const std::vector<weights::QuantTensor> one{random_weights(Format::bf16, 4, 8)};
   LinearOptions options;
   options.inputs = InputFormat::fp8_group;
-  EXPECT_THROW(Linear(ctx, w, {}, options), Error);
-  EXPECT_THROW(Linear(ctx, w, Tensor(DType::f32, {3})), Error);
-  const Linear linear(ctx, w);
-  float x[16] = {}, y[16] = {};
-  EXPECT_THROW(linear.run(ctx, {x, DType::f32, 1, 7, 7}, {y, DType::f32, 1, 4, 4}), Error);
-  EXPECT_THROW(linear.run(ctx, {x, DType::i32, 1, 8, 8}, {y, DType::f32, 1, 4, 4}), Error);
+  expect_refused([&] { make_linear(ctx, one, {}, options); });
+  expect_refused([&] { make_linear(ctx, one, Tensor(DType::f32, {3}).zero()); });
+  expect_refused([&] { make_linear(ctx, std::span<const weights::QuantTensor>{}); });
+  const std::vector<weights::QuantTensor> widths{one[0], random_weights(Format::bf16, 4, 10)};
+  expect_refused([&] { make_linear(ctx, widths); });
+  const std::vector<weights::QuantTensor> formats{one[0], random_weights(Format::fp8_channel, 4, 8)};
+  expect_refused([&] { make_linear(ctx, formats); });
+  const std::vector<weights::QuantTensor> stack{weights::make_quant_tensor(Format::bf16, 2, 4, 8)};
+  expect_refused([&] { make_linear(ctx, stack); });
+
+  const auto linear = make_linear(ctx, one);
+  const auto expect_shapes_refused = [&](ConstMatrix x, Matrix y) {
+    Memory workspace(*queue, linear->workspace_bytes(8));
+    expect_refused([&] { linear->run(ctx, x, y, workspace.device(), workspace.bytes()); });
+  };
+  Rows x = rows(DType::f32, 2, 8), y = rows(DType::f32, 2, 4);
+  expect_shapes_refused(x.view().columns(0, 7), y.view());
+  expect_shapes_refused(x.view(), y.view().columns(0, 3));
+  expect_shapes_refused(x.view(), y.view(0, 1));
+  ConstMatrix ints = x.view();
+  ints.dtype = DType::i32;
+  expect_shapes_refused(ints, y.view());
+  EXPECT_TRUE(y.row_untouched(0));
+}
+
+// Work is cut into tasks of some rows each: none of no rows.
+TEST(CpuLinear, RefusesMatricesWithoutElements) {
+  ThreadPool pool(1);
+  Context ctx{pool};
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{0, 64}, {64, 0}, {0, 0}}) {
+    weights::QuantTensor w;
+    w.experts = 1, w.rows = n, w.cols = k;
+    w.codes = Tensor(DType::bf16, {1, n, k});
+    try {
+      make_linear(ctx, std::vector<weights::QuantTensor>{w});
+      ADD_FAILURE() << n << " x " << k;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find(fmt::format("[{}, {}]", n, k)), std::string::npos) << e.what();
+    }
+  }
+}
+
+TEST(CpuLinear, RefusesMoreThreadsThanItWasPackedFor) {
+  // Its workspace has room for as many threads.
+  const FreshRandom fresh;
+  ThreadPool two(2), three(3);
+  Context packed{two}, run{three};
+  const std::vector<weights::QuantTensor> parts{random_weights(Format::bf16, 4, 8)};
+  for (const auto& linear :
+       {make_linear(packed, parts), make_float_linear(packed, Tensor(DType::f32, {4, 8}).zero())}) {
+    Tensor x(DType::f32, {1, 8}), y(DType::f32, {1, 4}), workspace(DType::u8, {linear->workspace_bytes(1)});
+    const ConstMatrix from{x.zero().data(), DType::f32, 1, 8, 8};
+    const Matrix to{y.data(), DType::f32, 1, 4, 4};
+    linear->run(packed, from, to, workspace.data(), workspace.bytes());
+    try {
+      linear->run(run, from, to, workspace.data(), workspace.bytes());
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(std::string_view(e.what()), "the layer was prepared for 2 threads and is run by 3");
+    }
+  }
+}
+
+TEST_P(Conformance, FloatLinear) {
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{8, 64}, {5, 33}, {1, 1}, {200, 1030}})
+    for (const bool with_bias : {false, true}) {
+      Tensor weight(DType::f32, {n, k}), bias(DType::f32, {n});
+      for (int64_t i = 0; i < n * k; ++i) weight.as<float>()[i] = normal();
+      Rows bias_row = rows(DType::f32, 1, n);
+      bias_row.randomize();
+      for (int64_t i = 0; i < n; ++i) bias.as<float>()[i] = static_cast<float>(bias_row.at(0, i));
+      const auto linear = make_float_linear(ctx, weight, with_bias ? bias : Tensor{});
+      EXPECT_EQ(linear->inputs(), k);
+      EXPECT_EQ(linear->outputs(), n);
+      EXPECT_GE(linear->weight_bytes(), n * k * 4);
+      for (const DType d : kTypes)
+        for (const int64_t tokens : {1, 3, 17, 70}) {
+          SCOPED_TRACE(fmt::format("{} n {} k {} T {} bias {}", to_string(d), n, k, tokens, with_bias));
+          Rows x = rows(d, tokens, k), y = rows(DType::f32, tokens, n);
+          x.randomize();
+          run(*this, *linear, x.view(), y.view());
+          // Multiplied as they are: float32 throughout whatever the type of x.
+          LinearOptions options;
+          options.dtype = DType::f32;
+          check_product(weight, with_bias ? &bias_row : nullptr, x, options, y);
+          check_rounding_and_rows(*this, *linear, weight, with_bias ? &bias_row : nullptr, options, x, y, true);
+        }
+      int64_t last = 0;
+      for (int64_t t = 0; t < 200; ++t) {
+        const int64_t bytes = linear->workspace_bytes(t);
+        ASSERT_GE(bytes, last);
+        last = bytes;
+      }
+      Rows x = rows(DType::f32, 3, k), y = rows(DType::f32, 3, n);
+      run(*this, *linear, x.view(0, 0), y.view(0, 0));
+      const int64_t bytes = linear->workspace_bytes(3);
+      if (bytes > 0) {
+        Memory workspace(*queue, bytes);
+        EXPECT_THROW(linear->run(ctx, x.view(), y.view(), workspace.device(), bytes - 1), Error);
+      }
+      EXPECT_TRUE(y.row_untouched(0) && y.gaps_untouched());
+    }
+  EXPECT_THROW(make_float_linear(ctx, Tensor(DType::f32, {3}).zero()), Error);
+  EXPECT_THROW(make_float_linear(ctx, Tensor(DType::bf16, {3, 2}).zero()), Error);
+  EXPECT_THROW(make_float_linear(ctx, Tensor(DType::f32, {3, 2}).zero(), Tensor(DType::f32, {2}).zero()), Error);
 }
 
 }  // namespace

@@ -1,73 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random rows in the run's type, and exact values to hold results against.
+// What the operations' results are held against: definitions in double, and what float32 arithmetic may be off by.
 #pragma once
 
-#include <gtest/gtest.h>
-
+#include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <cstdint>
 #include <random>
-#include <vector>
 
-#include "base/bf16.h"
-#include "base/context.h"
-#include "ops/matrix.h"
+#include "tensor/dtype.h"
+#include "tests/support/random.h"
+#include "tests/support/reference_quantize.h"
 
 namespace sluice::ops {
 
-inline ThreadPool& test_pool() {
-  static ThreadPool pool(2);
-  return pool;
-}
-inline Context test_context() { return Context{test_pool()}; }
+inline constexpr DType kTypes[] = {DType::f32, DType::bf16};
 
+// The generator of the running test, which the fixtures set anew.
 inline std::mt19937& random() {
-  static std::mt19937 engine = [] {
-    const unsigned seed = std::random_device{}();
-    std::printf("seed %u\n", seed);
-    return std::mt19937(seed);
-  }();
+  static std::mt19937 engine;
   return engine;
 }
 
-// Rows of D with room between them; everything that is not set is NaN.
-struct Rows {
-  DType dtype;
-  int64_t rows, cols, stride;
-  std::vector<float> f32;
-  std::vector<bf16_t> bf16;
-
-  Rows(DType d, int64_t r, int64_t c, int64_t gap = 3)
-      : dtype(d), rows(r), cols(c), stride(c + gap), f32(r * stride, NAN), bf16(r * stride, 0x7fc0) {}
-
-  Rows& randomize(float scale = 1.0f) {
-    std::normal_distribution<float> normal(0, scale);
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < cols; ++c) set(r, c, normal(random()));
-    return *this;
-  }
-  void set(int64_t r, int64_t c, float v) {
-    f32[r * stride + c] = v;
-    bf16[r * stride + c] = float_to_bf16(v);
-  }
-  double at(int64_t r, int64_t c) const {
-    return dtype == DType::f32 ? f32[r * stride + c] : bf16_to_float(bf16[r * stride + c]);
-  }
-  Matrix view() {
-    return {dtype == DType::f32 ? static_cast<void*>(f32.data()) : bf16.data(), dtype, rows, cols, stride};
-  }
-  // Nothing between the rows was touched.
-  bool gaps_untouched() const {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = cols; c < stride; ++c)
-        if (dtype == DType::f32 ? !std::isnan(f32[r * stride + c]) : bf16[r * stride + c] != 0x7fc0) return false;
-    return true;
-  }
+struct FreshRandom {
+  FreshRandom() { random() = test::rng(); }
 };
 
-// Half a unit in the last place of D at |v|, relative: what one rounding may cost.
+inline float normal(float mean = 0, float deviation = 1) {
+  return std::normal_distribution<float>(mean, deviation)(random());
+}
+
+// Half a unit in the last place of D, relative: what one rounding may cost.
 inline double half_ulp(DType d) { return d == DType::f32 ? 0x1p-24 : 0x1p-8; }
 
-inline const DType kTypes[] = {DType::f32, DType::bf16};
+// Sums of n squares in 16 or more lanes: relative error at most (n / 16 + 4) ulp, half of it after the square root.
+inline double sum_error(int64_t n) { return (static_cast<double>(n) / 16 + 8) * 0x1p-24; }
+
+// What a result in float32 arithmetic may be. Followed through a formula's roundings to D it is mostly one value of D,
+// so that a rounding left out, or one too many, is seen.
+struct Interval {
+  double low = 0, high = 0;
+
+  static Interval around(double v, double slack) { return {v - slack, v + slack}; }
+  // One more operation in float32: `ulps` halves of a unit in the last place.
+  Interval loosened(double ulps) const {
+    return {low - std::abs(low) * ulps * 0x1p-24, high + std::abs(high) * ulps * 0x1p-24};
+  }
+  Interval rounded(DType d) const {
+    if (d == DType::bf16) return {test::to_bf16(low), test::to_bf16(high)};
+    return {test::to_f32(low), test::to_f32(high)};
+  }
+  Interval times(double v) const { return {std::min(low * v, high * v), std::max(low * v, high * v)}; }
+  bool holds(double v) const { return low <= v && v <= high; }
+};
+
+// Of n values x(i), each rounded to D before and after the weight: what x * norm_factor * weight may be off by,
+// relative.
+inline double norm_error(DType d, int64_t n) { return 2.01 * half_ulp(d) + sum_error(n) + 4 * 0x1p-24; }
+
+template <class F>
+double norm_factor(int64_t n, float eps, F&& x) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += x(i) * x(i);
+  return 1 / std::sqrt(sum / static_cast<double>(n) + static_cast<double>(eps));
+}
+
+// D(weight * D(x * factor)), factor a norm_factor() of n values.
+inline Interval normed(DType d, int64_t n, double x, double factor, double weight) {
+  return Interval::around(x * factor, std::abs(x * factor) * (sum_error(n) + 3 * 0x1p-24))
+      .rounded(d)
+      .times(weight)
+      .loosened(1)
+      .rounded(d);
+}
+
+inline double silu(double x) { return x / (1 + std::exp(-x)); }
+// It falls up to -1.2784645 and rises from there on.
+inline Interval silu(Interval x) {
+  const double a = silu(x.low), b = silu(x.high);
+  const bool has_least = x.holds(-1.2784645);
+  return {has_least ? -0.2784645428 : std::min(a, b), std::max(a, b)};
+}
+
+// A sum of products, and the sum of their sizes that its error is measured by.
+struct Sum {
+  double value = 0, size = 0;
+  void add(double term) {
+    value += term;
+    size += std::abs(term);
+  }
+};
 
 }  // namespace sluice::ops

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "tests/support/golden.h"
+#include "tests/support/random.h"
 #include "tests/support/reference_routing.h"
 
 namespace sluice::routing {
@@ -83,9 +84,7 @@ void fill(Data kind, std::mt19937& rng, std::vector<float>& x, std::vector<float
 }
 
 TEST(Route, EveryMethodShapeTypeAndKindOfData) {
-  const auto seed = std::random_device{}();
-  std::printf("seed %u\n", seed);
-  std::mt19937 rng(seed);
+  std::mt19937 rng = test::rng();
   for (const auto& [m, name] : kMethods)
     for (const Shape& s : kShapes)
       for (Data kind : {Data::normal, Data::negative, Data::coarse, Data::saturating})

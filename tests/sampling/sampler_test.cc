@@ -12,9 +12,20 @@
 namespace sluice::sampling {
 namespace {
 
+int32_t sample(const Sampler& sampler, std::vector<float>& logits, int64_t position,
+               const std::vector<int32_t>& banned = {}) {
+  std::vector<LogitEdit> edits;
+  SampleRow row = sampler.row(0, position, banned, {}, edits);
+  if (!sampler.allowed_mask().empty()) row.mask = 0;
+  ChooseScratch scratch;
+  Sampled out;
+  choose_token(row, {{}, edits, sampler.allowed_mask()}, logits, scratch, out);
+  return checked_token(out, position);
+}
+
 int32_t choose(const SamplingOptions& o, std::vector<float> logits, int64_t position = 0,
                std::vector<int32_t> banned = {}) {
-  return Sampler(o).sample(logits, position, banned);
+  return sample(Sampler(o), logits, position, banned);
 }
 
 TEST(Sampler, GreedyTakesTheFirstLargest) {
@@ -34,7 +45,7 @@ void expect_distribution(const SamplingOptions& o, const std::vector<float>& log
   std::map<int32_t, int> counts;
   for (int i = 0; i < kDraws; ++i) {
     std::vector<float> copy = logits;
-    ++counts[s.sample(copy, i)];
+    ++counts[sample(s, copy, i)];
   }
   for (size_t i = 0; i < exact.size(); ++i) {
     const double p = exact[i];
@@ -55,7 +66,7 @@ TEST(Sampler, TemperatureTopKTopPAndMinP) {
   expect_distribution({.temperature = 1, .top_p = 0.85, .seed = 5}, logits, {0, 4. / 9, 2. / 9, 3. / 9});
   // top_p counts within what top_k left: 4/7 reaches 0.5.
   expect_distribution({.temperature = 1, .top_k = 2, .top_p = 0.5, .seed = 6}, logits, {0, 1, 0, 0});
-  // At least 0.6 times as likely as the likeliest: 0.24.
+  // At least 0.6 times as likely as the most likely token: 0.24.
   expect_distribution({.temperature = 1, .seed = 7, .min_p = 0.6}, logits, {0, 4. / 7, 0, 3. / 7});
   expect_distribution({.temperature = 1, .top_p = 0.85, .seed = 8, .min_p = 0.6}, logits, {0, 4. / 7, 0, 3. / 7});
   expect_distribution({.temperature = 1, .seed = 9, .min_p = 1}, logits, {0, 1, 0, 0});
@@ -83,7 +94,7 @@ TEST(Sampler, NucleusOfManyTokensIsWhatAFullSortFinds) {
   std::vector<bool> seen(kVocab, false);
   for (int i = 0; i < 20000; ++i) {
     std::vector<float> copy = logits;
-    const auto id = static_cast<size_t>(s.sample(copy, i));
+    const auto id = static_cast<size_t>(sample(s, copy, i));
     EXPECT_TRUE(inside[id]) << id;
     seen[id] = true;
   }
@@ -94,8 +105,8 @@ TEST(Sampler, SeedAndPositionDecide) {
   std::vector<float> logits(100, 0.0f);
   Sampler a({.temperature = 1, .seed = 7}), b({.temperature = 1, .seed = 7}), c({.temperature = 1, .seed = 8});
   int same = 0;
-  for (int i = 99; i >= 0; --i) EXPECT_EQ(a.sample(logits, i), b.sample(logits, i));
-  for (int i = 0; i < 100; ++i) same += a.sample(logits, i) == c.sample(logits, i);
+  for (int i = 99; i >= 0; --i) EXPECT_EQ(sample(a, logits, i), sample(b, logits, i));
+  for (int i = 0; i < 100; ++i) same += sample(a, logits, i) == sample(c, logits, i);
   EXPECT_LT(same, 12);
 }
 
@@ -113,7 +124,7 @@ TEST(Sampler, Penalties) {
     s.see_prompt(prompt);
     for (const int32_t t : answer) s.see(t);
     std::vector<float> copy = logits;
-    s.sample(copy, 0);
+    sample(s, copy, 0);
     return copy;
   };
   // Keskar et al. 2019: divided when positive, multiplied when negative; the prompt counts, repetitions do not add up.
@@ -142,12 +153,37 @@ TEST(Sampler, RefusesOptionsByName) {
   expect_refused({.top_p = 0}, "top_p is 0; accepted: more than 0, at most 1");
   expect_refused({.top_p = 1.5}, "top_p is 1.5; accepted: more than 0, at most 1");
   expect_refused({.min_p = 9}, "min_p is 9; accepted: 0 to 1");
-  expect_refused({.repetition_penalty = 0}, "repetition_penalty is 0; accepted: more than 0, at most 2");
+  expect_refused({.repetition_penalty = 0}, "repetition_penalty is 0; accepted: 0.001 to 2");
+  expect_refused({.repetition_penalty = 1e-300}, "repetition_penalty is 1e-300; accepted: 0.001 to 2");
   expect_refused({.frequency_penalty = 2.5}, "frequency_penalty is 2.5; accepted: -2 to 2");
   expect_refused({.presence_penalty = NAN}, "presence_penalty is nan; accepted: -2 to 2");
   expect_refused({.logit_bias = {{100, 1.0f}}}, "logit_bias names token 100; accepted: 0 to 99");
   expect_refused({.logit_bias = {{-1, 1.0f}}}, "logit_bias names token -1; accepted: 0 to 99");
   expect_refused({.logit_bias = {{5, 101.0f}}}, "logit_bias of token 5 is 101; accepted: -100 to 100");
+  expect_refused({.allowed_tokens = {3, 100}}, "allowed_tokens names token 100; accepted: 0 to 99");
+}
+
+TEST(Sampler, ChoosesAllowedTokensOnly) {
+  for (const double temperature : {0.0, 1.0, 100.0})
+    for (int64_t position = 0; position < 50; ++position) {
+      std::vector<float> logits{5, 1, 4, 2, 3};
+      const Sampler s({.temperature = temperature, .seed = 7, .allowed_tokens = {3, 1, 3}}, 5);
+      const int32_t token = sample(s, logits, position);
+      EXPECT_TRUE(token == 3 || (temperature > 0 && token == 1)) << token;
+    }
+  // Where nothing is left, the result says so.
+  std::vector<float> logits{5, 1, 4};
+  std::vector<LogitEdit> edits;
+  const std::vector<int32_t> banned{2, 1};
+  const Sampler some({.allowed_tokens = {1, 2}}, 3);
+  SampleRow row = some.row(0, 0, banned, {}, edits);
+  row.mask = 0;
+  ChooseScratch scratch;
+  Sampled out;
+  choose_token(row, {{}, edits, some.allowed_mask()}, logits, scratch, out);
+  EXPECT_EQ(out.problem, Sampled::Problem::not_finite);
+  EXPECT_EQ(out.largest, -INFINITY);
+  EXPECT_THROW(Sampler({.allowed_tokens = {1}}), Error) << "of how many?";
 }
 
 TEST(Logprobs, AreTheLogarithmsOfTheSoftmax) {

@@ -70,6 +70,44 @@ TEST(Access, HostNamesAgainstRebinding) {
   EXPECT_EQ(host("evil.example"), 200);
 }
 
+TEST(Access, OtherOrigins) {
+  ServiceConfig config;
+  const auto ask = [&](std::vector<http::Header> headers, const char* method = "POST",
+                       const char* path = "/flush_cache") {
+    http::Request request;
+    request.method = method;
+    request.path = path;
+    request.headers = std::move(headers);
+    request.headers.push_back({"Host", "localhost:30000"});
+    return status_of([&] { check_origin(config, request); });
+  };
+  EXPECT_EQ(ask({}), 200);  // no browser
+  for (const char* own : {"http://localhost:30000", "HTTP://LOCALHOST:30000", "https://localhost:30000"})
+    EXPECT_EQ(ask({{"Origin", own}}), 200) << own;
+  for (const char* other :
+       {"http://evil.example", "http://localhost", "http://localhost:3000", "http://127.0.0.1:30000", "null",
+        "localhost:30000", "file://", "http://localhost:30000.evil.example"}) {
+    EXPECT_EQ(ask({{"Origin", other}}), 403) << other;
+    EXPECT_EQ(ask({{"Origin", other}, {"Sec-Fetch-Site", "same-origin"}}, "GET", "/metrics"), 403) << other;
+  }
+  for (const char* site : {"cross-site", "same-site", "Cross-Site", "anything"}) {
+    EXPECT_EQ(ask({{"Sec-Fetch-Site", site}}), 403) << site;
+    EXPECT_EQ(ask({{"Sec-Fetch-Site", site}}, "GET", "/health_generate"), 403) << site;
+    EXPECT_EQ(
+        ask({{"Sec-Fetch-Site", site}, {"Sec-Fetch-Mode", "navigate"}, {"Sec-Fetch-Dest", "document"}}, "GET", "/"),
+        200);  // a link
+    EXPECT_EQ(ask({{"Sec-Fetch-Site", site}, {"Sec-Fetch-Mode", "navigate"}, {"Sec-Fetch-Dest", "iframe"}}, "GET", "/"),
+              403);
+  }
+  for (const char* site : {"same-origin", "none"}) EXPECT_EQ(ask({{"Sec-Fetch-Site", site}}), 200) << site;
+  config.cors_origins = {"http://friend.example"};
+  EXPECT_EQ(ask({{"Origin", "http://friend.example"}, {"Sec-Fetch-Site", "cross-site"}}), 200);
+  EXPECT_EQ(ask({{"Origin", "http://evil.example"}}), 403);
+  config.cors_origins = {"*"};
+  EXPECT_EQ(ask({{"Origin", "http://evil.example"}, {"Sec-Fetch-Site", "cross-site"}}), 200);
+  EXPECT_EQ(ask({{"Sec-Fetch-Site", "cross-site"}}, "GET", "/metrics"), 200);
+}
+
 TEST(Access, OnlyHealthAndThePageAreOpen) {
   for (const Route& route : routes())
     EXPECT_EQ(route.access == Access::open, route.path == "/" || route.path == "/health" || route.path == "/ping")

@@ -18,8 +18,9 @@ class BadRequests(WithServer):
         huge = [10**9, 2**63, -1, 0, 1.5, "7", [], {}, True, 1e300]
         for value in huge:
             self.refused("/v1/completions", {"prompt": "a", "n": value}, "n")
-            self.refused("/generate", {"text": "a", "sampling_params": {"max_new_tokens": value}},
-                         "sampling_params.max_new_tokens" if value != 10**9 else "text")
+            if value != 0:
+                self.refused("/generate", {"text": "a", "sampling_params": {"max_new_tokens": value}},
+                             "sampling_params.max_new_tokens" if value != 10**9 else "text")
         for value in huge:
             if value in (0, True):
                 continue
@@ -28,7 +29,6 @@ class BadRequests(WithServer):
             self.refused("/v1/completions", {"prompt": "a", "logprobs": value}, "logprobs")
             self.refused("/v1/completions", {"prompt": "a", "max_tokens": value},
                          "max_tokens" if value != 10**9 else "prompt")
-        self.refused("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens")
         self.refused("/v1/completions", {"prompt": "a", "best_of": 10**9}, "best_of")
         self.refused("/v1/completions", {"prompt": ["a"] * 1000, "n": 128}, "n")
         self.ok("/v1/completions", {"prompt": "a", "max_tokens": None, "n": None, "stop": None, "seed": None})
@@ -47,6 +47,27 @@ class BadRequests(WithServer):
                 if "1e400" not in body:
                     self.assertIn(name.replace("stop_token_ids", "stop_token"), error["message"])
 
+    def test_no_number_makes_an_error_of_the_servers(self):
+        """Every numeric field at both ends of what a double and an int64 hold, with text that repeats."""
+        numbers = [0, -0.0, 5e-324, 1e-300, 1e-38, 1e-10, 0.001, 0.5, 1, 2, 20, 100, 1e10, 1e38, 1e39, 1e300,
+                   1.7976931348623157e308, 2**31 - 1, 2**31, 2**53, 2**63 - 1, -2**63]
+        names = ["temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+                 "seed", "n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"]
+        bodies = [{name: sign * value} for name in names for value in numbers for sign in (1, -1)]
+        bodies += [{"logit_bias": {"7": v, "0": -v}} for v in (100, -100, 1e-300)]
+        bodies += [{"temperature": t, "top_p": p, "min_p": m, "top_k": k} for t in (5e-324, 1e300) for p in (5e-324, 1)
+                   for m in (0, 1) for k in (-1, 1, 2**31 - 1)]
+        bodies += [{"allowed_token_ids": [5], "bad_words": ["a"], "min_tokens": 2, "repetition_penalty": 0.001},
+                   {"min_tokens": 3, "stop_token_ids": list(range(1024)), "allowed_token_ids": list(range(900))}]
+        served = 0
+        for body in bodies:
+            if body.get("n", 1) > 2:
+                continue
+            status, answer = self.server.post("/v1/completions", {"prompt": "a a a a", "max_tokens": 3, **body})
+            self.assertIn(status, (200, 400), (body, answer))
+            served += status == 200
+        self.assertGreater(served, 100)
+
     def test_s3_prompts_and_messages(self):
         for prompt in (None, "", [], [""], [[]], 7, {}, [-1], [10**9], [1.5], [[1], "a", 7], [[[1]]], [True], ["a", [10**9]]):
             self.refused("/v1/completions", {"prompt": prompt}, "prompt")
@@ -55,7 +76,6 @@ class BadRequests(WithServer):
                          [{"role": "nobody", "content": "a"}], [{"role": "user"}], [{"role": "user", "content": 123}],
                          [{"role": "user", "content": None}], [{"role": "user", "content": [{"type": "nonsense"}]}],
                          [{"role": "user", "content": [{"text": "a"}]}], [{"role": "user", "content": [7]}],
-                         [{"role": "user", "content": "a", "unknown": 1}],
                          [{"role": "user", "content": [{"type": "text"}]}]):
             error = self.refused("/v1/chat/completions", {"messages": messages})
             self.assertIn("messages", error["param"])
@@ -81,21 +101,48 @@ class BadRequests(WithServer):
                 self.refused(path, body)
 
     def test_s4_s5_constraints_are_never_ignored(self):
-        deep = {"type": "object"}
-        for _ in range(30):
-            deep = {"anyOf": [deep]}
-        for body in ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": deep}}},
-                     {"response_format": {"type": "json_object"}}, {"response_format": {"type": "grammar"}},
-                     {"response_format": 7}, {"response_format": {}}, {"regex": "^(?<=x)*{3}$"},
-                     {"ebnf": "(" * 60000}, {"json_schema": {"pattern": "(" * 100000}}, {"guided_json": {"a": 1}},
-                     {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"tools": "x"},
-                     {"tool_choice": "required"}, {"reasoning_effort": "high"}, {"modalities": ["audio"]},
-                     {"audio": {"voice": "x"}}, {"grammar": "root ::= x"}):
-            error = self.refused("/v1/chat/completions", {"messages": CHAT, **body}, next(iter(body)))
+        for body in ({"response_format": {"type": "grammar"}}, {"tools": [{"type": "function", "function": {"name": "f"}}]},
+                     {"tools": "x"}, {"tool_choice": "required"}, {"reasoning_effort": "high"}, {"modalities": ["audio"]},
+                     {"audio": {"voice": "x"}}, {"grammar": "root ::= x"}, {"stop_regex": "x"},
+                     {"structured_outputs": {"whitespace_pattern": " "}}, {"guided_whitespace_pattern": " "}):
+            name = next(iter(body))
+            inner = "structured_outputs.whitespace_pattern" if name == "structured_outputs" else name
+            error = self.refused("/v1/chat/completions", {"messages": CHAT, **body}, inner)
             self.assertIn(error["code"], ("unsupported_parameter", "unknown_parameter"))
-        self.refused("/generate", {"text": "a", "sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema")
+        # constraint_test.py has more of them.
+        for body in ({"response_format": 7}, {"response_format": {}}, {"regex": "^(?<=x)*{3}$"}, {"ebnf": "(" * 60000},
+                     {"json_schema": {"pattern": "(" * 100000}}, {"guided_json": {"not": {}}}):
+            self.refused("/v1/chat/completions", {"messages": CHAT, **body}, next(iter(body)))
+        self.refused("/generate", {"text": "a", "sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema")
         self.ok("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1, "response_format": {"type": "text"},
                                          "tools": [], "tool_choice": "none", "user": "me", "metadata": {"a": "b"}})
+
+    def test_errors_name_the_requests_own_field(self):
+        chat, plain, sampling = "/v1/chat/completions", "/v1/completions", "sampling_params."
+        part = lambda **keys: {"messages": [*CHAT, {"role": "assistant", "content": "a"}, *CHAT, {"role": "user", "content": [
+            {"type": "text", "text": "a"}, {"type": "text", **keys}]}]}
+        tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+        for path, body, param in (
+                (plain, {"stop_token_ids": [10**9]}, "stop_token_ids"), (plain, {"stop_token_ids": [5000]}, "stop_token_ids"),
+                (chat, {"stop_token_ids": [5000]}, "stop_token_ids"),
+                ("/generate", {"sampling_params": {"stop_token_ids": [5000]}}, sampling + "stop_token_ids"),
+                ("/generate", {"sampling_params": {"logit_bias": {"5000": 1}}}, sampling + "logit_bias"),
+                ("/generate", {"sampling_params": {"max_new_tokens": 4, "min_new_tokens": 5}}, sampling + "min_new_tokens"),
+                ("/generate", {"sampling_params": {"sampling_seed": "x"}}, sampling + "sampling_seed"),
+                (plain, {"logit_bias": {"7": 1000}}, "logit_bias.7"), (plain, {"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+                (chat, part(), "messages[3].content[1].text"), (chat, part(text=7), "messages[3].content[1].text"),
+                (chat, part(text="a", type="input_audio"), "messages[3].content[1].type"),
+                (chat, {"messages": [*CHAT, {"role": "user", "content": ["a"]}]}, "messages[1].content[0]"),
+                (chat, {"messages": [*CHAT, {"role": "user", "content": 7}]}, "messages[1].content"),
+                (chat, {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+                (chat, {**tools, "tool_choice": "required"}, "tools"), (chat, {**tools, "tool_choice": {"type": "x"}}, "tools"),
+                (chat, {"include_reasoning": False}, "include_reasoning"), (chat, {"stream_reasoning": False}, "stream_reasoning"),
+                (chat, {"functions": [{}], "function_call": {"name": "f"}}, "functions"),
+                (chat, {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage")):
+            prompt = {plain: {"prompt": "a"}, chat: {"messages": CHAT}, "/generate": {"text": "a"}}[path]
+            self.assertEqual(self.refused(path, {**prompt, **body})["param"], param)
+        ids = {"input_ids": [7] * (CONTEXT + 1)}
+        self.assertEqual(self.refused("/generate", ids)["param"], "input_ids")
 
     def test_s7_s11_bodies(self):
         for body in ("", "{", "[]", "7", "null", '"x"', "{}garbage", '{"prompt": "a", "prompt": "b"}', "not json",
@@ -114,12 +161,13 @@ class BadRequests(WithServer):
                                  code="context_length_exceeded")
             self.assertIn(str(CONTEXT), error["message"])
             self.assertIn(str(tokens), error["message"])
+            self.assertEqual("is longer than the model's context length" in error["message"], tokens > CONTEXT)
         exact = self.ok("/v1/completions", {"prompt": word * (CONTEXT - 3), "max_tokens": 3, "ignore_eos": True})
         self.assertEqual(exact["choices"][0]["finish_reason"], "length")
         filled = self.ok("/v1/completions", {"prompt": word * (CONTEXT - 3), "ignore_eos": True})
         self.assertEqual(filled["usage"]["completion_tokens"], 3)
         self.refused("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 5000}]},
-                     "messages", code="context_length_exceeded")
+                     "messages", "is longer than the model's context length", code="context_length_exceeded")
 
     def test_s13_templates_come_from_the_checkpoint(self):
         self.refused("/v1/chat/completions", {"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template")
@@ -244,7 +292,9 @@ class Keys(WithServer):
         for path in ("/v1/completions", "/v1/chat/completions", "/generate", "/v1/tokenize", "/v1/detokenize"):
             self.assertEqual(self.status(path, None, "POST"), 401)
             self.assertEqual(self.status(path, "Bearer secret", "POST"), 400)
-        for path in ("/flush_cache", "/abort_request", "/update_weights_from_disk"):
+        for path in ("/flush_cache", "/abort_request", "/update_weights_from_disk", "/update_weights_from_tensor",
+                     "/pause_generation", "/continue_generation", "/weights_checker", "/get_weights_by_name",
+                     "/update_weight_version", "/release_memory_occupation", "/resume_memory_occupation"):
             self.assertEqual(self.status(path, "Bearer secret", "POST"), 401)
             self.assertNotEqual(self.status(path, "Bearer boss", "POST"), 401)
         status, headers, text = self.server.get("/v1/models")
@@ -257,6 +307,10 @@ class Keys(WithServer):
         self.assertIsNone(headers["Access-Control-Allow-Credentials"])
         status, headers, _ = self.server.request("OPTIONS", "/v1/completions", headers={"Origin": "http://evil.example"})
         self.assertEqual(status, 403)
+        for origin, status in (("http://friend.example", 200), ("http://evil.example", 403)):
+            got, headers, _ = self.server.request("GET", "/v1/models", headers={"Origin": origin, "X-API-Key": "secret"})
+            self.assertEqual(got, status)
+            self.assertEqual(headers["Access-Control-Allow-Origin"], origin if status == 200 else None)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class EndpointsTest : public testing::Test {
     const Route* route = find_route(method, path, allowed);
     EXPECT_NE(route, nullptr);
     try {
-      route->answer(service_, exchange);
+      answer_when_compiled(service_, *route, exchange);
     } catch (const std::exception& error) {
       exchange->reply(error_response(to_api_error(error)));
     }
@@ -81,13 +81,11 @@ TEST_F(EndpointsTest, EchoedLogprobsWaitForTheFirstChoice) {
 }
 
 TEST_F(EndpointsTest, AFullQueueLeavesNothingBehind) {
-  engine_->room = 1;
+  engine_->room = 0;
   const auto exchange = ask("POST", "/v1/completions", R"({"prompt": ["a", "b"], "rid": "again"})");
   EXPECT_EQ(exchange->response.status, 503);
   EXPECT_EQ(exchange->response.headers.at(0).name, "Retry-After");
-  EXPECT_TRUE(engine_->requests.at(1).cancelled);
-  engine_->send(1, 0, "", FinishReason::cancelled);
-  engine_->requests.clear();
+  EXPECT_TRUE(engine_->requests.empty());
   engine_->room = 2;
   ask("POST", "/v1/completions", R"({"prompt": "a", "rid": "again"})");
   EXPECT_EQ(engine_->requests.size(), 1u);
@@ -130,6 +128,37 @@ TEST_F(EndpointsTest, NamesOfRequests) {
   EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": "r"})")->response.status, 404);
 }
 
+TEST_F(EndpointsTest, EachPromptMayHaveItsOwnName) {
+  ask("POST", "/generate", R"({"text": ["a", "b"], "rid": ["x", "y"]})");
+  EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": "y"})")->response.status, 200);
+  EXPECT_FALSE(engine_->requests.at(1).cancelled);
+  EXPECT_TRUE(engine_->requests.at(2).cancelled);
+}
+
+TEST_F(EndpointsTest, APromptThatCannotFitIsNotTokenized) {
+  const size_t most = tiny_model()->tokenizer.most_bytes_of_an_id();
+  ASSERT_GT(most, 0u);
+  const struct {
+    size_t bytes;
+    const char* says;
+  } cases[]{{most * 101, "bytes"}, {400, "is longer than the model's context length of 100 tokens"}};
+  for (const auto& c : cases) {
+    const std::string text(c.bytes, '7');  // a token each
+    for (const auto& [path, body] :
+         {std::pair{"/v1/completions", R"({"prompt": ")" + text + "\"}"},
+          {"/v1/completions", R"({"prompt": ["a", ")" + text + "\"]}"},
+          {"/generate", R"({"text": ")" + text + "\"}"},
+          {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": ")" + text + "\"}]}"}}) {
+      const auto exchange = ask("POST", path, body);
+      EXPECT_EQ(exchange->response.status, 400);
+      const io::JsonValue answer = json(exchange->response.body);
+      EXPECT_EQ(string_at(answer, {"error", "code"}), "context_length_exceeded");
+      EXPECT_NE(string_at(answer, {"error", "message"}).find(c.says), std::string::npos) << exchange->response.body;
+    }
+  }
+  EXPECT_TRUE(engine_->requests.empty());
+}
+
 TEST_F(EndpointsTest, HealthIsThatTheEngineMoves) {
   EXPECT_EQ(ask("GET", "/health")->response.status, 200);
   engine_->stalled = 1000;
@@ -162,16 +191,40 @@ TEST_F(EndpointsTest, BeforeTheModelIsThere) {
   }
 }
 
-TEST_F(EndpointsTest, AFailedReloadSaysSoAndCountsNothing) {
+TEST_F(EndpointsTest, ReloadsAnswerInOneShape) {
+  const std::string folder = tiny_model()->path;
+  const auto update = [&](const std::string& more) {
+    const auto exchange = ask("POST", "/update_weights_from_disk", "{" + more + "}");
+    const io::JsonValue answer = json(exchange->response.body);
+    for (const char* key : {"success", "message", "num_paused_requests", "weight_version"})
+      EXPECT_NE(answer.find(key), nullptr) << key << " " << exchange->response.body;
+    EXPECT_EQ(*answer.find("success")->as<bool>(), exchange->response.status == 200);
+    EXPECT_EQ(answer.find("error") == nullptr, exchange->response.status == 200);
+    return exchange;
+  };
+  const std::string own = R"("model_path": ")" + folder + '"';
   engine_->reload_error = "model.safetensors is cut";
-  const auto failed = ask("POST", "/update_weights_from_disk", "{}");
+  const auto failed = update(own);
   EXPECT_EQ(failed->response.status, 400);
   EXPECT_EQ(string_at(json(failed->response.body), {"message"}), "model.safetensors is cut");
-  EXPECT_EQ(service_.weight_version, 0);
+  EXPECT_EQ(string_at(json(failed->response.body), {"error", "message"}), "model.safetensors is cut");
+  EXPECT_EQ(service_.weight_version(), "0");
   engine_->reload_error.clear();
-  EXPECT_EQ(ask("POST", "/update_weights_from_disk", "{}")->response.status, 200);
-  EXPECT_EQ(service_.weight_version, 1);
-  EXPECT_EQ(ask("POST", "/update_weights_from_disk", R"({"flush_cache": false})")->response.status, 400);
+  EXPECT_EQ(update(own)->response.status, 200);
+  EXPECT_EQ(service_.weight_version(), "1");
+  EXPECT_EQ(update(own + R"(, "weight_version": "step-7")")->response.status, 200);
+  EXPECT_EQ(service_.weight_version(), "step-7");
+  EXPECT_EQ(string_at(json(ask("GET", "/model_info")->response.body), {"weight_version"}), "step-7");
+  EXPECT_EQ(engine_->reloads, 2);
+  for (const std::string& body :
+       {std::string(), std::string(R"("model_path": "")"), std::string(R"("model_path": null)"),
+        R"("model_path": ")" + folder + R"(\u0000")", R"("model_path": ")" + folder + R"(\u0000/../other")",
+        own + R"(, "flush_cache": false)", own + R"(, "unknown": 1)", own + R"(, "weight_version": 7)"})
+    EXPECT_EQ(update(body)->response.status, 400) << body;
+  EXPECT_EQ(engine_->reloads, 2);
+  EXPECT_EQ(service_.weight_version(), "step-7");
+  EXPECT_EQ(update(own)->response.status, 200);
+  EXPECT_EQ(service_.weight_version(), "3");
 }
 
 TEST_F(EndpointsTest, ParametersArriveAsTheyWereAsked) {
@@ -227,8 +280,13 @@ TEST_F(EndpointsTest, ThoughtsAreKeptApart) {
   const io::JsonValue whole = json(run("")->response.body);
   EXPECT_EQ(string_at(whole, {"choices", "0", "message", "reasoning_content"}), "hmm");
   EXPECT_EQ(string_at(whole, {"choices", "0", "message", "content"}), "yes");
+  EXPECT_EQ(string_at(whole, {"usage", "completion_tokens_details", "reasoning_tokens"}), "2");  // an event's one each
   const io::JsonValue plain = json(run(R"(, "separate_reasoning": false)")->response.body);
   EXPECT_EQ(string_at(plain, {"choices", "0", "message", "content"}), "<think>\nhmm</think>\n\nyes");
+  EXPECT_EQ(string_at(plain, {"usage", "completion_tokens_details", "reasoning_tokens"}), "0");
+  EXPECT_NE(plain.find("choices")->as<io::JsonValue::Array>()->at(0).find("message"), nullptr);
+  EXPECT_NE(run(R"(, "separate_reasoning": false)")->response.body.find(R"("reasoning_content":null)"),
+            std::string::npos);
   const std::string stream = run(R"(, "stream": true)")->streamed;
   EXPECT_NE(stream.find(R"("delta":{"reasoning_content":"hm"})"), stream.npos) << stream;
   EXPECT_NE(stream.find(R"("delta":{"reasoning_content":"m","content":"yes"})"), stream.npos) << stream;

@@ -87,14 +87,15 @@ class OpenAi(unittest.TestCase):
         with self.open("wrong") as stranger, self.assertRaises(openai.AuthenticationError):
             stranger.models.list()
         with self.assertRaises(openai.BadRequestError):
-            self.client.chat.completions.create(model="tiny", messages=MESSAGES, response_format={"type": "json_object"})
+            self.client.chat.completions.create(model="tiny", messages=MESSAGES, response_format={"type": "xml"})
 
     def test_leaving_a_stream_frees_the_slot(self):
         stream = self.client.completions.create(model="tiny", prompt="a", max_tokens=2000, stream=True,
                                                 extra_body={"ignore_eos": True})
         next(iter(stream))
         stream.close()
-        answer = self.client.completions.create(model="tiny", prompt="a", max_tokens=1)  # the only slot
+        self.server.wait_for_metric("num_running_reqs", 0)  # the only slot
+        answer = self.client.completions.create(model="tiny", prompt="a", max_tokens=1)
         self.assertEqual(answer.usage.completion_tokens, 1)
 
 
@@ -108,6 +109,7 @@ class Prometheus(unittest.TestCase):
         server.wait_for_metric("generation_tokens_total", 8)
         families = {f.name: f for f in text_string_to_metric_families(server.get("/metrics")[2])}
         self.assertEqual(families["sluice:generation_tokens"].type, "counter")
+        self.assertGreater(families.pop("process_resident_memory_bytes").samples[0].value, 0)
         for family in families.values():
             self.assertIn(family.type, ("counter", "gauge", "histogram"))
             self.assertTrue(family.documentation and family.samples, family.name)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page at / in headless Chromium: it names the model, chats, shows the speed, and shows errors.
+"""The page at / in headless Chromium: it names the model, chats, shows thoughts, calls, speed and errors, and fits.
 
 usage: playground_test.py PROGRAM SOURCE_FOLDER [unittest arguments]   exit code 77: there is no Chromium
+With SLUICE_SCREENSHOTS=FOLDER it leaves a picture of each width there.
 """
+import base64
 import fcntl
 import json
 import os
@@ -131,6 +133,79 @@ class Playground(unittest.TestCase):
         server.wait_for_metric("num_running_reqs", 0)
         failures = [e for e in browser.events if e.get("method") == "Runtime.exceptionThrown"]
         self.assertEqual(failures, [])
+
+    def test_system_prompt_and_thoughts(self):
+        server, browser = self.open("--reasoning-parser", "deepseek-r1")  # takes all for a thought until </think>
+        browser.wait_for("document.getElementById('model').textContent == 'tiny'")
+        self.say(browser, "Once", system="Be brief.", max_tokens="20", temperature="0", top_p="0.5")
+        browser.wait_for("document.querySelector('.stats') != null")
+        status, answer = server.post("/v1/chat/completions", {
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Once"}],
+            "max_tokens": 20, "temperature": 0, "top_p": 0.5})
+        message, usage = answer["choices"][0]["message"], answer["usage"]
+        self.assertEqual(browser.evaluate("document.querySelector('.thought div').textContent"), message["reasoning_content"])
+        self.assertEqual(browser.evaluate("document.querySelector('.assistant').textContent"), message["content"])
+        self.assertEqual(usage["completion_tokens_details"]["reasoning_tokens"], usage["completion_tokens"])
+        self.assertRegex(browser.evaluate("document.querySelector('.stats').textContent"),
+                         rf"tokens/s, {usage['completion_tokens']} tokens, first after \d+ ms, {usage['completion_tokens']} of them thought")
+        self.assertIn("Thought for", browser.evaluate("document.querySelector('summary').textContent"))
+        browser.evaluate("document.getElementById('clear').click()")
+        self.assertEqual(browser.evaluate("[...document.querySelectorAll('.message')].length"), 0)
+
+    CONVERSATION = r"""
+      document.querySelector(".empty").remove();
+      const say = (text) => add(add($("log"), "div", "turn mine"), "div", "message user", text);
+      say("How warm is it in Lisbon, and is <b>that</b> usual for the season?");
+      const first = new Answer();
+      first.take({reasoning_content: "I need the weather of today, and the mean of the month. A tool has the first."});
+      first.take({tool_calls: [{index: 0, id: "c1", function: {name: "weather", arguments: '{"city": "Lis'}}]});
+      first.take({tool_calls: [{index: 0, function: {arguments: 'bon", "unit": "celsius"}'}}]});
+      first.end();
+      const second = new Answer();
+      second.take({content: "It is 19 \u00b0C in Lisbon.\n\nThe mean high of November is 18 \u00b0C, so this is what you would expect; "});
+      second.take({content: "nights fall to 12 \u00b0C.\n\n" + "averylongwordwithoutanyplacetobreakit".repeat(6)});
+      second.finish({completion_tokens: 48, completion_tokens_details: {reasoning_tokens: 0}}, {predicted_per_second: 41.3});
+      second.end();
+      $("log").scrollTop = 0;
+    """
+
+    def test_it_fits_at_three_widths(self):
+        server, browser = self.open()
+        browser.wait_for("document.getElementById('model').textContent == 'tiny'")
+        browser.evaluate(self.CONVERSATION)
+        self.assertEqual(browser.evaluate("document.querySelector('.call pre').textContent"),
+                         '{"city": "Lisbon", "unit": "celsius"}')
+        self.assertEqual(browser.evaluate("JSON.stringify(first.message().tool_calls[0])"), json.dumps(
+            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Lisbon", "unit": "celsius"}'}},
+            separators=(",", ":")))
+        folder = os.environ.get("SLUICE_SCREENSHOTS")
+        for width, height in ((1440, 900), (1100, 800), (390, 844)):
+            browser.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+            for settings in (False, True):
+                browser.evaluate(f"open_settings({json.dumps(settings)})")
+                wrong = browser.evaluate("""(() => {
+                  const box = (element) => element.getBoundingClientRect(), seen = (element) => box(element).width > 0;
+                  const wrong = [], inside = (a, b) => a.left >= b.left - 1 && a.right <= b.right + 1 && a.top >= b.top - 1 && a.bottom <= b.bottom + 1;
+                  if (document.documentElement.scrollWidth > innerWidth) wrong.push("the page scrolls sideways");
+                  if (!inside(box($("send")), box(document.querySelector(".composer")))) wrong.push("Send is outside of its row");
+                  for (const element of document.querySelectorAll("header, header > *, form, #log, aside, button, input, textarea"))
+                    if (seen(element) && !element.closest("aside") && !inside(box(element), {left: 0, top: 0, right: innerWidth, bottom: innerHeight}))
+                      wrong.push(`${element.tagName} ${element.id} is outside of the window`);
+                  const pen = document.createElement("canvas").getContext("2d");
+                  for (const element of document.querySelectorAll("input[placeholder], textarea[placeholder]")) {
+                    const style = getComputedStyle(element);
+                    pen.font = style.font;
+                    const room = element.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+                    if (seen(element) && pen.measureText(element.placeholder).width > room) wrong.push(`${element.id}'s placeholder is cut`);
+                  }
+                  return wrong;
+                })()""")
+                self.assertEqual(wrong, [], (width, settings))
+                self.assertTrue(browser.evaluate("$('panel').getBoundingClientRect().width > 0") or not settings)
+                if folder and (width < 1000 or not settings):
+                    picture = browser.call("Page.captureScreenshot", format="png")["data"]
+                    name = f"playground-{width}{'-settings' if settings else ''}.png"
+                    (pathlib.Path(folder) / name).write_bytes(base64.b64decode(picture))
 
     def test_key(self):
         server, browser = self.open("--api-key", "secret")

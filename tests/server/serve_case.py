@@ -4,6 +4,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import time
 import unittest
 
 from serve_driver import Server, endless_model
@@ -39,6 +40,16 @@ class WithServer(unittest.TestCase):
         status, answer = self.server.post(path, body, **options)
         self.assertEqual(status, 200, answer)
         return answer
+
+    @classmethod
+    def tokens_for(cls, seconds):
+        """How many tokens one request alone makes in that time here, at least 100: with sanitizers it is minutes for what
+        a fast machine does in less than a test needs to look."""
+        begin = time.monotonic()
+        body = {"text": "Once", "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}}
+        status, answer = cls.server.post("/generate", body)
+        assert status == 200, answer
+        return max(100, round(100 * seconds / (time.monotonic() - begin)))
 
     def refused(self, path, body, param=None, needle="", status=400, code=None, **options):
         """An error object of OpenAI's form; the server still lives."""

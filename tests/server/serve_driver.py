@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 
-TIMEOUT = 60
+TIMEOUT = 120
 
 
 class Server:

@@ -160,7 +160,9 @@ class Endpoints(WithServer):
         self.assertEqual(self.server.get("/v1/models/other")[0], 404)
         info = json.loads(self.server.get("/get_model_info")[2])
         self.assertEqual((info["architecture"], info["is_generation"]), ("NemotronHForCausalLM", True))
-        self.assertIn("sluice", json.loads(self.server.get("/version")[2])["version"])
+        version = json.loads(self.server.get("/version")[2])
+        self.assertRegex(version["version"], r"^[0-9]+\.[0-9]+\.[0-9]+$")  # as clients compare it
+        self.assertIn("sluice " + version["version"], version["build"])
 
     def test_tokenize_and_back(self):
         text = "Gr\u00fc\u00dfe, \u4e16\u754c \U0001f600 <|im_end|>"
@@ -185,21 +187,37 @@ class Endpoints(WithServer):
         self.server.wait_for_metric("generation_tokens_total", before + 8)
         status, headers, text = self.server.get("/metrics")
         self.assertTrue(headers["Content-Type"].startswith("text/plain; version=0.0.4"))
-        line = re.compile(r'sluice:[a-z_0-9]+\{model_name="tiny"(,[a-z_]+="[^"]*")?\} (\+Inf|NaN|[-+.e0-9]+)$')
+        line = re.compile(r'sluice:[a-z_0-9]+\{model_name="tiny"(,[a-z_]+="[^"]*")*\} (\+Inf|NaN|[-+.e0-9]+)$')
         names, typed = set(), set()
         for row in text.splitlines():
             if row.startswith("#"):
                 typed.add(row.split()[2])
+                continue
+            if row.startswith("process_resident_memory_bytes "):
+                self.assertTrue(10e6 < float(row.split()[1]) < 10e9, row)
                 continue
             self.assertRegex(row, line)
             names.add(re.sub(r"_(bucket|sum|count)$", "", row.split("{")[0]))
         self.assertEqual({n for n in names if n not in typed}, set())
         for name in ("num_running_reqs", "num_queue_reqs", "token_usage", "gen_throughput", "cache_hit_rate",
                      "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
-                     "prompt_tokens_total", "generation_tokens_total", "spec_accept_length", "spec_accept_rate"):
+                     "prompt_tokens_total", "generation_tokens_total", "spec_accept_length", "spec_accept_rate",
+                     "http_connections", "http_bodies_waiting", "http_responses_total", "cache_config_info"):
             self.assertIn("sluice:" + name, names)
         buckets = [float(r.rsplit(" ", 1)[1]) for r in text.splitlines() if "e2e_request_latency_seconds_bucket" in r]
         self.assertEqual(buckets, sorted(buckets))
+
+    def test_answers_are_counted_by_status(self):
+        count = lambda status: sum(float(r.rsplit(" ", 1)[1]) for r in self.server.get("/metrics")[2].splitlines()
+                                   if r.startswith("sluice:http_responses_total{") and f'status="{status}"' in r)
+        before = {status: count(status) for status in (200, 400, 404, 413)}
+        for _ in range(3):
+            self.refused("/v1/completions", {"prompt": "a", "temperature": -1})
+        self.server.get("/nowhere")
+        self.server.raw(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n")
+        self.assertEqual([count(s) - before[s] for s in (400, 404, 413)], [3, 1, 1])
+        self.assertGreater(count(200), before[200])
+        self.assertGreaterEqual(self.server.metric("http_connections"), 1)
 
     def test_prefix_cache_and_flush(self):
         # Longer than a block, and a fresh beginning.
@@ -223,8 +241,14 @@ class Endpoints(WithServer):
         status, headers, _ = self.server.request("OPTIONS", "/v1/completions", headers={
             "Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})
         self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (403, None))
-        status, headers, _ = self.server.request("GET", "/v1/models", headers={"Origin": "http://evil.example"})
-        self.assertIsNone(headers["Access-Control-Allow-Origin"])
+        for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("POST", "/flush_cache"), ("POST", "/abort_request"),
+                             ("POST", "/v1/completions")):
+            for foreign in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+                status, headers, text = self.server.request(method, path, "" if method == "POST" else None, foreign)
+                self.assertEqual((status, json.loads(text)["error"]["code"]), (403, "origin_not_allowed"))
+                self.assertIsNone(headers["Access-Control-Allow-Origin"])
+        own = f"http://127.0.0.1:{self.server.port}"
+        self.assertEqual(self.server.request("POST", "/flush_cache", "", {"Origin": own})[0], 200)
         status, _, text = self.server.request("GET", "/v1/models", headers={"Host": "evil.example:80"})
         self.assertEqual((status, json.loads(text)["error"]["code"]), (403, "host_not_allowed"))
         self.refused("/v1/completions", '{"prompt": "a"}', status=415, needle="application/json",

@@ -6,7 +6,7 @@ no block is in use (cached ones are free to be taken), descriptors and threads a
 greedy text of a known prompt is what it was. Resident memory may not grow, by this rule:
 
   the first fifth of the rounds is not looked at (buffers, caches and the allocator's arenas fill up);
-  the median of the later half's samples <= the median of the earlier half's + SLACK MiB + 64 bytes a request of the later half
+  the median of the later half's samples <= the median of the earlier half's + SLACK MiB + 64 bytes per request of the later half
 
 Medians, because single samples swing by up to half a small model with the reloads between them. 64 bytes is less than the smallest thing that a request owns (a string, a map's node), so one leaked object a request
 shows as soon as the requests outnumber the slack, which is what the allocator's arenas move by themselves.
@@ -24,14 +24,18 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from checkpoint_bytes import read_checkpoint  # noqa: E402
+from scripted_model import TOOL_TEMPLATE  # noqa: E402
 from serve_driver import Server  # noqa: E402
 from soak_clients import Client  # noqa: E402
 
 BYTES_A_REQUEST = 64
+GRAMMARS = 300  # more than a server keeps compiled
 SETTLE_SECONDS = 20  # from the last client's end until the server must be idle; a step takes far less
 PROMPT = "Henry meditated awhile all to himself early the next morning as"
 
@@ -43,21 +47,34 @@ def say(line):
 class Watched:
     """A server, its clients, and what it held in each silence."""
 
-    def __init__(self, name, program, model, words, clients, seed):
+    def __init__(self, name, program, model, words, clients, seed, grammars):
         self.name = name
+        template = tempfile.NamedTemporaryFile("w", suffix=".jinja")  # the models' own know no tools
+        template.write(TOOL_TEMPLATE)
+        template.flush()
         # A small cache and a short queue: blocks are taken from others, answers pre-empted, requests refused.
         self.server = Server(program, model, "--served-model-name", name, "--max-running-requests", 8,
                              "--max-queued-requests", 24, "--max-total-tokens", 8192, "--context-length", 1024,
-                             "--max-connections", 256, "--log-level", "warning", *words)
+                             "--max-connections", 256, "--log-level", "warning", "--chat-template", template.name,
+                             "--enable-priority-scheduling", "--allow-weight-update", *words)
+        template.close()
         self.process = pathlib.Path(f"/proc/{self.server.process.pid}")
         self.seeds = iter(range(seed * 1_000_000, (seed + 1) * 1_000_000))
         self.clients, self.samples, self.failures, self.counts = clients, [], [], {}
         self.refused = self.requests = 0
         self.greedy = self.answer()
         for _ in range(2):  # the first reload holds two models and leaves room for the next
-            status, answer = self.server.post("/update_weights_from_disk", {})
+            status, answer = self.server.post("/update_weights_from_disk", {"model_path": str(model)})
             if status != 200:
                 raise RuntimeError(f"{name}: {status} for a reload: {answer}")
+        # At least one: it begins the masks' thread.
+        self.tensors = read_checkpoint(pathlib.Path(model))
+        first = Client(self.server, 1024, next(self.seeds), self.tensors)
+        first.fill_grammar_cache(grammars)
+        for _ in range(2):  # tensors that came by themselves are kept beside the model
+            first.update_tensors(everything=True)
+            first.give_memory_back()
+        first.close()
         self.settle(None)
         self.descriptors, self.threads = self.held()
 
@@ -96,12 +113,13 @@ class Watched:
         """The clients of one round, as threads."""
         def run(client):
             try:
+                client.act()  # at least once: a round may be over before it begins on a busy machine
                 while time.monotonic() < until:
                     client.act()
             except Exception as error:  # whatever it is, the client did not get what it should
-                self.failures.append(f"{type(error).__name__}: {error}")
+                self.failures.append(f"{client.doing}: {type(error).__name__}: {error}")
             client.close()
-        clients = [Client(self.server, 1024, next(self.seeds), privileged=i == 0) for i in range(self.clients)]
+        clients = [Client(self.server, 1024, next(self.seeds), None if i else self.tensors) for i in range(self.clients)]
         threads = [threading.Thread(target=run, args=(c,)) for c in clients]
         return clients, threads
 
@@ -198,13 +216,14 @@ def arguments():
 def main():
     o = arguments()
     watched, where = [], machine(o.source)
+    grammars = GRAMMARS if o.minutes >= 5 else 1
     try:
         watched.append(Watched("tiny-nemotron-h", o.program.resolve(), o.source / "models" / "tiny-nemotron-h",
-                               ("--dtype", "float32"), o.clients, o.seed))
+                               ("--dtype", "float32"), o.clients, o.seed, grammars))
         if o.mtp_model:
             watched.append(Watched(o.mtp_model.name + " with NEXTN", o.program.resolve(), o.mtp_model,
                                    ("--dtype", "float32", "--speculative-algorithm", "NEXTN", "--speculative-num-steps", 2),
-                                   o.clients, o.seed + 1))
+                                   o.clients, o.seed + 1, grammars))
         loaded = 0.0
         while loaded < 60 * o.minutes and not any(w.failures for w in watched):
             if o.before_round:

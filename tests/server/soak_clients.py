@@ -5,13 +5,15 @@ import contextlib
 import http.client
 import json
 import random
+import re
 import socket
 import struct
 import time
 
+from checkpoint_bytes import SharedTensors
 from serve_driver import raw_post
 
-TIMEOUT = 120
+TIMEOUT = 300  # of a machine that does other things too
 WORDS = ("river lamp Henry house winter seven gold quiet morning boat paper window garden stone letter bread "
          "Gr\u00fc\u00dfe \u4e16\u754c \U0001f600 naive, 42 3.14 -- \"so\" {x} \n").split(" ")
 BROKEN = (
@@ -22,6 +24,14 @@ BROKEN = (
 )
 NO_HTTP = (b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n",
            b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 40000 + b"\r\n\r\n")
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Riga"]}, "days": {"type": "integer"}},
+           "required": ["city", "days"]}
+BAD_CONSTRAINTS = (
+    {"regex": "(" * 20}, {"regex": "[a"}, {"regex": "a" * 9000}, {"ebnf": "root ::= nobody"}, {"ebnf": "root ::= ((("},
+    {"guided_json": {"type": "object", "not": {}}}, {"guided_json": {"$ref": "#/nowhere"}}, {"guided_json": {"type": "thing"}},
+    {"response_format": {"type": "json_schema"}}, {"guided_choice": []}, {"regex": "a", "ebnf": 'root ::= "a"'},
+    {"guided_json": {"type": "array", "items": {"type": "integer"}, "minItems": 10**9}}, {"structural_tag": "{"},
+)
 
 
 class Unexpected(Exception):
@@ -31,21 +41,26 @@ class Unexpected(Exception):
 class Client:
     """One thread's clients of a server. `counts` (name to number) is its own."""
 
-    def __init__(self, server, context, seed, privileged):
+    def __init__(self, server, context, seed, tensors=None):
+        """`tensors` of the model's checkpoint: for the one client of a server that may do what concerns everybody."""
         self.server, self.context, self.random = server, context, random.Random(seed)
         self.counts, self.refused, self.name = {}, 0, f"c{seed}-"
+        self.doing = ""
         self.kept = None  # a connection that is used again
         self.actions = [
             (10, self.whole), (14, self.stream), (3, self.scored), (3, self.several_prompts), (4, self.leave_in_stream),
             (4, self.leave_at_once), (3, self.abort_by_name), (5, self.malformed), (2, self.no_http), (2, self.over_long),
-            (1, self.half_open), (2, self.slow_reader), (1, self.slow_sender), (6, self.tokenize), (4, self.look)]
-        if privileged:  # one client of a server, or nothing would ever be cached or finished
-            self.actions += [(8, self.full_queue), (6, self.flush), (3, self.abort_all), (3, self.reload)]
+            (1, self.half_open), (2, self.slow_reader), (1, self.slow_sender), (6, self.tokenize), (4, self.look),
+            (6, self.other_api), (8, self.tools), (8, self.constrained), (2, self.bad_constraint)]
+        self.tensors = tensors
+        if tensors:  # one client of a server, or nothing would ever be cached or finished
+            self.actions += [(8, self.full_queue), (6, self.flush), (3, self.abort_all), (3, self.reload),
+                             (5, self.pause), (3, self.update_tensors), (3, self.give_memory_back)]
 
     def act(self):
         action = self.random.choices([a for _, a in self.actions], [w for w, _ in self.actions])[0]
+        name = self.doing = action.__name__
         action()
-        name = action.__name__
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def close(self):
@@ -62,21 +77,26 @@ class Client:
     def request(self, method, path, body=None, headers=None):
         """(status, headers, text), over a fresh connection or the kept one."""
         kept = self.random.random() < 0.5
-        if kept and self.kept is None:
+        reused = kept and self.kept is not None
+        if kept and not reused:
             self.kept = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=TIMEOUT)
         connection = self.kept if kept else http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=TIMEOUT)
         data = json.dumps(body) if body is not None and not isinstance(body, bytes) else body
         head = {"Content-Type": "application/json"} if body is not None else {}
+        self.doing = f"{self.doing.partition(' ')[0]} {path}"
         try:
             connection.request(method, path, data, {**head, **(headers or {})})
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read().decode()
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            # A connection that was idle for too long has been closed by the server.
+            if not reused or not isinstance(error, (BrokenPipeError, ConnectionResetError)):
+                raise
         finally:
             if not kept:
                 connection.close()
+        return self.request(method, path, body, headers)
 
     def expect(self, wanted, method, path, body=None):
         """The parsed body of an answer with a wanted status; None for a full queue, which is always a right answer."""
@@ -106,19 +126,44 @@ class Client:
             p["n"] = r.randint(2, 4)
         return p
 
+    def handling(self):
+        """Fields beside the sampling: who goes first, who shares prefixes, who waits how long."""
+        r = self.random
+        draws = {"priority": lambda: r.randint(-3, 3), "cache_salt": lambda: f"tenant {r.randrange(3)}",
+                 "timeout": lambda: r.choice((0.01, 0.1, 5)), "queue_timeout": lambda: r.choice((0.01, 0.1, 5))}
+        return {name: draw() for name, draw in draws.items() if r.random() < 0.15}
+
+    def events(self, path, body):
+        """The data of a stream's events, without the closing one; None if it was refused, or waited too long."""
+        status, headers, text = self.request("POST", path, {**body, "stream": True})
+        if status == 503:
+            self.refused += 1
+            self.require(headers["Retry-After"], "503 without Retry-After")
+            return None
+        self.require(status == 200, f"{status} for {path} {str(body)[:300]}: {text[:300]}")
+        lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+        if body.keys() & {"queue_timeout", "timeout"} and '"timed_out"' in lines[-1]:  # one of several answers, after others had begun
+            self.refused += 1
+            return None
+        if path not in ("/v1/messages", "/v1/responses"):
+            self.require(lines[-1] == "[DONE]", f"a stream of {path} ends with {lines[-1][:300]}")
+            lines.pop()
+        return [json.loads(line) for line in lines if line != "[DONE]"]
+
     def work(self):
         """(path, body) of a random good request."""
         r = self.random
         kind = r.choice(("completions", "chat", "generate"))
+        handling = self.handling()
         if kind == "completions":
-            body = {"prompt": self.text(), **self.sampling("max_tokens"), **({"logprobs": 3} if r.random() < 0.3 else {})}
+            body = {"prompt": self.text(), **handling, **self.sampling("max_tokens"), **({"logprobs": 3} if r.random() < 0.3 else {})}
             return "/v1/completions", body
         if kind == "chat":
             turns = [{"role": role, "content": self.text()} for role in ("user", "assistant", "user")[r.choice((0, 2)):]]
             more = {"logprobs": True, "top_logprobs": r.randint(0, 5)} if r.random() < 0.3 else {}
-            return "/v1/chat/completions", {"messages": turns, **self.sampling("max_tokens"), **more}
+            return "/v1/chat/completions", {"messages": turns, **handling, **self.sampling("max_tokens"), **more}
         more = {"return_logprob": True, "top_logprobs_num": 2} if r.random() < 0.3 else {}
-        return "/generate", {"text": self.text(), "sampling_params": self.sampling("max_new_tokens"), **more}
+        return "/generate", {"text": self.text(), "sampling_params": self.sampling("max_new_tokens"), **handling, **more}
 
     def long_stream(self, **extra):
         """The bytes of a request whose answer fills the context."""
@@ -151,16 +196,113 @@ class Client:
         self.require(set(ends) <= {"stop", "length", "abort"}, f"ends {ends}")
 
     def stream(self):
-        path, body = self.work()
-        status, headers, text = self.request("POST", path, {**body, "stream": True})
-        if status == 503:
-            self.refused += 1
-            return self.require(headers["Retry-After"], "503 without Retry-After")
-        self.require(status == 200, f"{status} for {path}: {text[:300]}")
-        events = [e for e in text.split("\n\n") if e and not e.startswith(":")]
-        self.require(events[-1] == "data: [DONE]", f"a stream of {path} ends with {events[-1][:300]}")
-        for event in events[:-1]:
-            json.loads(event.removeprefix("data: "))
+        self.events(*self.work())
+
+    def other_api(self):
+        r, tokens = self.random, self.random.randint(1, 30)
+        said = [{"role": "user", "content": "Once " * r.randint(1, 50)}]
+        path, body = r.choice((("/v1/messages", {"messages": said, "system": "Be brief.", "max_tokens": tokens}),
+                               ("/v1/responses", {"input": said, "instructions": "Be brief.", "max_output_tokens": tokens})))
+        body = {**body, **self.handling()}
+        if r.random() < 0.2:
+            count = self.expect({200}, "POST", "/v1/messages/count_tokens", {"messages": said})
+            self.require(count["input_tokens"] > 0, f"count_tokens: {count}")
+        if r.random() < 0.5:
+            answer = self.expect({200}, "POST", path, body)
+            self.require(answer is None or answer.get("type", answer.get("object")) in ("message", "response"), f"{path}: {answer}")
+        elif (events := self.events(path, body)) is not None:
+            last = events[-1]["type"]
+            self.require(last in ("message_stop", "response.completed", "response.incomplete"), f"{path} ends with {events[-1]}")
+
+    def tools(self):
+        """Calls of tools, whole and streamed. A trained story-teller makes none by itself; where it must, its arguments are right."""
+        r = self.random
+        offered = [{"type": "function", "function": {"name": name, "parameters": WEATHER, **({"strict": True} if r.random() < 0.3 else {})}}
+                   for name in ("weather", "forecast")[:r.randint(1, 2)]]
+        choice = r.choice(("auto", "none", "required", {"type": "function", "function": {"name": "weather"}}))
+        turns = [{"role": "user", "content": self.text()}]
+        if r.random() < 0.3:
+            call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "days": 1}'}}
+            turns += [{"role": "assistant", "content": None, "tool_calls": [call]},
+                      {"role": "tool", "tool_call_id": "call_1", "content": "It rains."}, {"role": "user", "content": "Thanks"}]
+        body = {"messages": turns, "tools": offered, "tool_choice": choice, "max_tokens": r.choice((8, 48, 96)),
+                "temperature": r.choice((0, 0.7)), **({"parallel_tool_calls": False} if r.random() < 0.3 else {}), **self.handling()}
+        calls, path, end = {}, "/v1/chat/completions", None
+        if r.random() < 0.5:
+            if (answer := self.expect({200}, "POST", path, body)) is None:
+                return
+            parts, end = answer["choices"][0]["message"].get("tool_calls") or [], answer["choices"][0]["finish_reason"]
+            calls = {i: [c["function"]["name"], c["function"]["arguments"]] for i, c in enumerate(parts)}
+        else:
+            if (events := self.events(path, body)) is None:
+                return
+            for choices in (e["choices"] for e in events if e["choices"]):
+                end = choices[0]["finish_reason"] or end
+                for c in choices[0]["delta"].get("tool_calls") or []:
+                    call = calls.setdefault(c["index"], ["", ""])
+                    call[0] += c["function"].get("name") or ""
+                    call[1] += c["function"].get("arguments") or ""
+        self.require(end in ("stop", "length", "abort", "tool_calls"), f"{end} ends a chat with tools")
+        if end not in ("tool_calls", "stop"):  # cut, perhaps in a call
+            return
+        self.require(bool(calls) == (end == "tool_calls"), f"{end} with the calls {calls}")
+        must = choice == "required" or isinstance(choice, dict)
+        self.require(not must or calls, f"{choice} and no call")
+        for name, arguments in calls.values():
+            self.require(not must or name in ("weather", "forecast"), f"a call of {name}")
+            self.require(not must or json.loads(arguments)["city"] in ("Oslo", "Riga"), f"arguments {arguments}")
+
+    def constraint(self, new):
+        """(fields that ask for it, whether a complete text keeps to it); a new one is compiled."""
+        r = self.random
+        which = r.randrange(1_000_000) if new else r.randrange(4)
+        word = f"w{which}"
+        schema = {"type": "object", "properties": {word: {"enum": [1, which]}, "ok": {"type": "boolean"}}, "required": [word, "ok"]}
+        return r.choice((
+            ({"guided_json": schema}, lambda s: json.loads(s)[word] in (1, which)),
+            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+             lambda s: isinstance(json.loads(s)["ok"], bool)),
+            ({"response_format": {"type": "json_object"}}, lambda s: isinstance(json.loads(s), dict)),
+            ({"regex": f"{word}-[0-9]{{2}}"}, lambda s: re.fullmatch(f"{word}-[0-9]{{2}}", s)),
+            ({"ebnf": f'root ::= "{word}" [ab]* "."'}, lambda s: re.fullmatch(f"{word}[ab]*\\.", s)),
+            ({"guided_choice": [word, "yes"]}, lambda s: s in (word, "yes")),
+            ({"structural_tag": json.dumps({"type": "structural_tag", "triggers": ["<w"], "structures": [
+                {"begin": f"<{word}>", "schema": schema, "end": "</w>"}]})}, lambda s: True)))
+
+    def fill_grammar_cache(self, number):
+        """So that it does not grow any more while others watch."""
+        for _ in range(number):
+            self.expect({200}, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, **self.constraint(new=True)[0]})
+
+    def constrained(self):
+        """Half of the constraints are new to the server: its cache of compiled ones must stay within its bounds."""
+        r = self.random
+        fields, right = self.constraint(new=r.random() < 0.5)
+        body = {"max_tokens": r.choice((4, 40, 80)), "temperature": r.choice((0, 0.7, 1.3)), **fields, **self.handling()}
+        path, body = r.choice((("/v1/chat/completions", {"messages": [{"role": "user", "content": self.text()}], **body}),
+                               ("/v1/completions", {"prompt": self.text(), **body})))
+        if r.random() < 0.5:
+            if (answer := self.expect({200}, "POST", path, body)) is None:
+                return
+            choice = answer["choices"][0]
+            said, end = choice["text"] if "text" in choice else choice["message"]["content"], choice["finish_reason"]
+        else:
+            if (events := self.events(path, body)) is None:
+                return
+            chosen = [e["choices"][0] for e in events if e["choices"]]
+            said = "".join((c["text"] if "text" in c else c["delta"].get("content")) or "" for c in chosen)
+            end = next((c["finish_reason"] for c in reversed(chosen) if c["finish_reason"]), None)
+        self.require(end in ("stop", "length", "abort"), f"{end} ends a constrained text")
+        if end == "stop":
+            try:
+                good = right(said)
+            except (KeyError, ValueError):
+                good = False
+            self.require(good, f"{said!r} for {fields}")
+
+    def bad_constraint(self):
+        answer = self.expect({400}, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 4, **self.random.choice(BAD_CONSTRAINTS)})
+        self.require(answer is None or answer["error"]["message"], "an error without a sentence")
 
     def scored(self):
         body = {"prompt": self.text(20, 200), "max_tokens": self.random.choice((0, 2)), "echo": True, "logprobs": 2}
@@ -283,5 +425,42 @@ class Client:
     def abort_all(self):
         self.require(self.expect({200}, "POST", "/abort_request", {"abort_all": True})["success"], "abort_all")
 
+    @contextlib.contextmanager
+    def paused(self, *modes):
+        self.expect({200}, "POST", "/pause_generation", {"mode": self.random.choice(modes)})
+        yield
+        while self.expect({200}, "POST", "/continue_generation", {}) is None:  # or nobody is served any more
+            time.sleep(0.05)
+
+    def pause(self):
+        with self.paused("abort", "retract", "in_place"):
+            time.sleep(self.random.choice((0, 0.01, 0.1)))
+            if self.random.random() < 0.3:
+                self.update_tensors()
+
+    def update_tensors(self, everything=False):
+        """Some tensors by themselves, in one call or in two that belong together."""
+        r, names = self.random, self.random.sample(sorted(self.tensors), len(self.tensors) if everything else 6)
+        several = r.random() < 0.5
+        if several:
+            self.expect({200}, "POST", "/begin_weight_update", {})
+        for part in (names[:3], names[3:]) if several else (names,):
+            with SharedTensors({name: self.tensors[name] for name in part}) as spec:
+                answer = self.expect({200}, "POST", "/update_weights_from_tensor", {**spec, "weight_version": f"v{r.randrange(10)}"})
+                self.require(answer["success"], f"update_weights_from_tensor: {answer}")
+        if several:
+            self.expect({200}, "POST", "/end_weight_update", {})
+
+    def give_memory_back(self):
+        """What a trainer does between two steps; the weights that had come as tensors come from the checkpoint again."""
+        self.reload()
+        with self.paused("abort", "retract"):
+            tags = self.random.choice((["weights"], ["kv_cache"], ["kv_cache", "weights"]))
+            self.expect({200}, "POST", "/release_memory_occupation", {"tags": tags})
+            time.sleep(self.random.choice((0, 0.05)))
+            self.expect({200}, "POST", "/resume_memory_occupation", {"tags": tags})
+
     def reload(self):
-        self.require(self.expect({200}, "POST", "/update_weights_from_disk", {})["success"], "update_weights_from_disk")
+        path = self.expect({200}, "GET", "/get_model_info")["model_path"]
+        answer = self.expect({200}, "POST", "/update_weights_from_disk", {"model_path": path})
+        self.require(answer["success"], "update_weights_from_disk")

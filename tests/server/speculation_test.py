@@ -138,7 +138,8 @@ class Pair:
         self.assertGreaterEqual(self.drafting.metric("spec_accept_length"), 1)
         usage = self.ok(self.drafting, "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0,
                                                            "ignore_eos": True})["usage"]
-        self.assertEqual(usage["completion_tokens_details"], {"accepted_prediction_tokens": accepted,
+        self.assertEqual(usage["completion_tokens_details"], {"reasoning_tokens": 0,
+                                                              "accepted_prediction_tokens": accepted,
                                                               "rejected_prediction_tokens": drafted - accepted})
         steps = lambda server: json.loads(server.get("/get_model_info")[2])["speculative_num_steps"]
         self.assertEqual((steps(self.drafting), steps(self.plain)), (3, 0))

@@ -106,28 +106,31 @@ class Stress(WithServer):
         for s in sockets:
             s.close()
 
-    def test_s20_more_connections_than_there_is_room_for(self):
-        idle = []
-        while len(idle) < 100:  # until the server has seen the ends of the last test's connections
-            s = self.server.connect()
-            s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            if s.recv(4096).startswith(b"HTTP/1.1 200"):
-                idle.append(s)
-            else:
-                s.close()
-        refused = 0
-        for _ in range(2000):
-            with self.server.connect() as s:
-                answer = s.recv(4096).decode()
-                refused += answer.startswith("HTTP/1.1 503 ") and "Retry-After: 1" in answer
-        self.assertEqual(refused, 2000)
-        for s in idle:
+    def test_s11_long_bodies_do_not_delay_short_ones(self):
+        for long in (b'{"prompt": "' + b"word " * 2_000_000 + b'"}', b'{"prompt": [' + b"1234," * 2_000_000 + b"1]}"):
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                begin = time.monotonic()
+                running = [pool.submit(self.server.post, "/v1/completions", long) for _ in range(4)]
+                worst = 0
+                while not all(r.done() for r in running):
+                    sent = time.monotonic()
+                    self.ok("/v1/completions", {"prompt": "a", "max_tokens": 1})
+                    worst = max(worst, time.monotonic() - sent)
+                self.assertEqual({r.result()[1]["error"]["code"] for r in running}, {"context_length_exceeded"})
+                # Behind the long ones it would take as long as they do.
+                self.assertLess(worst, max(1, (time.monotonic() - begin) / 3))
+
+    def test_s20_silent_connections_lock_nobody_out(self):
+        silent = []
+        for i in range(500):  # of 100 that there is room for
+            silent.append(self.server.connect())
+            if i % 3 == 1:
+                silent[-1].sendall(b"GET /health HTTP/1.1\r\nHost: local")
+            if i % 50 == 49:
+                self.ok("/v1/completions", {"prompt": "a", "max_tokens": 1})
+                self.assertEqual(self.server.get("/health")[0], 200)
+        for s in silent:
             s.close()
-        for _ in range(100):  # the server sees the ends one by one
-            if self.server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(
-                    "HTTP/1.1 200"):
-                break
-            time.sleep(0.02)
         self.assertEqual(self.server.get("/health")[0], 200)
 
     def test_many_at_once_get_what_one_alone_gets(self):

@@ -7,6 +7,8 @@
 #include <functional>
 #include <random>
 
+#include "tests/support/random.h"
+
 namespace sluice {
 namespace {
 
@@ -46,9 +48,7 @@ TEST(MoeSpec, TheArchitecturesExampleParses) {
 }
 
 TEST(MoeSpec, RoundTripOfRandomSpecs) {
-  const auto seed = std::random_device{}();
-  std::printf("seed %u\n", seed);
-  std::mt19937 rng(seed);
+  std::mt19937 rng = test::rng();
   const auto flip = [&] { return rng() % 2 == 0; };
   for (int i = 0; i < 5000; ++i) {
     MoeSpec s;

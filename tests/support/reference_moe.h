@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused MoE in double precision, written from docs/numerics.md and the specification, not from the fast code: its
+// The fused MoE in double precision, written from docs/numerics.md, not from the fast code: its
 // own decoding, its own quantisers, roundings exactly where the operation has them, and a derived bound on every value.
 #pragma once
 

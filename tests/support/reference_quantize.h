@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One value through an input format, from the specification (fused-moe-contract 4.2-4.5, exact mode), in double with
+// One value through an input format, from docs/numerics.md (Inputs), in double with
 // each float32 operation rounded where the specification has one. A double product or quotient of two floats rounds to
 // the same float as the float operation does, so codes and scales are those of IEEE float32, bit for bit.
 #pragma once

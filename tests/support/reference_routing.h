@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing in double precision, written from the specification (fused-moe-contract 3) with a full sort. Shares nothing
+// Routing in double precision, written from docs/numerics.md (Routing) with a full sort. Shares nothing
 // with src/routing but the parameter struct.
 #pragma once
 
@@ -75,7 +75,7 @@ inline ReferenceChoice reference_route(routing::Method method, const routing::Pa
   const double resolution = raw || soft_key ? 0 : 1e-6 * largest;
 
   ReferenceChoice out;
-  // Two neighbours in the sorted order are told apart for sure, or tie for sure because they are the same input.
+  // Two neighbours in the sorted order differ for sure, or tie for sure because they are the same input.
   const auto sure = [&](double a, double b, bool same_input) {
     return same_input || std::fabs(a - b) > resolution + (soft_key ? 1e-5 * std::fabs(a) + 1e-37 : 0);
   };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "tests/support/reference_quantize.h"
 
@@ -40,8 +41,9 @@ Bounded through(const Bounded& x, Round&& round) {
 }
 
 // A row through an input format: the scales too depend on values that carry slack. Every mix of the smallest, the
-// middle and the largest row scale, group scale and value is rounded; the farthest result bounds all between, since
-// each step is monotone.
+// middle and the largest row scale, group scale and value is rounded. Codes and rounded scales change in steps, so the
+// corners show all of them. A float32 scale does not: a value that the smallest scale rounds up may still be rounded
+// up by a larger one, so each corner's code is also taken times the smallest and the largest such scale.
 inline void round_bounded_row(format::InputFormat f, Bounded* row, int64_t n, double input_scale) {
   if (f == format::InputFormat::plain) return;
   struct Range {
@@ -64,16 +66,25 @@ inline void round_bounded_row(format::InputFormat f, Bounded* row, int64_t n, do
       const Bounded x = row[i];
       const double centre =
           reference_code(f, to_f32(x.value), to_f32(part.middle), to_f32(whole.middle), input_scale).value();
-      double slack = 0;
       if (x.slack == 0 && part.low == part.high && whole.low == whole.high) {
         row[i] = {centre, 0};
         continue;
       }
+      std::vector<ReferenceCode> corners;
       for (double r : {whole.low, whole.middle, whole.high})
         for (double g : {part.low, part.middle, part.high})
           for (double v : {x.value - x.slack, x.value, x.value + x.slack})
-            slack = std::max(
-                slack, std::fabs(reference_code(f, to_f32(v), to_f32(g), to_f32(r), input_scale).value() - centre));
+            corners.push_back(reference_code(f, to_f32(v), to_f32(g), to_f32(r), input_scale));
+      const auto f32_scale = [f](const ReferenceCode& c) {
+        return f == format::InputFormat::fp8_group ? c.scale : c.row_scale;
+      };
+      const auto [smallest, largest] = std::minmax_element(
+          corners.begin(), corners.end(),
+          [&](const ReferenceCode& a, const ReferenceCode& b) { return f32_scale(a) < f32_scale(b); });
+      double slack = 0;
+      for (const ReferenceCode& c : corners)
+        for (const double scale : {f32_scale(*smallest), f32_scale(*largest)})
+          slack = std::max(slack, std::fabs(c.value() / f32_scale(c) * scale - centre));
       row[i] = {centre, slack};
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a tokenizer.json the short way, so that these tests stand on text/ alone. The real reader is io's.
+// Reads a tokenizer.json the short way, so that these tests depend on text/ alone. The real reader is io's.
 #pragma once
 
 #include <fstream>

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <random>
 
+#include "base/env.h"
+#include "tests/support/random.h"
 #include "tests/text/tokenizer_fixture.h"
 #include "text/detokenizer.h"
 #include "text/utf8.h"
@@ -93,11 +95,27 @@ TEST_P(Families, IdsAndTextEqualHuggingFace) {
 }
 
 // Property: pieces of a stream, cut anywhere, add up to the decoded whole and are valid UTF-8 each.
+// Over all of Unicode, a character alone and three times: no id stands for more bytes than the tokenizer says.
+TEST_P(Families, NoIdStandsForMoreBytesThanItIsSaid) {
+  const Tokenizer t = tokenizer_of(GetParam());
+  const size_t most = t.most_bytes_of_an_id();
+  if (most == 0) return;
+  for (char32_t c = 1; c < 0x30000; ++c) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    std::string text;
+    append_code_point(text, c);
+    text += text + text;
+    EXPECT_GE(t.encode(text, {.add_special_tokens = false}).size() * most, text.size()) << std::hex << uint32_t{c};
+  }
+  std::string hangul;  // letters that NFC joins
+  for (int i = 0; i < 1000; ++i)
+    for (const char32_t c : {0x1112, 0x1161, 0x11AB}) append_code_point(hangul, c);
+  EXPECT_GE(t.encode(hangul, {.add_special_tokens = false}).size() * most, hangul.size());
+}
+
 TEST_P(Families, StreamEqualsDecodeForEveryPrefix) {
   const Tokenizer t = tokenizer_of(GetParam());
-  const auto seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
-  std::mt19937 rng(seed);
+  std::mt19937 rng = test::rng();
   for (int round = 0; round < 20; ++round) {
     const bool skip = round % 2 == 1;
     Detokenizer stream(t, skip);
@@ -181,7 +199,7 @@ TEST(Tokenizer, LongTextTakesLinearTime) {
       const double seconds = seconds_since(start);
       // 0.2 to 1.6 s on a busy machine; quadratic work would take hours.
       EXPECT_LT(seconds, 20.0) << name << ", " << what;
-      if (std::getenv("SLUICE_TEST_VERBOSE")) printf("%-9s %-18s %.2f s\n", name, what, seconds);
+      if (env_flag(kEnvTestVerbose)) printf("%-9s %-18s %.2f s\n", name, what, seconds);
       if (std::string(name) != "qwen") {  // NFC changes the marks
         EXPECT_EQ(t.decode(ids), text) << name << ", " << what;
       }
@@ -212,6 +230,31 @@ TEST(Tokenizer, InvalidUtf8IsReadAsReplacementCharacters) {
   EXPECT_EQ(read("\xF4\x90\x80\x80"), r + r + r + r);
   EXPECT_EQ(read("\x80\x80"), r + r);
   EXPECT_EQ(read(std::string_view("a\0b", 3)), std::string("a\0b", 3));
+}
+
+TEST(Tokenizer, EnoughIsTheBeginningOfAll) {
+  const Tokenizer t(small_data());
+  const std::string text = "ab aaaa a<s>b aaaaaaaab </s>xyz ab";
+  const Ids all = t.encode(text, {.add_special_tokens = false});
+  for (size_t enough = 0; enough < all.size() + 2; ++enough) {
+    const Ids some = t.encode(text, {.add_special_tokens = false, .enough = enough});
+    EXPECT_EQ(some.size() > enough, all.size() > enough) << enough;
+    ASSERT_LE(some.size(), all.size());
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
+  }
+}
+
+TEST(Tokenizer, MostBytesOfAnId) {
+  EXPECT_EQ(Tokenizer(small_data()).most_bytes_of_an_id(), 4u);
+  TokenizerData normalized = small_data();
+  normalized.normalizers = {Normalizer::nfc};
+  EXPECT_EQ(Tokenizer(normalized).most_bytes_of_an_id(), 16u);
+  TokenizerData swallows = small_data();
+  swallows.added_tokens[0].rstrip = true;
+  EXPECT_EQ(Tokenizer(swallows).most_bytes_of_an_id(), 0u);
+  TokenizerData drops = small_data();
+  drops.vocab.erase(drops.vocab.begin() + 7);
+  EXPECT_EQ(Tokenizer(drops).most_bytes_of_an_id(), 0u);
 }
 
 TEST(Tokenizer, SpecialTokensInTextAreParsedOnlyWhenAsked) {

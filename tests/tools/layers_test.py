@@ -38,13 +38,15 @@ class Layers(unittest.TestCase):
         self.assertEqual(len(check({"src/moe/a.cc": '#include "nowhere/error.h"\n'})), 1)
 
     def test_restricted_headers(self):
-        for name, header in [("src/moe/a.cc", "cuda_runtime.h"), ("src/ops/a.cc", "immintrin.h"),
+        for name, header in [("src/moe/a.cc", "cuda_runtime.h"), ("src/tensor/a.cc", "cuda_runtime.h"),
+                             ("src/ops/a_sm90.cc", "cuda_runtime.h"), ("src/engine/runner.cc", "cuda_runtime.h"),
+                             ("src/ops/a.cc", "immintrin.h"),
                              ("src/io/a.h", "nlohmann/json.hpp"), ("src/text/a.cc", "nlohmann/json.hpp"),
                              ("src/io/a.cc", "CLI/CLI.hpp")]:
             self.assertEqual(len(check({name: f"#include <{header}>\n"})), 1, (name, header))
         for name, header in [("src/kernels/sm90/a.cu", "cuda_runtime.h"), ("src/kernels/cpu/micro/a.cc", "immintrin.h"),
                              ("src/io/a.cc", "nlohmann/json.hpp"), ("apps/a.cc", "CLI/CLI.hpp"),
-                             ("src/moe/backend_sm90.cc", "cuda.h")]:
+                             ("src/kernels/ptx/a.cuh", "cuda_bf16.h")]:
             self.assertEqual(check({name: f"#include <{header}>\n"}), [], (name, header))
 
     def test_public_headers(self):
@@ -52,6 +54,14 @@ class Layers(unittest.TestCase):
         self.assertEqual(len(check({"include/sluice/a.h": '#include "base/error.h"\n'})), 1)
         self.assertEqual(check({"include/sluice/a.h": '#include <vector>\n#include <stdint.h>\n#include "sluice/c.h"\n'}),
                          [])
+
+    def test_every_layer_has_its_folders_and_the_other_way_round(self):
+        src = pathlib.Path(layers.__file__).resolve().parent.parent / "src"
+        for folder in layers.LAYER_OF:
+            self.assertTrue((src / folder).is_dir(), f"{folder} has a layer, but there is no src/{folder}")
+        for file in src.rglob("*"):
+            if file.suffix in (".h", ".cc", ".cu", ".cuh"):
+                self.assertIsNotNone(layers.folder_of(file.relative_to(src).as_posix()), file)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ int64_t merged_row(GateUpOrder order, bool is_gate, int64_t i, int64_t inter) {
 
 TEST(GateUp, EveryOrderSplitsToTheSameRows) {
   Random random;
-  SCOPED_TRACE(random.seed);
   for (const auto& [format, name] : format::kFormats)
     for (const auto& order : kGateUpOrders) {
       if (format == Format::fp8_block && order.value == GateUpOrder::interleaved) continue;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context that keeps what it is told.
+// A context that records its log lines and progress.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "base/context.h"
 #include "base/thread_pool.h"
+#include "device/context.h"
 
 namespace sluice::weights {
 

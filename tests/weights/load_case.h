@@ -16,9 +16,8 @@ inline const std::string kExperts = "model.layers.3.mlp.experts";
 
 struct LoadTest : testing::Test {
   Random random;
-  testing::ScopedTrace trace{__FILE__, __LINE__, fmt::format("seed {}", random.seed)};
   Live live;
-  Loader load(Written& written, LoadOptions options = {}) { return {live.ctx, written.open(), std::move(options)}; }
+  Loader load(Written& written, LoaderOptions options = {}) { return {live.ctx, written.open(), std::move(options)}; }
 };
 
 inline void put_experts(Written& to, const ExpertWeights& w, bool fixed_inputs) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts of every published spelling, stored and quantised while loading: the same bytes, in every shard.
+// Experts in every published checkpoint format, stored and quantised while loading: the same bytes, in every shard.
 #include "load_case.h"
 
 #include <cmath>
@@ -24,7 +24,7 @@ TEST_F(LoadTest, ExpertsOfEveryFormatAndShard) {
         w.input_scale2 = fixed ? 0.75f : 1.0f;
         put_experts(written, w, fixed);
         for (const Shard which : {Shard{}, Shard{0, 2, 0, 1}, Shard{2, 3, 1, 2}, Shard{7, 8, 3, 4}}) {
-          LoadOptions options;
+          LoaderOptions options;
           options.shard = which;
           const LoadedExperts got = load(written, options).experts(names_of(gated), {experts, inter, hidden});
           EXPECT_TRUE(same_bytes(got.weights, shard(w, which, got.format.inputs)))
@@ -102,7 +102,7 @@ TEST_F(LoadTest, FusedExpertTensors) {
       written.tensors[kExperts + ".down_proj_scale_inv"] = w.down.scales;
     }
     for (const Shard which : {Shard{}, Shard{1, 2, 1, 2}}) {
-      LoadOptions options;
+      LoaderOptions options;
       options.shard = which;
       const LoadedExperts got = load(written, options).experts(names_of(true), {experts, inter, hidden});
       EXPECT_TRUE(same_bytes(got.weights, shard(w, which, got.format.inputs))) << name;
@@ -164,7 +164,7 @@ TEST_F(LoadTest, TransposedAndInterleavedBf16) {  // gpt-oss in BF16: [E, H, 2I]
   names.order = GateUpOrder::interleaved;
   names.transposed = true;
   for (const Shard which : {Shard{}, Shard{0, 3, 1, 2}, Shard{2, 3, 0, 2}}) {
-    LoadOptions options;
+    LoaderOptions options;
     options.shard = which;
     EXPECT_TRUE(same_bytes(load(written, options).experts(names, {experts, inter, hidden}).weights, shard(w, which)));
   }
@@ -189,7 +189,7 @@ TEST_F(LoadTest, GptOssBlocks) {
   written.tensors[kExperts + ".gate_up_proj_bias"] = bias;
   written.tensors[kExperts + ".down_proj_bias"] = w.bias_down;
   for (const Shard which : {Shard{}, Shard{1, 2, 1, 2}}) {
-    LoadOptions options;
+    LoaderOptions options;
     options.shard = which;
     EXPECT_TRUE(
         same_bytes(load(written, options).experts(names_of(true), {experts, inter, hidden}).weights, shard(w, which)));
@@ -203,10 +203,10 @@ TEST_F(LoadTest, OnlineShardsHoldTheCodesOfTheWhole) {
   Written written;
   put_experts(written, random_experts(random, Format::bf16, experts, inter, hidden, true, false), false);
   for (const char* name : {"fp8", "fp8_channel", "fp8_block", "mxfp8", "nvfp4_online", "mxfp4"}) {
-    LoadOptions options;
-    options.online = parse_online_format(name);
+    LoaderOptions options;
+    options.online = parse_online_policy(name);
     const LoadedExperts whole = load(written, options).experts(names_of(true), {experts, inter, hidden});
-    EXPECT_EQ(whole.format, options.online->format);
+    EXPECT_EQ(whole.format, options.online->experts);
     for (const Shard which : {Shard{0, 2, 0, 1}, Shard{1, 2, 1, 2}, Shard{5, 8, 0, 1}}) {
       options.shard = which;
       EXPECT_TRUE(same_bytes(load(written, options).experts(names_of(true), {experts, inter, hidden}).weights,
@@ -219,8 +219,8 @@ TEST_F(LoadTest, OnlineShardsHoldTheCodesOfTheWhole) {
 TEST_F(LoadTest, OnlineStaticNvfp4NeedsCalibration) {
   Written written;
   put_experts(written, random_experts(random, Format::bf16, 2, 32, 32, true, false), false);
-  LoadOptions options;
-  options.online = parse_online_format("nvfp4");
+  LoaderOptions options;
+  options.online = parse_online_policy("nvfp4");
   const std::string text = error_of([&] { load(written, options).experts(names_of(true), {2, 32, 32}); });
   EXPECT_NE(text.find("--nvfp4-per-token-activation"), std::string::npos) << text;
   EXPECT_NE(text.find("sluice quantize"), std::string::npos) << text;
@@ -239,8 +239,8 @@ TEST_F(LoadTest, OnlineTakesLinearsByFormat) {
   put_matrix(written, kModule, w);
   put_matrix(written, "lm_head", w);
   const auto loaded = [&](const char* format, const char* module) {
-    LoadOptions options;
-    options.online = parse_online_format(format);
+    LoaderOptions options;
+    options.online = parse_online_policy(format);
     return load(written, options).linear(module, 64, 64);
   };
   EXPECT_EQ(loaded("mxfp8", kModule.c_str()).w.format, Format::mxfp8);

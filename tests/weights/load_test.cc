@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of random codes and scales are written under every published spelling and must come back bit for bit.
+// Checkpoints of random codes and scales are written in every published checkpoint format and must come back bit for
+// bit.
 #include "load_case.h"
 
 #include <cmath>
@@ -106,7 +107,7 @@ TEST_F(LoadTest, PerTokenNvfp4IgnoresInputScales) {
   Written written;
   written.config = config_for(Format::nvfp4);
   put_matrix(written, kModule, random_quant(random, Format::nvfp4, 1, 8, 32));
-  LoadOptions options;
+  LoaderOptions options;
   options.nvfp4_per_token = true;
   const LoadedLinear got = load(written, options).linear(kModule, 8, 32);  // there is no input_scale at all
   EXPECT_EQ(got.inputs, InputFormat::nvfp4_token);

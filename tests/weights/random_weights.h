@@ -7,15 +7,13 @@
 #include <cstring>
 #include <random>
 
+#include "tests/support/random.h"
 #include "weights/expert_weights.h"
 
 namespace sluice::weights {
 
 struct Random {
-  // A fresh seed a run, printed by whoever fails: SCOPED_TRACE(random.seed).
-  explicit Random(uint32_t s = std::random_device{}()) : seed(s), engine(s) {}
-  uint32_t seed;
-  std::mt19937 engine;
+  std::mt19937 engine = test::rng();
   int64_t integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(engine); }
   float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(engine); }
   float normal() { return std::normal_distribution<float>()(engine); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Against the formulas of spec/fused-moe-contract.md 4.2-4.5 worked out here in double precision: the nearest code is
+// Against the formulas of docs/numerics.md (Weights, Inputs) worked out here in double precision: the nearest code is
 // searched among all codes, the scale follows from the definition.
 #include "weights/requantize.h"
 
@@ -50,7 +50,6 @@ struct Threads {
 
 TEST(Quantize, EveryFormatFollowsItsDefinition) {
   Random random;
-  SCOPED_TRACE(random.seed);
   Threads threads(2);
   const int64_t experts = 2, rows = 200, cols = 176;  // two chunks of rows, a second block of 48 columns
   QuantTensor w = make_quant_tensor(Format::bf16, experts, rows, cols);
@@ -115,7 +114,6 @@ TEST(Quantize, EveryFormatFollowsItsDefinition) {
 
 TEST(Quantize, SameBytesForAnyNumberOfThreadsAndTwice) {
   Random random;
-  SCOPED_TRACE(random.seed);
   Threads one(1), three(3);
   const ExpertWeights w = random_experts(random, Format::bf16, 3, 300, 144, true, true);
   for (const auto& [format, name] : format::kFormats) {
@@ -128,7 +126,6 @@ TEST(Quantize, SameBytesForAnyNumberOfThreadsAndTwice) {
 
 TEST(Quantize, FromOneQuantisedFormatToAnother) {
   Random random;
-  SCOPED_TRACE(random.seed);
   Threads threads(2);
   // Every e4m3 value times a power of two is a bf16 value, so MXFP8 -> BF16 is exact, and quantising the read values
   // is the same as quantising that BF16 tensor.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "weights/save.h"
 
+#include "io/json_text.h"
 #include "live_context.h"
 #include "weights/calibration.h"
-#include "weights/json_text.h"
+#include "weights/export_format.h"
 #include "weights/load.h"
 #include "weights/pad.h"
 #include "weights/requantize.h"
-#include "weights/spelling.h"
 #include "written_checkpoint.h"
 
 namespace sluice::weights {
@@ -21,7 +21,6 @@ constexpr int64_t kCount = 3, kInter = 56, kHidden = 144;  // 56: a short last g
 
 struct SaveTest : testing::Test, Live {
   Random random;
-  testing::ScopedTrace trace{__FILE__, __LINE__, fmt::format("seed {}", random.seed)};
   io::TempDir out;
   std::filesystem::path folder = out.path() / "quantised";
 
@@ -68,18 +67,39 @@ TEST_F(SaveTest, ReloadEqualsQuantisingWhileLoading) {
   Written in;
   put_model(in);
   const io::Checkpoint source = in.open();
-  for (const char* name : {"bf16", "fp8", "fp8_channel", "fp8_block", "mxfp8", "nvfp4", "mxfp4"}) {
-    const bool nvfp4 = std::string(name) == "nvfp4";
-    SaveOptions options = save_options(name, nvfp4, false);
+  struct Formats {
+    std::string name, rest;
+  };
+  for (const auto& [name, rest] : {Formats{"bf16", ""},
+                                   {"fp8", ""},
+                                   {"fp8_channel", ""},
+                                   {"fp8_block", ""},
+                                   {"mxfp8", ""},
+                                   {"nvfp4", ""},
+                                   {"mxfp4", ""},
+                                   {"mxfp4", "mxfp8"},
+                                   {"mxfp4", "fp8"},
+                                   {"mxfp4", "fp8_channel"},
+                                   {"nvfp4", "mxfp8"},
+                                   {"nvfp4", "fp8_channel"},
+                                   {"mxfp8", "fp8_channel"},
+                                   {"mxfp8", "bf16"},
+                                   {"bf16", "mxfp8"}}) {
+    const bool nvfp4 = name == "nvfp4";
+    SaveOptions options = save_options(name, rest, nvfp4, false);
     if (nvfp4) options.amax = amax();
-    const auto to = out.path() / name;
+    const auto to = out.path() / (name + "-" + rest);
     save_quantized(ctx, source, to, options);
 
-    LoadOptions online;
-    online.online = parse_online_format(name);
+    LoaderOptions online;
+    online.online = parse_online_policy(name, rest);
     online.amax = options.amax;
     Loader fresh(ctx, source, online), reloaded(ctx, io::Checkpoint::open(to));
-    EXPECT_EQ(reloaded.scheme().quantized(), std::string(name) != "bf16");
+    EXPECT_EQ(reloaded.scheme().quantized(), name != "bf16" || !rest.empty());
+    const ModuleFormat attention = rest.empty() ? ModuleFormat{} : parse_online_policy(rest).rest;
+    if (!rest.empty()) {
+      EXPECT_EQ(reloaded.scheme().of("model.layers.0.self_attn.q_proj"), attention) << name << " " << rest;
+    }
     for (const std::string& experts : {kExperts, kMtp}) {
       const LoadedExperts a = fresh.experts(named(experts), kShape), b = reloaded.experts(named(experts), kShape);
       EXPECT_EQ(a.format, b.format) << name << " " << experts;
@@ -123,7 +143,7 @@ TEST_F(SaveTest, FusedExpertsAreTakenApart) {
     fused.tensors[experts + ".down_proj"] = down;
   }
   for (const char* name : {"bf16", "fp8_block", "nvfp4"}) {
-    SaveOptions options = save_options(name, std::string(name) == "nvfp4", false);
+    SaveOptions options = save_options(name, "", std::string(name) == "nvfp4", false);
     if (std::string(name) == "nvfp4") options.amax = amax();
     const auto a = out.path() / (std::string(name) + "_single"), b = out.path() / (std::string(name) + "_fused");
     save_quantized(ctx, in.open(), a, options);
@@ -138,7 +158,7 @@ TEST_F(SaveTest, FusedExpertsAreTakenApart) {
 TEST_F(SaveTest, CalibratedFp8IsModelOpts) {
   Written in;
   put_model(in);
-  SaveOptions options = save_options("fp8", true, false);
+  SaveOptions options = save_options("fp8", "", true, false);
   options.amax = amax();
   save_quantized(ctx, in.open(), folder, options);
   EXPECT_TRUE(std::filesystem::exists(folder / "hf_quant_config.json"));
@@ -149,7 +169,7 @@ TEST_F(SaveTest, CalibratedFp8IsModelOpts) {
   EXPECT_EQ(experts.weights.input_scale1, 3.5f / 448.0f);
   EXPECT_EQ(experts.weights.input_scale2, 11.0f / 448.0f);
   EXPECT_EQ(loader.linear("model.layers.0.self_attn.q_proj", 96, kHidden).input_scale, 7.0f / 448.0f);
-  // The prediction layer's experts did not run: BF16, excluded, and said so.
+  // The prediction layer's experts did not run: they stay in BF16 and are listed as excluded.
   EXPECT_EQ(loader.experts(named(kMtp), kShape).format, ModuleFormat{});
   EXPECT_EQ(loader.scheme().of(kMtp + ".0.up_proj"), ModuleFormat{});
   ASSERT_EQ(warnings.size(), 1u);
@@ -164,10 +184,10 @@ TEST_F(SaveTest, CalibratedFp8IsModelOpts) {
 TEST_F(SaveTest, FromOneQuantisedCheckpointToAnother) {
   Written in;
   put_model(in);
-  save_quantized(ctx, in.open(), folder, save_options("mxfp8", false, false));
+  save_quantized(ctx, in.open(), folder, save_options("mxfp8", "", false, false));
   const io::Checkpoint mxfp8 = io::Checkpoint::open(folder);
-  save_quantized(ctx, mxfp8, out.path() / "bf16", save_options("bf16", false, false));
-  save_quantized(ctx, mxfp8, out.path() / "block", save_options("fp8_block", false, false));
+  save_quantized(ctx, mxfp8, out.path() / "bf16", save_options("bf16", "", false, false));
+  save_quantized(ctx, mxfp8, out.path() / "block", save_options("fp8_block", "", false, false));
   Loader a(ctx, mxfp8), b(ctx, io::Checkpoint::open(out.path() / "bf16")),
       c(ctx, io::Checkpoint::open(out.path() / "block"));
   const ExpertWeights from = a.experts(named(kExperts), kShape).weights;
@@ -181,7 +201,7 @@ TEST_F(SaveTest, FromOneQuantisedCheckpointToAnother) {
 TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
   Written in;
   put_model(in);
-  SaveOptions options = save_options("mxfp8", false, false);
+  SaveOptions options = save_options("mxfp8", "", false, false);
   options.exclude = {"model.layers.0.self_attn*", "re:.*experts\\.1\\.up_proj$"};
   options.shard_bytes = 40000;
   save_quantized(ctx, in.open(), folder, options);
@@ -209,11 +229,11 @@ TEST_F(SaveTest, NothingIsLeftOfAnUnfinishedFolder) {
   put_model(in);
   const io::Checkpoint source = in.open();
   ctx.progress = [](const Progress&) { throw std::runtime_error("interrupted"); };
-  EXPECT_THROW(save_quantized(ctx, source, folder, save_options("fp8", false, false)), std::runtime_error);
+  EXPECT_THROW(save_quantized(ctx, source, folder, save_options("fp8", "", false, false)), std::runtime_error);
   EXPECT_TRUE(out.list().empty());
   ctx.progress = [](const Progress&) {};
   in.tensors[kExperts + ".1.up_proj.weight"] = Tensor(DType::i32, {kInter, kHidden}).zero();
-  error_of([&] { save_quantized(ctx, in.open(), folder, save_options("fp8", false, false)); });
+  error_of([&] { save_quantized(ctx, in.open(), folder, save_options("fp8", "", false, false)); });
   EXPECT_TRUE(out.list().empty());
 }
 
@@ -222,17 +242,22 @@ TEST_F(SaveTest, Refusals) {
   put_model(in);
   out.put("file", "x");
   EXPECT_NE(error_of([&] {
-              save_quantized(ctx, in.open(), out.path(), save_options("fp8", false, false));
+              save_quantized(ctx, in.open(), out.path(), save_options("fp8", "", false, false));
             }).find("exists already; give a new folder"),
             std::string::npos);
-  EXPECT_NE(error_of([] { save_options("nvfp4", false, false); }).find("--calibration"), std::string::npos);
-  EXPECT_EQ(error_of([] { save_options("mxfp8", true, false); }),
+  EXPECT_NE(error_of([] { save_options("nvfp4", "", false, false); }).find("--calibration"), std::string::npos);
+  EXPECT_EQ(error_of([] { save_options("mxfp8", "", true, false); }),
             "calibration is for formats with static input scales, fp8 and nvfp4; mxfp8 has mxfp8 inputs");
-  EXPECT_EQ(error_of([] { save_options("fp8", false, true); }),
+  EXPECT_EQ(error_of([] { save_options("fp8", "", false, true); }),
             "weight-only is for nvfp4; fp8 has inputs of format fp8_token");
-  EXPECT_EQ(save_options("nvfp4", false, true).format, (ModuleFormat{Format::nvfp4, InputFormat::plain}));
+  EXPECT_EQ(save_options("nvfp4", "", false, true).formats.experts, (ModuleFormat{Format::nvfp4, InputFormat::plain}));
+  EXPECT_EQ(
+      error_of([] { check_exportable(parse_online_policy("mxfp4", "fp8_block")); }),
+      "no published checkpoint format holds experts in mxfp4 beside other linears in fp8_block with fp8_group "
+      "inputs; accepted beside such experts: fp8_tensor with fp8_token inputs, fp8_channel with fp8_token inputs, "
+      "mxfp8 with mxfp8 inputs");
   EXPECT_NE(error_of([] {
-              check_spelling({Format::mxfp8, InputFormat::fp8_static});
+              check_exportable({"", {Format::mxfp8, InputFormat::fp8_static}, {}});
             }).find("no published checkpoint format holds mxfp8 weights with fp8_static inputs; accepted: bf16 with"),
             std::string::npos);
   for (const auto& [name, tensor] : {std::pair{".gate_up_proj", Tensor(DType::f32, {2, 8, 4}).zero()},
@@ -240,7 +265,7 @@ TEST_F(SaveTest, Refusals) {
                                      {".gate_up_proj_bias", Tensor(DType::bf16, {2, 8}).zero()}}) {
     in.tensors = {{kExperts + name, tensor}};
     EXPECT_NE(error_of([&] {
-                save_quantized(ctx, in.open(), folder, save_options("fp8", false, false));
+                save_quantized(ctx, in.open(), folder, save_options("fp8", "", false, false));
               }).find("of tensors that hold all experts only gate_up_proj [E, 2I, H]"),
               std::string::npos)
         << name;
@@ -251,6 +276,7 @@ TEST(JsonText, RoundTrip) {
   const std::string text = R"({"a": [1, 1.0, -0.5, 1e-06, 1e300, true, false, null, {}], "b": {"\u0001\"\\": []}})";
   const io::JsonValue value = io::parse_json_value(text, "text");
   EXPECT_EQ(io::parse_json_value(to_json_text(value), "again"), value);
+  EXPECT_EQ(to_json_line(value), R"({"a":[1,1.0,-0.5,1e-06,1e+300,true,false,null,{}],"b":{"\u0001\"\\":[]}})");
 }
 
 }  // namespace

@@ -118,7 +118,6 @@ std::vector<InputFormat> separable_inputs(Format format) {
 
 TEST(Shard, SumOfShardsIsTheWhole) {
   Random random;
-  SCOPED_TRACE(random.seed);
   const int experts = 5, top_k = 2;
   const int64_t hidden = 48, tokens = 4;
   for (const auto& [format, name] : format::kFormats)
@@ -151,7 +150,6 @@ TEST(Shard, SumOfShardsIsTheWhole) {
 
 TEST(Shard, WeightsOfShardsAreTheWholeMatrixBitForBit) {
   Random random;
-  SCOPED_TRACE(random.seed);
   const int64_t experts = 3, inter = 300, hidden = 160;
   for (const auto& [format, name] : format::kFormats) {
     const ExpertWeights w = random_experts(random, format, experts, inter, hidden, true, true);
@@ -185,7 +183,6 @@ TEST(Shard, WeightsOfShardsAreTheWholeMatrixBitForBit) {
 
 TEST(Pad, ChangesNothingBitForBit) {
   Random random;
-  SCOPED_TRACE(random.seed);
   const int experts = 3, top_k = 2;
   const int64_t tokens = 3;
   for (const auto& [format, name] : format::kFormats)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints that tests put together tensor by tensor, under every published spelling.
+// Checkpoints that tests put together tensor by tensor, in every published format.
 #pragma once
 
 #include <cstdio>
@@ -42,7 +42,7 @@ inline Tensor to_bf16(const Tensor& floats) {
   return t;
 }
 
-// Matrix e of w under "<module>.weight" and its scales, as the format's usual writer spells them.
+// Matrix e of w under "<module>.weight" and its scales, named as by the format's usual writer.
 inline void put_matrix(Written& to, const std::string& module, const QuantTensor& w, int64_t e = 0) {
   using format::Format;
   to.tensors[module + ".weight"] = w.codes.slice(e);

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "kernels/cpu/micro/micro.h"
+#include "kernels/cpu/micro/kernel_table.h"
 
 namespace sluice::kernels::cpu {
 
@@ -18,20 +18,22 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 DotProbeFn dot_probe_of(Isa isa) {
   switch (isa) {
     case Isa::scalar:
-      return kScalar.dot_probe;
+      return kScalarKernels.dot_probe;
     case Isa::avx2:
-      return kAvx2.dot_probe;
+      return kAvx2Kernels.dot_probe;
     case Isa::avx512:
-      return kAvx512.dot_probe;
+      return kAvx512Kernels.dot_probe;
     case Isa::avx512_bf16:
-      return kAvx512Bf16.dot_probe;
+      return kAvx512Bf16Kernels.dot_probe;
     case Isa::amx:
       break;
   }
-  return kAmx.dot_probe;
+  return kAmxKernels.dot_probe;
 }
 
-const Micro& reader(Isa isa) { return isa == Isa::scalar ? kScalar : isa == Isa::avx2 ? kAvx2 : kAvx512; }
+const KernelTable& reader(Isa isa) {
+  return isa == Isa::scalar ? kScalarKernels : isa == Isa::avx2 ? kAvx2Kernels : kAvx512Kernels;
+}
 }  // namespace
 
 Ceilings::Ceilings(Context& ctx, Isa isa, int64_t bytes) : isa_(isa), buffer_(DType::u8, {bytes / kPiece * kPiece}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which instructions a kernel uses. Every level computes the same function; results of one level are reproducible bit
-// for bit whatever the batch, results of two levels differ in float32 rounding only.
+// Instruction set levels. A kernel exists at several levels, and every level computes the same function. Results of one
+// level are reproducible bit for bit whatever the batch. Results of two levels differ in float32 rounding only.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 
 namespace sluice::kernels::cpu {
 
+// Ascending: best_isa() is the last one that the machine runs.
 enum class Isa { scalar, avx2, avx512, avx512_bf16, amx };
 
 inline constexpr std::array<Named<Isa>, 5> kIsas{{{Isa::scalar, "scalar"},
@@ -19,7 +20,7 @@ inline constexpr std::array<Named<Isa>, 5> kIsas{{{Isa::scalar, "scalar"},
                                                   {Isa::avx512_bf16, "avx512_bf16"},
                                                   {Isa::amx, "amx"}}};
 
-// Whether this machine runs it, or the sentence why not.
+// Yes, or the reason why this machine does not run `isa`. Asks the operating system for AMX the first time.
 Support supported(Isa isa);
 
 // The best one that this machine runs.

@@ -7,7 +7,7 @@
 
 namespace sluice::ptx {
 
-// accumulate = 0 overwrites D. Descriptors: see wgmma_sync.cuh. A in registers: 4 words a thread.
+// accumulate = 0 overwrites D. Descriptors: see wgmma_sync.cuh. A in registers: 4 words per thread.
 template <int N>
 struct Wgmma;
 

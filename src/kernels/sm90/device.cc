@@ -14,8 +14,6 @@ void check_cuda(int status, const char* call) {
        cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
-
 std::string device_problem() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -46,13 +44,21 @@ int current_device() {
   return device;
 }
 
-bool in_device_memory(const void* pointer) {
+MemoryPlace place_of(const void* pointer) {
   cudaPointerAttributes attributes{};
   if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
     cudaGetLastError();
-    return false;
+    return {};
   }
-  return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+  return {attributes.type == cudaMemoryTypeDevice, attributes.type == cudaMemoryTypeManaged, attributes.device};
+}
+
+bool read_in_place(const MemoryPlace& place, int device, std::string_view what) {
+  if (place.everywhere) return true;
+  if (!place.on_device) return false;
+  check(place.device == device, "{} are in the memory of device {}; accepted: memory of device {} or of the host", what,
+        place.device, device);
+  return true;
 }
 
 DeviceGuard::DeviceGuard(int device) : before_(current_device()) {
@@ -61,10 +67,34 @@ DeviceGuard::DeviceGuard(int device) : before_(current_device()) {
 DeviceGuard::~DeviceGuard() { cudaSetDevice(before_); }
 
 DeviceBuffer::DeviceBuffer(int64_t bytes) : bytes_(bytes) {
-  if (bytes > 0) check_cuda(cudaMalloc(&data_, static_cast<size_t>(bytes)), "cudaMalloc");
+  if (bytes <= 0) return;
+  const cudaError_t status = cudaMalloc(&data_, static_cast<size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    size_t free = 0, total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    fail(ErrorCode::out_of_memory, "could not allocate {} bytes on cuda:{}, which has {} of {} bytes free", bytes,
+         current_device(), free, total);
+  }
+  check_cuda(status, "cudaMalloc");
 }
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) cudaFree(data_);
+  if (data_ != nullptr && !view_) cudaFree(data_);
+}
+
+DeviceBuffer device_memory(const CallerMemory& given, int64_t needed) {
+  if (given.data == nullptr) return DeviceBuffer(needed);
+  check(given.size >= needed, "memory_size is {}; {} bytes are needed", given.size, needed);
+  check(reinterpret_cast<uintptr_t>(given.data) % 256 == 0, "memory is not aligned to 256 bytes");
+  const MemoryPlace place = place_of(given.data);
+  const int device = current_device();
+  check(place.everywhere || (place.on_device && place.device == device), "memory is {}; accepted: memory of device {}",
+        place.on_device ? fmt::format("of device {}", place.device) : "of the host", device);
+  DeviceBuffer view;
+  view.data_ = given.data;
+  view.bytes_ = needed;
+  view.view_ = true;
+  return view;
 }
 
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream) {

@@ -10,8 +10,19 @@
 
 namespace sluice::sm90 {
 
+// Every kernel may use 48 KB of shared memory, and its static part counts. A kernel that uses more dynamic memory than
+// this must be allowed to.
+inline constexpr int kFreeSharedMemory = 40 * 1024;
+// On the current device, before the first launch with more. `most` is the same for all callers of a kernel: a smaller
+// number would take back what another object was allowed.
+template <class... Params>
+void allow_shared_memory(void (*kernel)(Params...), int most) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "cudaFuncSetAttribute");
+}
+
 // `pdl` lets the kernel start before the one ahead of it in the stream has finished; it must call griddepcontrol.wait
-// before it touches anything that an earlier kernel wrote. `cluster` neighbouring blocks share their memory.
+// before it touches anything that an earlier kernel wrote. `cluster` neighbouring blocks share their memory. smem
+// beyond kFreeSharedMemory has been allowed.
 template <class... Params, class... Args>
 void launch_clusters(void (*kernel)(Params...), int cluster, dim3 blocks, int threads, int smem, Stream stream,
                      bool pdl, Args&&... args) {
@@ -33,8 +44,6 @@ void launch_clusters(void (*kernel)(Params...), int cluster, dim3 blocks, int th
     a.val.clusterDim.x = static_cast<unsigned>(cluster);
     a.val.clusterDim.y = a.val.clusterDim.z = 1;
   }
-  if (smem > 40 * 1024)  // of 48 KB that need no attribute a kernel's static shared memory is a part
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem), "cudaFuncSetAttribute");
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "cudaLaunchKernelEx");
 }
 

@@ -2,6 +2,7 @@
 // One connection: reads a request, hands it over, writes the answer, and again. Lives on the server's thread.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -9,9 +10,11 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 
 #include "server/http/server.h"
@@ -20,6 +23,10 @@ namespace sluice::server::http {
 
 class Connection;
 
+inline constexpr size_t kMostStatus = 600;
+inline constexpr size_t kReadBuffer = size_t{64} << 10;
+inline constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
 // What the connections share. Only the counters are read by other threads.
 struct Hub {
   Options options;
@@ -27,17 +34,20 @@ struct Hub {
   Server::ErrorBody error_body;
   boost::asio::io_context io{1};
   std::unordered_set<Connection*> connections;
-  std::atomic<int64_t> open{0}, exchanges{0}, refused{0};
+  std::list<Connection*> waiting;  // without a complete head, by how long
+  std::atomic<int64_t> open{0}, exchanges{0}, refused{0}, evicted{0};
   std::atomic<bool> stopped{false};
-  size_t buffered = 0;  // bytes of request bodies
+  std::atomic<size_t> buffered{0};                          // bytes of request bodies
+  std::array<std::atomic<int64_t>, kMostStatus> answers{};  // by status
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(std::shared_ptr<Hub> hub, boost::asio::ip::tcp::socket socket);
+  // kept: one of Options::kept_connections.
+  Connection(std::shared_ptr<Hub> hub, boost::asio::ip::tcp::socket socket, bool kept);
   ~Connection();
 
-  void start() { await_request(); }
+  void start() { await_request(hub_->options.first_byte_timeout); }
   void close();
   void gone();  // closes, and says so to whoever answers
 
@@ -53,7 +63,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Error = boost::system::error_code;
   enum class Phase { idle, reading, handling, streaming, finishing, lingering, closed };
 
-  void await_request();
+  // connection_read.cc
+  void await_request(std::chrono::milliseconds timeout);
+  void read_first_bytes();
   void read_header();
   void on_header(Error error);
   void send_continue();
@@ -63,19 +75,25 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void hand_over();
   void refuse(int status, std::string_view sentence);
   bool count_body(size_t bytes);
+  void set_waiting(bool waiting);
+  bool may_ask(const Request& request) const;
 
+  // connection.cc
   void watch();
   void look_at_peer();
+  bool probe_peer();
+  void arm(std::chrono::milliseconds timeout);
+  void arm_comments();
+  void on_deadline();
 
+  // connection_write.cc
   std::string head_text(const Response& response, bool chunked) const;
+  void count_answer(int status);
   void flush();
   void on_written(Error error, size_t bytes);
   void finish_exchange();
   void linger();
   void discard();
-  void arm(std::chrono::milliseconds timeout);
-  void arm_comments();
-  void on_deadline();
 
   std::shared_ptr<Hub> hub_;
   boost::asio::ip::tcp::socket socket_;
@@ -84,7 +102,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   Phase phase_ = Phase::idle;
   uint64_t number_ = 0;  // of the request
+  const bool kept_;
+  std::optional<std::list<Connection*>::iterator> place_;  // in hub_->waiting
   bool in_exchange_ = false;
+  bool probed_ = false;  // after the peer had ended its side
   bool timed_out_ = false;
   bool keep_alive_ = false, chunked_ = false, head_only_ = false;
   bool ended_ = false;  // nothing will be added to pending_

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "server/http/message.h"
 
@@ -16,6 +17,7 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual const Request& request() const = 0;
+  virtual std::string_view request_id() const { return {}; }  // in the log and in the answer's X-Request-Id
 
   virtual void reply(Response response) = 0;
 

@@ -58,6 +58,16 @@ const char* reason_phrase(int status) {
   }
 }
 
+bool is_request_id(std::string_view text) {
+  return !text.empty() && text.size() <= 128 &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
+}
+
+std::string_view request_id_of(const Request& request) {
+  const std::string_view id = request.header("X-Request-Id");
+  return is_request_id(id) ? id : std::string_view();
+}
+
 std::string percent_decoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -36,6 +36,10 @@ const char* reason_phrase(int status);
 // %41 -> A; a broken escape stays as it is.
 std::string percent_decoded(std::string_view text);
 
+// The client's own name for its request: the header X-Request-Id, when it is up to 128 printable ASCII characters.
+std::string_view request_id_of(const Request& request);
+bool is_request_id(std::string_view text);
+
 bool equal_ignoring_case(std::string_view a, std::string_view b);
 
 }  // namespace sluice::server::http

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -26,6 +27,7 @@ struct Server::Impl {
 
   void listen();
   void accept();
+  void make_room();
   void refuse(tcp::socket socket);
   void tick(size_t i);
   void run();
@@ -73,20 +75,33 @@ void Server::Impl::accept() {
       });
       return;
     }
-    if (hub->open >= hub->options.max_connections) {
+    const int most = hub->options.max_connections;
+    if (hub->open >= most) make_room();
+    const bool kept = hub->open >= most;
+    if (hub->open >= most + (hub->options.kept_paths.empty() ? 0 : hub->options.kept_connections)) {
       refuse(std::move(socket));
     } else {
       ErrorCodeOf ignored;
       socket.set_option(tcp::no_delay(true), ignored);
-      std::make_shared<Connection>(hub, std::move(socket))->start();
+      std::make_shared<Connection>(hub, std::move(socket), kept)->start();
     }
     accept();
   });
 }
 
+// The connection that has waited longest for its request, or for the rest of its head, gives way.
+void Server::Impl::make_room() {
+  if (hub->waiting.empty()) return;
+  const std::shared_ptr<Connection> oldest = hub->waiting.front()->weak_from_this().lock();
+  if (!oldest) return;
+  ++hub->evicted;
+  oldest->close();
+}
+
 // Says so without waiting for anything: this path must stay cheap under a flood.
 void Server::Impl::refuse(tcp::socket socket) {
   ++hub->refused;
+  ++hub->answers[503];
   const std::string body = hub->error_body(
       503, fmt::format("{} connections are open already; try again later", hub->options.max_connections));
   const std::string text = fmt::format(
@@ -123,6 +138,8 @@ void Server::Impl::run() {
 
 Server::Server(const Options& options, Handler handler, ErrorBody error_body) : impl_(std::make_unique<Impl>()) {
   impl_->hub->options = options;
+  // A body that is accepted alone must fit in, or it would be told to try again for ever.
+  impl_->hub->options.buffered_bytes = std::max(options.buffered_bytes, options.body_bytes);
   impl_->hub->handler = std::move(handler);
   impl_->hub->error_body = std::move(error_body);
   impl_->listen();
@@ -144,7 +161,10 @@ void Server::start() {
 
 Stats Server::stats() const {
   const Hub& hub = *impl_->hub;
-  return {hub.open, hub.exchanges, hub.refused};
+  Stats out{hub.open, hub.exchanges, hub.refused, hub.evicted, static_cast<int64_t>(hub.buffered)};
+  for (size_t status = 0; status < kMostStatus; ++status)
+    if (const int64_t n = hub.answers[status]; n > 0) out.answers[static_cast<int>(status)] = n;
+  return out;
 }
 
 bool Server::wait_until_answered(std::chrono::milliseconds timeout) const {

@@ -4,14 +4,18 @@
 //
 // A thread for each connection (what simpler libraries do) was rejected: half-open connections then keep the health
 // check waiting, and a client that leaves is noticed only when something is written to it.
+// The states of a connection are written by hand because Beast reads and writes messages and leaves the rest (whose
+// turn it is, every timeout, a peer that leaves while its answer is made) to its caller.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/http/exchange.h"
 
@@ -20,10 +24,18 @@ namespace sluice::server::http {
 struct Options {
   std::string host = "127.0.0.1";  // an IP address, or "localhost"
   uint16_t port = 0;               // 0: the system chooses
-  int max_connections = 1024;      // further ones are told 503 and closed
+  // When there are so many, the one that has waited longest without a request gives way to a new one. When all of them
+  // are being answered, `kept_connections` more are let in for `kept_paths` alone; the rest is told 503 and closed.
+  int max_connections = 1024;
+  int kept_connections = 16;
+  std::vector<std::string> kept_paths = {};
   size_t header_bytes = size_t{16} << 10;
   size_t body_bytes = size_t{32} << 20;
   size_t buffered_bytes = size_t{256} << 20;  // bodies of all connections together
+  // Told of every request that the server refuses by itself, on its thread; id: the client's own for the request, or
+  // "".
+  std::function<void(int status, std::string_view id)> on_refusal = {};
+  std::chrono::milliseconds first_byte_timeout{10'000};  // of a new connection
   std::chrono::milliseconds header_timeout{10'000};
   std::chrono::milliseconds body_timeout{60'000};
   std::chrono::milliseconds idle_timeout{75'000};      // between requests
@@ -32,9 +44,12 @@ struct Options {
 };
 
 struct Stats {
-  int64_t connections = 0;  // now
-  int64_t exchanges = 0;    // now: requests without a complete answer
-  int64_t refused = 0;      // connections beyond the limit, since the start
+  int64_t connections = 0;              // now
+  int64_t exchanges = 0;                // now: requests without a complete answer
+  int64_t refused = 0;                  // connections beyond the limit, since the start
+  int64_t evicted = 0;                  // connections without a request that gave way to new ones
+  int64_t body_bytes = 0;               // now, of requests that are being read or answered
+  std::map<int, int64_t> answers = {};  // by status, since the start
 };
 
 class Server {

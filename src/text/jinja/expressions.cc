@@ -90,7 +90,7 @@ Value Interpreter::eval(const Node& node) {
       return node.children[2] ? eval(*node.children[2])
                               : Value::undefined("the other side of an \"if\" without \"else\"");
     default:
-      fail(ErrorCode::internal, "chat template line {}: a statement stands as an expression", node.line);
+      fail(ErrorCode::internal, "chat template line {}: a statement in place of an expression", node.line);
   }
 }
 

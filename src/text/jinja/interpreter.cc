@@ -131,7 +131,7 @@ Interpreter::Flow Interpreter::run(const Node& node) {
     case NodeKind::loop_continue:
       return Flow::loop_continue;
     default:
-      fail(ErrorCode::internal, "chat template line {}: an expression stands as a statement", node.line);
+      fail(ErrorCode::internal, "chat template line {}: an expression in place of a statement", node.line);
   }
 }
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a parsed template. It reaches nothing but its variables: no files, no environment, no clock.
+// Written by hand: a template comes with a checkpoint and is as little trusted. The C++ engines for chat templates
+// (minja, llama.cpp's) bound neither depth, steps nor output, and none is packaged; the texts here equal transformers'
+// (Python's Jinja) on recorded vectors.
 #pragma once
 
 #include <ctime>

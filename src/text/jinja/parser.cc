@@ -20,7 +20,7 @@ class Parser : private ExpressionParser {
   NodePtr run() { return statements({}); }
 
  private:
-  // Up to a block that begins with one of `ends`, whose name is the current token then.
+  // Parses up to a block that begins with one of `ends`; the current token is then that name.
   NodePtr statements(Words ends) {
     const Deeper deeper(*this);
     NodePtr out = node(NodeKind::block, now().line);
@@ -58,7 +58,7 @@ class Parser : private ExpressionParser {
       expect_block_end();
       return node(tag == "break" ? NodeKind::loop_break : NodeKind::loop_continue, line);
     }
-    if (tag == "generation") {  // transformers' mark around what the assistant says; nothing for inference
+    if (tag == "generation") {  // transformers' mark around the assistant's text; without effect on inference
       expect_block_end();
       NodePtr body = statements({"endgeneration"});
       take();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both halves of the parser stand on: the tokens, and nodes whose depth is counted.
+// The common base of the expression and the statement parser: the tokens, and nodes whose depth is counted.
 #pragma once
 
 #include <algorithm>

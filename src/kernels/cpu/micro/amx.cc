@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMX (Sapphire Rapids and later): 16 rows by 16 columns by 32 k in one instruction. Shares the packed layout and the
-// decoding with avx512_bf16: 16 decoded registers of bf16 pairs [16 weight rows][2 k] ARE a B tile.
+// The level `amx` (Sapphire Rapids and later): 16 input rows by 16 outputs by 32 k in one instruction. It shares the
+// packed layout and the decoding with avx512_bf16: 16 decoded registers of bf16 pairs [16 weight rows][2 k] are an AMX
+// tile B.
 //
-// Block scales of 16 and 32 k are multiplied into the weights (exact in bf16); 128x128 blocks stop the sum every 128 k.
-// Every row's sum has the same order whatever the number of rows.
+// Block scales of 16 and 32 k are multiplied into the weights, which is exact in bf16. For 128x128 blocks the sum stops
+// every 128 k and is scaled. The order of a row's sum does not depend on the number of rows.
+//
+// "Tile" in this file is a tile register; an N-tile is two panels of weights, as everywhere.
 #include <immintrin.h>
 
 #include <utility>
 
-#include "kernels/cpu/micro/micro.h"
+#include "kernels/cpu/micro/kernel_table.h"
 
 // GCC 12 warns inside its own intrinsics (bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -17,14 +20,14 @@
 #pragma GCC target("amx-tile,amx-bf16,prefer-vector-width=512")
 
 #include "kernels/cpu/micro/amx_decode.h"
-#include "kernels/cpu/micro/amx_mxfp4_row.h"
+#include "kernels/cpu/micro/amx_mxfp4_single_row.h"
 
 namespace sluice::kernels::cpu {
 namespace {
 
-// k decoded at a time for more than 32 rows: 16 KiB for two panels, as many bytes as 32 input rows.
-constexpr int kAmxChunk = 256;
-static_assert(kAmxChunk / kTileK * kTileBytes * 2 <= kScratchBytes);
+// k that are decoded at a time for more than 32 rows: 16 KiB for two panels, and as many bytes for 32 input rows.
+constexpr int kAmxChunkK = 256;
+static_assert(kAmxChunkK / kAmxK * kAmxTileBytes * 2 <= kScratchBytes);
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -32,18 +35,18 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Row tiles of `rows` <= 32 input rows: the first takes 16 of them, the second the rest. A tile instruction takes about
-// as many cycles as it has input rows, and rows that do not exist are not read.
+// Tile shapes for `rows` <= 32 input rows: the first row tile takes up to 16 of them, the second the others. A tile
+// instruction takes about as many cycles as it has input rows, and absent rows are not read.
 SLUICE_INLINE void configure(int rows) {
   TileConfig c;
   const int first = rows < 16 ? rows : 16, second = rows > 16 ? rows - 16 : 16;
   c.rows[0] = c.rows[1] = c.rows[4] = static_cast<uint8_t>(first);
   c.rows[2] = c.rows[3] = c.rows[5] = static_cast<uint8_t>(second);
-  // Not _tile_loadconfig: GCC 12's names only the first 8 bytes as read, and stores to the others were dropped.
+  // Not _tile_loadconfig: GCC 12's declares only the first 8 bytes as read, and stores to the others were dropped.
   __asm__ volatile("ldtilecfg %0" : : "m"(c));
 }
 
-// GCC 12's tile loads do not say that they read memory: nothing written before this is written after it.
+// GCC 12's tile loads do not declare that they read memory. This keeps earlier stores before them.
 SLUICE_INLINE void before_tile_loads() { __asm__ volatile("" : : : "memory"); }
 
 // Tiles 0-3: sums [row tile][panel]; 4, 5: input rows; 6, 7: weights of the two panels.
@@ -55,39 +58,41 @@ SLUICE_INLINE void clear_sums() {
   if constexpr (kRowTiles > 1 && kPanels > 1) _tile_zero(3);
 }
 
-constexpr int kOutStride = kTileCols * 4;
+constexpr int kOutStride = kNTile * 4;
 
 template <int kRowTiles, int kPanels>
 SLUICE_INLINE void load_sums(const float* out) {
   _tile_loadd(0, out, kOutStride);
   if constexpr (kPanels > 1) _tile_loadd(1, out + 16, kOutStride);
-  if constexpr (kRowTiles > 1) _tile_loadd(2, out + 16 * kTileCols, kOutStride);
-  if constexpr (kRowTiles > 1 && kPanels > 1) _tile_loadd(3, out + 16 * kTileCols + 16, kOutStride);
+  if constexpr (kRowTiles > 1) _tile_loadd(2, out + 16 * kNTile, kOutStride);
+  if constexpr (kRowTiles > 1 && kPanels > 1) _tile_loadd(3, out + 16 * kNTile + 16, kOutStride);
 }
 
 template <int kRowTiles, int kPanels>
 SLUICE_INLINE void store_sums(float* out) {
   _tile_stored(0, out, kOutStride);
   if constexpr (kPanels > 1) _tile_stored(1, out + 16, kOutStride);
-  if constexpr (kRowTiles > 1) _tile_stored(2, out + 16 * kTileCols, kOutStride);
-  if constexpr (kRowTiles > 1 && kPanels > 1) _tile_stored(3, out + 16 * kTileCols + 16, kOutStride);
+  if constexpr (kRowTiles > 1) _tile_stored(2, out + 16 * kNTile, kOutStride);
+  if constexpr (kRowTiles > 1 && kPanels > 1) _tile_stored(3, out + 16 * kNTile + 16, kOutStride);
 }
 
-// Weights of a chunk as tiles: panel p's next 32 k lie `step` bytes further, its rows `stride` bytes apart.
-struct WeightTiles {
+// Weights as tiles of 32 k by one panel. Bytes from a panel to the next one, from a row of a tile to the next one, and
+// from a tile to the same panel's next 32 k.
+struct AmxWeightTiles {
   const uint8_t* base;
-  int64_t panel, stride, step;
+  int64_t panel_stride, row_stride, k_stride;
 };
 
+// Adds the products of k inputs to the sums.
 template <int kRowTiles, int kPanels, bool kPrefetch>
-SLUICE_INLINE void multiply_chunk(const WeightTiles& w, const uint8_t* x, int64_t x_stride, int64_t k) {
+SLUICE_INLINE void multiply_chunk(const AmxWeightTiles& w, const uint8_t* x, int64_t x_stride, int64_t k) {
   const uint8_t* b = w.base;
-  for (int64_t at = 0; at < k; at += kTileK, b += w.step) {
+  for (int64_t at = 0; at < k; at += kAmxK, b += w.k_stride) {
     if constexpr (kPrefetch)
 #pragma GCC unroll 4
-      for (int64_t i = 0; i < kTileBytes * kPanels; i += 64) Avx512::prefetch_near(b + kAheadBytes + i);
-    _tile_loadd(6, b, w.stride);
-    if constexpr (kPanels > 1) _tile_loadd(7, b + w.panel, w.stride);
+      for (int64_t i = 0; i < kAmxTileBytes * kPanels; i += 64) Avx512::prefetch_near(b + kBf16PrefetchBytes + i);
+    _tile_loadd(6, b, w.row_stride);
+    if constexpr (kPanels > 1) _tile_loadd(7, b + w.panel_stride, w.row_stride);
     _tile_loadd(4, x + 2 * at, x_stride);
     if constexpr (kRowTiles > 1) _tile_loadd(5, x + 16 * x_stride + 2 * at, x_stride);
     _tile_dpbf16ps(0, 4, 6);
@@ -97,35 +102,35 @@ SLUICE_INLINE void multiply_chunk(const WeightTiles& w, const uint8_t* x, int64_
   }
 }
 
-// 128 k of fp8_block: `sums` [16 * kRowTiles][kTileCols] times (weight scale * input scale), added to `out`.
+// For 128 k of fp8_block: out = before + sums * (weight scale * input scale), where `before` is `out`, or zero if
+// `first`. sums and out: [16 * kRowTiles][kNTile].
 template <int kRowTiles, int kPanels>
 static void add_scaled(const GemmArgs& a, int row, int64_t group, const float* sums, float* out, bool first) {
-  for (int i = 0; i < 16 * kRowTiles && row + i < a.m; ++i) {
-    const int64_t operand_row = a.x_rows != nullptr ? a.x_rows[row + i] : row + i;
-    const __m512 xs = _mm512_set1_ps(a.x_group[operand_row * a.x_group_stride + group]);
+  for (int i = 0; i < 16 * kRowTiles && row + i < a.x.m; ++i) {
+    const __m512 xs = _mm512_set1_ps(a.x.group_scale[packed_row(a.x, row + i) * a.x.group_stride + group]);
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-      const __m512 ws = Avx512::broadcast_f32(a.scales + (group * kPanels + p) * 4);
-      float* to = out + i * kTileCols + 16 * p;
+      const __m512 ws = Avx512::broadcast_f32(a.w.scales + (group * kPanels + p) * 4);
+      float* to = out + i * kNTile + 16 * p;
       const __m512 before = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to);
-      _mm512_storeu_ps(to,
-                       _mm512_fmadd_ps(_mm512_loadu_ps(sums + i * kTileCols + 16 * p), _mm512_mul_ps(ws, xs), before));
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_loadu_ps(sums + i * kNTile + 16 * p), _mm512_mul_ps(ws, xs), before));
     }
   }
 }
 
+// Up to 16 * kRowTiles input rows from `row` on, over the k of a chunk at k0.
 template <class C, int kRowTiles, int kPanels>
-static void multiply_rows(const GemmArgs& a, const WeightTiles& w, int row, int64_t k0, int64_t k) {
-  const uint8_t* x = a.x + row * a.x_stride + 2 * k0;
-  float* out = a.out + static_cast<int64_t>(row) * kTileCols;
+static void multiply_rows(const GemmArgs& a, const AmxWeightTiles& w, int row, int64_t k0, int64_t k) {
+  const uint8_t* x = a.x.data + row * a.x.stride + 2 * k0;
+  float* out = a.out + static_cast<int64_t>(row) * kNTile;
   before_tile_loads();
   if constexpr (C::kGroup == 128) {
-    alignas(64) float sums[16 * kRowTiles * kTileCols];
+    alignas(64) float sums[16 * kRowTiles * kNTile];
     for (int64_t at = 0; at < k; at += 128) {
-      WeightTiles part = w;
-      part.base += at / kTileK * w.step;
+      AmxWeightTiles part = w;
+      part.base += at / kAmxK * w.k_stride;
       clear_sums<kRowTiles, kPanels>();
-      multiply_chunk<kRowTiles, kPanels, false>(part, x + 2 * at, a.x_stride, k - at < 128 ? k - at : 128);
+      multiply_chunk<kRowTiles, kPanels, false>(part, x + 2 * at, a.x.stride, k - at < 128 ? k - at : 128);
       store_sums<kRowTiles, kPanels>(sums);
       add_scaled<kRowTiles, kPanels>(a, row, (k0 + at) / 128, sums, out, k0 + at == 0);
     }
@@ -134,113 +139,118 @@ static void multiply_rows(const GemmArgs& a, const WeightTiles& w, int row, int6
       clear_sums<kRowTiles, kPanels>();
     else
       load_sums<kRowTiles, kPanels>(out);
-    multiply_chunk<kRowTiles, kPanels, C::kBits == 16>(w, x, a.x_stride, k);
+    multiply_chunk<kRowTiles, kPanels, C::kBits == 16>(w, x, a.x.stride, k);
     store_sums<kRowTiles, kPanels>(out);
   }
 }
 
-// Up to 32 rows: while the tiles of 32 k multiply, the next 32 k are decoded, those of the next unit included, so that
-// reading codes does not pause. The loop takes two steps a turn: its end is then foreseen up to K' of 2048 or so (a
-// wrong guess takes 100 cycles here).
+// Up to 32 input rows. While the tiles of 32 k multiply, the next 32 k are decoded, also those of the next N-tile, so
+// that reading codes does not pause. The loop does two steps per iteration: its end is then predicted up to a K' of
+// about 2048, and a misprediction takes 100 cycles here.
 template <class C, int kRowTiles, int kPanels>
 static void decode_and_multiply(const GemmArgs& a) {
-  constexpr int kStep = kTileBytes * kPanels;
-  alignas(64) float sums[16 * kRowTiles * kTileCols];
-  GemmArgs unit = a;
-  uint8_t *now = a.scratch, *next = a.scratch + kStep;
+  constexpr int kSlotBytes = kAmxTileBytes * kPanels;
+  alignas(64) float sums[16 * kRowTiles * kNTile];
+  GemmArgs n_tile = a;
+  uint8_t *now = a.scratch, *next = a.scratch + kSlotBytes;
   const auto multiply = [&](int64_t k, uint8_t * from) __attribute__((always_inline)) {
     before_tile_loads();
-    multiply_chunk<kRowTiles, kPanels, false>({from, kTileBytes, 64, kStep}, unit.x + 2 * k, unit.x_stride, kTileK);
+    multiply_chunk<kRowTiles, kPanels, false>({from, kAmxTileBytes, 64, kSlotBytes}, n_tile.x.data + 2 * k,
+                                              n_tile.x.stride, kAmxK);
   };
   const auto end_group = [&](int64_t k) __attribute__((always_inline)) {
     if constexpr (C::kGroup == 128) {
       store_sums<kRowTiles, kPanels>(sums);
-      add_scaled<kRowTiles, kPanels>(unit, 0, k / 128, sums, unit.out, k < 128);
+      add_scaled<kRowTiles, kPanels>(n_tile, 0, k / 128, sums, n_tile.out, k < 128);
       clear_sums<kRowTiles, kPanels>();
     }
   };
   constexpr int kUnroll = C::kGroup == 128 ? 4 : 2;
-  decode_step<C, kPanels>(unit, 0, now);
-  for (int u = 0; u < a.units; ++u) {
+  decode_step<C, kPanels>(n_tile, 0, now);
+  for (int t = 0; t < a.w.n_tiles; ++t) {
     clear_sums<kRowTiles, kPanels>();
     int64_t k = 0;
-    for (; k + kUnroll * kTileK < a.k; k += kUnroll * kTileK) {
+    for (; k + kUnroll * kAmxK < a.w.k; k += kUnroll * kAmxK) {
 #pragma GCC unroll 4
       for (int i = 0; i < kUnroll; ++i) {
-        decode_step<C, kPanels>(unit, k + (i + 1) * kTileK, i % 2 == 0 ? next : now);
-        multiply(k + i * kTileK, i % 2 == 0 ? now : next);
+        decode_step<C, kPanels>(n_tile, k + (i + 1) * kAmxK, i % 2 == 0 ? next : now);
+        multiply(k + i * kAmxK, i % 2 == 0 ? now : next);
       }
       end_group(k);
     }
-    for (; k + kTileK < a.k; k += kTileK) {
-      decode_step<C, kPanels>(unit, k + kTileK, next);
+    for (; k + kAmxK < a.w.k; k += kAmxK) {
+      decode_step<C, kPanels>(n_tile, k + kAmxK, next);
       multiply(k, now);
       std::swap(now, next);
     }
-    const GemmArgs after = unit_after(unit);
-    if (u + 1 < a.units) decode_step<C, kPanels>(after, 0, next);
+    const GemmArgs after = next_n_tile(n_tile);
+    if (t + 1 < a.w.n_tiles) decode_step<C, kPanels>(after, 0, next);
     multiply(k, now);
     std::swap(now, next);
     end_group(k);
-    if constexpr (C::kGroup != 128) store_sums<kRowTiles, kPanels>(unit.out);
-    unit = after;
+    if constexpr (C::kGroup != 128) store_sums<kRowTiles, kPanels>(n_tile.out);
+    n_tile = after;
   }
 }
 
-// More rows: they take turns at the weights of a chunk.
+// More than 32 input rows: blocks of 32 rows use the decoded weights of a chunk one after the other.
 template <class C, int kPanels>
 static void run_chunks(const GemmArgs& a) {
-  for (int64_t k0 = 0; k0 < a.k; k0 += kAmxChunk) {
-    const int64_t k = a.k - k0 < kAmxChunk ? a.k - k0 : kAmxChunk;
-    WeightTiles w;
-    if constexpr (C::kBits == 16) {  // tiles as they lie
-      w = {a.codes + k0 / 2 * 64 * kPanels, 64, 64 * kPanels, kTileBytes * kPanels};
+  for (int64_t k0 = 0; k0 < a.w.k; k0 += kAmxChunkK) {
+    const int64_t k = a.w.k - k0 < kAmxChunkK ? a.w.k - k0 : kAmxChunkK;
+    AmxWeightTiles w;
+    if constexpr (C::kBits == 16) {  // the packed layout is that of tiles
+      w = {a.w.codes + k0 / 2 * 64 * kPanels, 64, 64 * kPanels, kAmxTileBytes * kPanels};
     } else {
-      for (int64_t at = 0; at < k; at += kTileK)
-        decode_step<C, kPanels>(a, k0 + at, a.scratch + at / kTileK * kTileBytes * kPanels);
-      w = {a.scratch, kTileBytes, 64, kTileBytes * kPanels};
+      for (int64_t at = 0; at < k; at += kAmxK)
+        decode_step<C, kPanels>(a, k0 + at, a.scratch + at / kAmxK * kAmxTileBytes * kPanels);
+      w = {a.scratch, kAmxTileBytes, 64, kAmxTileBytes * kPanels};
     }
-    const int whole = a.m / 32 * 32, rest = a.m - whole;
-    if (whole > 0 && (k0 == 0 || rest > 0)) configure(32);
+    const int whole = a.x.m / 32 * 32, remainder = a.x.m - whole;
+    if (whole > 0 && (k0 == 0 || remainder > 0)) configure(32);
     for (int row = 0; row < whole; row += 32) multiply_rows<C, 2, kPanels>(a, w, row, k0, k);
-    if (rest > 0 && (k0 == 0 || whole > 0)) configure(rest);
-    if (rest > 16)
+    if (remainder > 0 && (k0 == 0 || whole > 0)) configure(remainder);
+    if (remainder > 16)
       multiply_rows<C, 2, kPanels>(a, w, whole, k0, k);
-    else if (rest > 0)
+    else if (remainder > 0)
       multiply_rows<C, 1, kPanels>(a, w, whole, k0, k);
   }
 }
 
+// All N-tiles of a call.
 template <class C, int kPanels>
-static void run_amx_units(const GemmArgs& a) {
-  if (C::kBits == 4 && C::kScales == Scales::e8m0 && a.m == 1) return run_mxfp4_row<kPanels>(a);
-  if (a.m <= 32) {
-    if (a.first) configure(a.m);
+static void run_amx_n_tiles(const GemmArgs& a) {
+  if (C::kBits == 4 && C::kScales == Scales::e8m0 && a.x.m == 1) return run_mxfp4_single_row<kPanels>(a);
+  if (a.x.m <= 32) {
+    if (a.task.first_call) configure(a.x.m);
     if constexpr (C::kBits != 16)
-      return a.m > 16 ? decode_and_multiply<C, 2, kPanels>(a) : decode_and_multiply<C, 1, kPanels>(a);
+      return a.x.m > 16 ? decode_and_multiply<C, 2, kPanels>(a) : decode_and_multiply<C, 1, kPanels>(a);
   }
-  GemmArgs unit = a;
-  for (int u = 0; u < a.units; ++u) {
-    if (a.m > 32) {
-      run_chunks<C, kPanels>(unit);
+  GemmArgs n_tile = a;
+  for (int t = 0; t < a.w.n_tiles; ++t) {
+    if (a.x.m > 32) {
+      run_chunks<C, kPanels>(n_tile);
     } else {
-      const WeightTiles w = {unit.codes, 64, 64 * kPanels, kTileBytes * kPanels};
-      a.m > 16 ? multiply_rows<C, 2, kPanels>(unit, w, 0, 0, a.k) : multiply_rows<C, 1, kPanels>(unit, w, 0, 0, a.k);
+      const AmxWeightTiles w = {n_tile.w.codes, 64, 64 * kPanels, kAmxTileBytes * kPanels};
+      a.x.m > 16 ? multiply_rows<C, 2, kPanels>(n_tile, w, 0, 0, a.w.k)
+                 : multiply_rows<C, 1, kPanels>(n_tile, w, 0, 0, a.w.k);
     }
-    unit = unit_after(unit);
+    n_tile = next_n_tile(n_tile);
   }
 }
 
+// A GemmFn.
 template <class C>
 static void gemm_amx(const GemmArgs& a) {
-  prefetch_row_scales<Avx512>(a);
-  a.panels == 2 ? run_amx_units<C, 2>(a) : run_amx_units<C, 1>(a);
-  if (a.last) _tile_release();
+  prefetch_row_scales<Avx512>(a.w);
+  a.w.panels == 2 ? run_amx_n_tiles<C, 2>(a) : run_amx_n_tiles<C, 1>(a);
+  if (a.task.last_call) _tile_release();
   scale_outputs<Avx512>(a);
 }
 
+// A DotProbeFn.
 static double amx_probe(int64_t steps) {
-  alignas(64) static constexpr uint8_t kZeros[kTileBytes] = {};
+  alignas(64) static constexpr uint8_t kZeros[kAmxTileBytes] = {};
   configure(32);
   clear_sums<2, 2>();
   _tile_loadd(4, kZeros, 64);
@@ -254,20 +264,15 @@ static double amx_probe(int64_t steps) {
     _tile_dpbf16ps(3, 5, 7);
   }
   _tile_release();
-  return static_cast<double>(steps) * 4 * 16 * 16 * kTileK * 2;
+  return static_cast<double>(steps) * 4 * 16 * 16 * kAmxK * 2;
 }
 
 }  // namespace
 
-const Micro kAmx = {{gemm_amx<Bf16Coding>, gemm_amx<E4m3Coding>, gemm_amx<E4m3BlockCoding>, gemm_amx<E4m3MxCoding>,
-                     gemm_amx<E2m1NvCoding>, gemm_amx<E2m1MxCoding>},
-                    nullptr,
-                    nullptr,
-                    nullptr,
-                    nullptr,
-                    nullptr,
-                    nullptr,
-                    amx_probe,
-                    nullptr};
+const KernelTable kAmxKernels = {
+    .gemm = {gemm_amx<Bf16Coding>, gemm_amx<E4m3Coding>, gemm_amx<E4m3BlockCoding>, gemm_amx<E4m3MxCoding>,
+             gemm_amx<E2m1NvCoding>, gemm_amx<E2m1MxCoding>},
+    .dot_probe = amx_probe,
+};
 
 }  // namespace sluice::kernels::cpu

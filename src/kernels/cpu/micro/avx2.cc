@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX2 with FMA and F16C: a panel's 16 rows are two registers, and 16 registers hold a tile of 6 rows by one panel.
+// The level `avx2`: AVX2 with FMA and F16C. The 16 outputs of a panel are two registers, and the 16 registers hold a
+// tile of 6 input rows by one panel.
 #include <immintrin.h>
 
-#include "kernels/cpu/micro/micro.h"
+#include "kernels/cpu/micro/kernel_table.h"
 
 #pragma GCC target("avx2,fma,f16c")
 
+#include "kernels/cpu/micro/gemm.h"
 #include "kernels/cpu/micro/probe.h"
-#include "kernels/cpu/micro/rows.h"
-#include "kernels/cpu/micro/tile.h"
+#include "kernels/cpu/micro/row_ops.h"
+#include "kernels/cpu/micro/tile_product.h"
 
 namespace sluice::kernels::cpu {
 namespace {
 
 struct Avx2 {
-  static constexpr int kPair = 1, kTileRows = 6, kTilePanels = 1, kWideRows = 2;
-  static constexpr bool kPagesInTurn = true;
+  static constexpr int kKPerStep = 1, kTileM = 6, kTilePanels = 1, kTwoPanelM = 2;
+  static constexpr bool kInterleavedPrefetch = true;
   struct F {
-    __m256 low, high;  // rows 0-7, 8-15
+    __m256 low, high;  // outputs 0-7, 8-15 of a panel
   };
   using W = F;
   using X = __m256;
@@ -56,12 +58,12 @@ struct Avx2 {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)), 23))};
   }
-  SLUICE_INLINE F from_halves(__m256i words) {
+  SLUICE_INLINE F from_f16(__m256i words) {
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(words)), _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1))};
   }
   SLUICE_INLINE F scale_e4m3(const uint8_t* p) {
     const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return from_halves(_mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
+    return from_f16(_mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
   }
 
   template <int kBits>
@@ -69,9 +71,9 @@ struct Avx2 {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
   }
-  template <int kLane>
+  template <int kStep>
   SLUICE_INLINE __m256 bf16(__m256i pairs) {
-    return _mm256_castsi256_ps(kLane == 0 ? _mm256_slli_epi32(pairs, 16)
+    return _mm256_castsi256_ps(kStep == 0 ? _mm256_slli_epi32(pairs, 16)
                                           : _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
   }
   // Magnitude from an 8-entry table, sign moved from bit 3 of the nibble.
@@ -82,17 +84,17 @@ struct Avx2 {
     const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(dwords, 28 - kShift), _mm256_set1_epi32(INT32_MIN));
     return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
   }
-  template <int kBits, int kLane>
+  template <int kBits, int kStep>
   SLUICE_INLINE W decode(const Block& raw) {
     if constexpr (kBits == 16) {
-      return {bf16<kLane>(raw.low), bf16<kLane>(raw.high)};
+      return {bf16<kStep>(raw.low), bf16<kStep>(raw.high)};
     } else if constexpr (kBits == 8) {
-      // k0 and k2 are the low and high bytes of the first half's words, k1 and k3 of the second's.
-      const __m256i words = kLane % 2 == 0 ? raw.low : raw.high;
-      const __m256i top = kLane < 2 ? _mm256_slli_epi16(words, 8) : words;
-      return from_halves(_mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
+      // k0 and k2 are the low and high bytes of the words of the block's first half, k1 and k3 of its second half.
+      const __m256i words = kStep % 2 == 0 ? raw.low : raw.high;
+      const __m256i top = kStep < 2 ? _mm256_slli_epi16(words, 8) : words;
+      return from_f16(_mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
     } else {
-      constexpr int kShift = 16 * (kLane % 2) + 4 * (kLane / 2);
+      constexpr int kShift = 16 * (kStep % 2) + 4 * (kStep / 2);
       return {e2m1<kShift>(raw.low), e2m1<kShift>(raw.high)};
     }
   }
@@ -100,15 +102,16 @@ struct Avx2 {
 
 }  // namespace
 
-const Micro kAvx2 = {{gemm<Avx2, Bf16Coding>, gemm<Avx2, E4m3Coding>, gemm<Avx2, E4m3BlockCoding>,
-                      gemm<Avx2, E4m3MxCoding>, gemm<Avx2, E2m1NvCoding>, gemm<Avx2, E2m1MxCoding>},
-                     nullptr,
-                     nullptr,
-                     prepare_row<Avx2>,
-                     activate<Avx2>,
-                     combine<Avx2>,
-                     round_bf16<Avx2>,
-                     dot_probe<Avx2>,
-                     read_probe<Avx2>};
+const KernelTable kAvx2Kernels = {
+    .gemm = {gemm<Avx2, Bf16Coding>, gemm<Avx2, E4m3Coding>, gemm<Avx2, E4m3BlockCoding>, gemm<Avx2, E4m3MxCoding>,
+             gemm<Avx2, E2m1NvCoding>, gemm<Avx2, E2m1MxCoding>},
+    .pack_row = pack_row,
+    .activate = activate,
+    .weighted_sum = weighted_sum,
+    .round_bf16 = round_bf16,
+    .tile_product = tile_product<Avx2>,
+    .dot_probe = dot_probe<Avx2>,
+    .read_probe = read_probe<Avx2>,
+};
 
 }  // namespace sluice::kernels::cpu

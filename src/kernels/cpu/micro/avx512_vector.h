@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vector policy of AVX-512: one register is a panel's 16 rows.
+// The vector policy of AVX-512: the 16 outputs of a panel are one register.
 #pragma once
 
-#include "kernels/cpu/micro/tile.h"
+#include "kernels/cpu/micro/vector_policy.h"
 
 namespace sluice::kernels::cpu {
 namespace {
 
-// Four products a lane (VNNI). GCC 12 copies the sum before and after the intrinsic, which costs more than the
-// instruction.
+// vpdpbusd (VNNI): adds four products per lane. It is inline assembly because GCC 12 copies the sum before and after
+// the intrinsic, which costs more than the instruction.
 SLUICE_INLINE __m512i dot_bytes(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
   return sum;
 }
 
 struct Avx512 {
-  static constexpr int kPair = 1, kTileRows = 8, kTilePanels = 2, kWideRows = 0;
-  static constexpr bool kPagesInTurn = true;
+  static constexpr int kKPerStep = 1, kTileM = 8, kTilePanels = 2, kTwoPanelM = 0;
+  static constexpr bool kInterleavedPrefetch = true;
   using F = __m512;
   using W = __m512;
   using X = __m512;
-  struct Halves {
-    __m512i low, high;  // half floats: k0 | k1 and k2 | k3, 16 rows each
+  struct F16Codes {
+    __m512i low, high;  // float16 of 16 rows each: k0, then k1; k2, then k3
   };
   template <int kBits, class = void>
   struct RawOf {
@@ -29,7 +29,7 @@ struct Avx512 {
   };
   template <class Unused>
   struct RawOf<8, Unused> {
-    using Type = Halves;
+    using Type = F16Codes;
   };
   template <int kBits>
   using Raw = typename RawOf<kBits>::Type;
@@ -52,7 +52,7 @@ struct Avx512 {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 23));
   }
-  // Read as half floats: 2^-8 of the value (weights/panel.h).
+  // The bits read as float16 are 2^-8 of the value (kE4m3F16Factor in kernels/cpu/packed_weights.h).
   SLUICE_INLINE F scale_e4m3(const uint8_t* p) {
     const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m256i keep = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
@@ -63,7 +63,7 @@ struct Avx512 {
   SLUICE_INLINE Raw<kBits> load_codes(const uint8_t* p) {
     const __m512i raw = _mm512_loadu_si512(p);
     if constexpr (kBits == 8) {
-      // A byte s eeee mmm in the upper half of a word, shifted right once with its sign: a half float but for bit 14.
+      // A byte s eeee mmm in the upper half of a word, shifted right by one with its sign, is a float16 but for bit 14.
       const __m512i keep = _mm512_set1_epi16(static_cast<int16_t>(0xbf80));
       return {_mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(raw, 8), 1), keep),
               _mm512_and_si512(_mm512_srai_epi16(raw, 1), keep)};
@@ -71,21 +71,21 @@ struct Avx512 {
       return raw;
     }
   }
-  template <int kBits, int kLane>
+  template <int kBits, int kStep>
   SLUICE_INLINE W decode(const Raw<kBits>& raw) {
     if constexpr (kBits == 16) {
-      return _mm512_castsi512_ps(kLane == 0 ? _mm512_slli_epi32(raw, 16)
+      return _mm512_castsi512_ps(kStep == 0 ? _mm512_slli_epi32(raw, 16)
                                             : _mm512_and_si512(raw, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
     } else if constexpr (kBits == 8) {
-      const __m512i words = kLane < 2 ? raw.low : raw.high;
-      if constexpr (kLane % 2 == 0)
+      const __m512i words = kStep < 2 ? raw.low : raw.high;
+      if constexpr (kStep % 2 == 0)
         return _mm512_cvtph_ps(_mm512_castsi512_si256(words));
       else
         return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
     } else {
       const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
                                           -2.0f, -3.0f, -4.0f, -6.0f);
-      constexpr unsigned kShift = 16 * (kLane % 2) + 4 * (kLane / 2);
+      constexpr unsigned kShift = 16 * (kStep % 2) + 4 * (kStep / 2);
       return _mm512_permutexvar_ps(kShift == 0 ? raw : _mm512_srli_epi32(raw, kShift), table);
     }
   }

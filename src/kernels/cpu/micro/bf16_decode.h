@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // 64 bytes of codes to registers of bf16 pairs [16 rows][2 k], by table look-up: every e4m3 and e2m1 value is exact in
-// bf16. For vdpbf16ps and for AMX tiles. Needs AVX-512 VBMI. 8-bit codes in weights::Fp8Order::pairs.
+// bf16. For vdpbf16ps and for AMX tiles. Needs AVX-512 VBMI. 8-bit codes must be in Fp8Order::bf16_pairs.
 #pragma once
 
-#include "kernels/cpu/micro/tile.h"
+#include "kernels/cpu/micro/vector_policy.h"
 
 namespace sluice::kernels::cpu {
 namespace {
@@ -53,12 +53,12 @@ SLUICE_INLINE Bf16Raw<kBits> load_bf16_codes(const uint8_t* p) {
   }
 }
 
-template <int kBits, int kLane>
+template <int kBits, int kStep>
 SLUICE_INLINE __m512i decode_bf16(const Bf16Raw<kBits>& raw) {
   if constexpr (kBits == 16) {
     return raw;
   } else if constexpr (kBits == 8) {
-    return kLane == 0 ? _mm512_unpacklo_epi8(raw.low, raw.high) : _mm512_unpackhi_epi8(raw.low, raw.high);
+    return kStep == 0 ? _mm512_unpacklo_epi8(raw.low, raw.high) : _mm512_unpackhi_epi8(raw.low, raw.high);
   } else {
     // 16 words of e2m1 in bf16, twice: the index has five bits, of which the fifth belongs to the next nibble.
     const __m512i table = _mm512_broadcast_i64x4(
@@ -66,7 +66,7 @@ SLUICE_INLINE __m512i decode_bf16(const Bf16Raw<kBits>& raw) {
                           static_cast<int16_t>(0xbf00), static_cast<int16_t>(0xbf80), static_cast<int16_t>(0xbfc0),
                           static_cast<int16_t>(0xc000), static_cast<int16_t>(0xc040), static_cast<int16_t>(0xc080),
                           static_cast<int16_t>(0xc0c0)));
-    return _mm512_permutexvar_epi16(kLane == 0 ? raw : _mm512_srli_epi16(raw, 4 * kLane), table);
+    return _mm512_permutexvar_epi16(kStep == 0 ? raw : _mm512_srli_epi16(raw, 4 * kStep), table);
   }
 }
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ceilings of one core: the multiply-add instruction that GEMMs use, and reading memory.
+// Probes of one core for Ceilings (kernels/cpu/ceilings.h): the multiply-add instruction that the GEMMs use, and
+// reading memory.
 #pragma once
 
-#include "kernels/cpu/micro/tile.h"
+#include "kernels/cpu/micro/vector_policy.h"
 
 namespace sluice::kernels::cpu {
 namespace {
 
-// `steps` times 16 independent multiply-adds from registers; returns the floating point operations done.
+// A DotProbeFn: steps * 4 * kChains independent multiply-adds from registers.
 template <class V>
 static double dot_probe(int64_t steps) {
   constexpr int kChains =
@@ -19,11 +20,11 @@ static double dot_probe(int64_t steps) {
 #pragma GCC unroll 16
   for (int i = 0; i < kChains; ++i) {
     typename V::F zero = V::zero();
-    __asm__ volatile("" : "+m"(zero));  // or the compiler sees equal chains and computes one
+    __asm__ volatile("" : "+m"(zero));  // without this, the compiler sees equal chains and computes one
     acc[i] = zero;
   }
   for (int64_t s = 0; s < steps; ++s) {
-    // Without this the compiler sees that nothing changes and drops the loop.
+    // Without this, the compiler sees that nothing changes and drops the loop.
     __asm__ volatile("" : "+m"(w), "+m"(x));
     const typename V::W w1 = w;
     const typename V::X x1 = x;
@@ -39,10 +40,10 @@ static double dot_probe(int64_t steps) {
     V::store(sink, acc[i]);
     __asm__ volatile("" : : "m"(sink));
   }
-  return static_cast<double>(steps) * 4 * kChains * 16 * 2 * V::kPair;
+  return static_cast<double>(steps) * 4 * kChains * 16 * 2 * V::kKPerStep;
 }
 
-// Reads `bytes` (a multiple of 4096) as four streams.
+// A ReadProbeFn: reads `bytes`, a multiple of 4096, as four streams.
 template <class V>
 static void read_probe(const uint8_t* p, int64_t bytes) {
   const int64_t quarter = bytes / 4;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reference level: plain C++, any processor.
+// The level `scalar`: plain C++ for any processor.
+#include "kernels/cpu/micro/gemm.h"
+#include "kernels/cpu/micro/kernel_table.h"
 #include "kernels/cpu/micro/probe.h"
-#include "kernels/cpu/micro/rows.h"
-#include "kernels/cpu/micro/tile.h"
+#include "kernels/cpu/micro/row_ops.h"
+#include "kernels/cpu/micro/tile_product.h"
 
 namespace sluice::kernels::cpu {
 namespace {
 
 struct Scalar {
-  static constexpr int kPair = 1, kTileRows = 4, kTilePanels = 1, kWideRows = 0;
-  static constexpr bool kPagesInTurn = true;
+  static constexpr int kKPerStep = 1, kTileM = 4, kTilePanels = 1, kTwoPanelM = 0;
+  static constexpr bool kInterleavedPrefetch = true;
   struct F {
     float v[16];
   };
@@ -48,7 +50,7 @@ struct Scalar {
     for (int i = 0; i < 16; ++i) f.v[i] = a.v[i] * b.v[i];
     return f;
   }
-  // Two roundings: without the instruction, a fused multiply-add is a slow library call.
+  // Two roundings, because a fused multiply-add without the instruction is a slow library call.
   SLUICE_INLINE F multiply_add(const F& w, X x, const F& acc) {
     F f;
     for (int i = 0; i < 16; ++i) f.v[i] = w.v[i] * x + acc.v[i];
@@ -62,7 +64,7 @@ struct Scalar {
   SLUICE_INLINE void prefetch_near(const uint8_t*) {}
   SLUICE_INLINE void prefetch_far(const uint8_t*) {}
 
-  // e4m3 / 256, as the half-float reading of the other levels.
+  // The value / 256, which is what the other levels get by reading e4m3 as float16.
   static float e4m3(uint32_t code) {
     const uint32_t sign = (code & 0x80u) << 24, magnitude = code & 0x7fu;
     const float subnormal = static_cast<float>(magnitude) * 0x1p-17f;
@@ -88,20 +90,20 @@ struct Scalar {
   SLUICE_INLINE const uint8_t* load_codes(const uint8_t* p) {
     return p;
   }
-  template <int kBits, int kLane>
+  template <int kBits, int kStep>
   SLUICE_INLINE F decode(const uint8_t* block) {
     F f;
     for (int r = 0; r < 16; ++r) {
       if constexpr (kBits == 16) {
         uint16_t b;
-        __builtin_memcpy(&b, block + 4 * r + 2 * kLane, 2);
+        __builtin_memcpy(&b, block + 4 * r + 2 * kStep, 2);
         f.v[r] = float_of_bf16(b);
       } else if constexpr (kBits == 8) {
-        f.v[r] = e4m3(block[32 * (kLane % 2) + 2 * r + kLane / 2]);
+        f.v[r] = e4m3(block[32 * (kStep % 2) + 2 * r + kStep / 2]);
       } else {
         uint32_t d;
         __builtin_memcpy(&d, block + 4 * r, 4);
-        f.v[r] = e2m1(d >> (16 * (kLane % 2) + 4 * (kLane / 2)));
+        f.v[r] = e2m1(d >> (16 * (kStep % 2) + 4 * (kStep / 2)));
       }
     }
     return f;
@@ -110,15 +112,16 @@ struct Scalar {
 
 }  // namespace
 
-const Micro kScalar = {{gemm<Scalar, Bf16Coding>, gemm<Scalar, E4m3Coding>, gemm<Scalar, E4m3BlockCoding>,
-                        gemm<Scalar, E4m3MxCoding>, gemm<Scalar, E2m1NvCoding>, gemm<Scalar, E2m1MxCoding>},
-                       nullptr,
-                       nullptr,
-                       prepare_row<Scalar>,
-                       activate<Scalar>,
-                       combine<Scalar>,
-                       round_bf16<Scalar>,
-                       dot_probe<Scalar>,
-                       read_probe<Scalar>};
+const KernelTable kScalarKernels = {
+    .gemm = {gemm<Scalar, Bf16Coding>, gemm<Scalar, E4m3Coding>, gemm<Scalar, E4m3BlockCoding>,
+             gemm<Scalar, E4m3MxCoding>, gemm<Scalar, E2m1NvCoding>, gemm<Scalar, E2m1MxCoding>},
+    .pack_row = pack_row,
+    .activate = activate,
+    .weighted_sum = weighted_sum,
+    .round_bf16 = round_bf16,
+    .tile_product = tile_product<Scalar>,
+    .dot_probe = dot_probe<Scalar>,
+    .read_probe = read_probe<Scalar>,
+};
 
 }  // namespace sluice::kernels::cpu

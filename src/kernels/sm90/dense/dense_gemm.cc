@@ -2,12 +2,12 @@
 #include "kernels/sm90/dense/dense_gemm.h"
 
 #include "base/error.h"
-#include "base/math.h"
 #include "kernels/sm90/dense/dense_rows.h"
+#include "kernels/sm90/few_rows/launch.h"
 #include "kernels/sm90/grouped_gemm/launch.h"
-#include "kernels/sm90/prepare/prepare.h"
 #include "kernels/sm90/quantize/input_round.h"
-#include "kernels/sm90/route/route.h"
+#include "kernels/sm90/repack/repack.h"
+#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
@@ -31,30 +31,25 @@ Coding coding_of(format::InputFormat f) {
   }
 }
 
-}  // namespace
-
-Support supports_dense(const DenseSpec& s) {
-  const Operand op = operand_of(s.weights);
-  const auto weights = name_of(format::kFormats, s.weights), inputs = name_of(format::kInputFormats, s.inputs);
-  if (!format::fits(s.weights, s.inputs))
-    return Support::no(fmt::format("{} weights take no {} inputs", weights, inputs));
-  if (s.inputs == format::InputFormat::plain && (is_fp8(op) || s.dtype == DType::f32))
-    return Support::no(
-        fmt::format("{} weights with {} inputs of {} have no tensor core path", weights, inputs, to_string(s.dtype)));
-  const format::FormatInfo f = format::info(s.weights);
-  if (s.rows < 1 || s.cols < 1 || (f.group_k > 1 && f.group_n == 1 && s.cols % f.group_k != 0))
-    return Support::no(fmt::format("a matrix [{}, {}] cannot be {}: columns come in groups of {}", s.rows, s.cols,
-                                   weights, f.group_k));
-  return Support::yes();
-}
-
-DenseGemm::DenseGemm(const DenseSpec& spec) : spec_(spec), device_(current_device()) {
+const DenseSpec& supported(const DenseSpec& spec) {
   const Support s = supports_dense(spec);
   check(static_cast<bool>(s), "{}", s.reason);
-  multiprocessors_ = multiprocessors();
-  matrix_.shape = {operand_of(spec.weights), 1, spec.rows, spec.cols, false, 0};
-  matrix_.allocate();
-  input_scales_ = DeviceBuffer(2 * sizeof(InputScale));
+  return spec;
+}
+
+}  // namespace
+
+DenseGemm::DenseGemm(const DenseSpec& spec, int multiprocessors, const CallerMemory& memory)
+    : spec_(supported(spec)),
+      device_(current_device()),
+      multiprocessors_(multiprocessors > 0 ? multiprocessors : sm90::multiprocessors()),
+      workspace_(dense_workspace(spec_, multiprocessors_)),
+      memory_at_(dense_memory(spec_)),
+      memory_(device_memory(memory, memory_at_.bytes)),
+      input_scales_(memory_, memory_at_.input_scales) {
+  matrix_.place(dense_shape(spec_), memory_, memory_at_.matrix);
+  allow_grouped_gemm(matrix_.shape.operand);
+  allow_few_rows(matrix_.shape.operand);
 }
 
 void DenseGemm::set_weights(const weights::QuantTensor& w, float scale, const Tensor& bias, Stream stream) {
@@ -66,95 +61,96 @@ void DenseGemm::set_weights(const weights::QuantTensor& w, float scale, const Te
         spec_.rows * 4);
   check(!filled_ || bias.bytes() == bias_.bytes(), "a refit cannot add or drop the bias");
   matrix_.fill(w, nullptr, stream);
-  if (!filled_) bias_ = DeviceBuffer(bias.bytes());
+  if (!filled_ && !bias.empty()) bias_ = DeviceBuffer(memory_, memory_at_.bias);
   copy_to_device(bias_.data(), bias.data(), bias.bytes(), stream);
   InputScale scales[2];
   const Round round = round_of(spec_.inputs);
   if (is_static(round)) scales[0] = input_scale(round, scale);
+  // The stream's last operation here is a copy: no kernel after it begins to read weights before they are all there.
   copy_to_device(input_scales_.data(), scales, sizeof(scales), stream);
   filled_ = true;
 }
 
 GemmChoice DenseGemm::choice(int64_t tokens, const GemmForce& force) const {
-  GemmProblem p{};
-  p.operand = matrix_.shape.operand;
-  p.tokens = tokens;
-  p.top_k = p.experts = p.locals = 1;
-  p.row_tiles[0] = matrix_.shape.row_tiles();
-  p.slabs[0] = matrix_.shape.slabs();
-  return choose_gemm(p, multiprocessors_, force);
+  return plan_dense(spec_, multiprocessors_, tokens, force, nullptr, true).choice;
 }
 
-struct DenseGemm::Plan {
-  GemmChoice choice;
-  int units = 0;
-  int64_t bytes = 0;
-  Header* header;
-  Tile* tiles;
-  int32_t *row_pair, *arrivals;
-  float *partial, *row_scale, *block_scale;
-  uint8_t* x;
-};
-
-DenseGemm::Plan DenseGemm::plan(int64_t tokens, const GemmForce& force, void* workspace, bool row_scales) const {
-  Plan p{};
-  p.choice = choice(tokens, force);
-  const Instance& tile = p.choice.instance;
-  p.units = static_cast<int>(ceil_div(matrix_.shape.row_tiles(), tile.m_tiles));
-  const int64_t tiles = max_tiles(tokens, 1, tile.max_n), rows = max_rows(tokens, 1, tile.max_n, tile.step_n());
-  const int64_t slabs = matrix_.shape.slabs();
-  const auto take = [&](int64_t bytes) -> void* {
-    char* at = workspace == nullptr ? nullptr : static_cast<char*>(workspace) + p.bytes;
-    p.bytes = round_up<int64_t>(p.bytes + bytes, 256);
-    return bytes == 0 ? nullptr : at;
-  };
-  const bool split = p.choice.splits[0] > 1;
-  p.header = static_cast<Header*>(take(sizeof(Header)));
-  p.tiles = static_cast<Tile*>(take(tiles * static_cast<int64_t>(sizeof(Tile))));
-  p.row_pair = static_cast<int32_t*>(take(rows * 4));
-  p.arrivals = static_cast<int32_t*>(take(split ? tiles * p.units * 4 : 0));
-  p.partial = static_cast<float*>(take(split ? rows * p.units * tile.m_tiles * kTileRows * p.choice.splits[0] * 4 : 0));
-  p.row_scale = static_cast<float*>(take(row_scales ? rows * 4 : 0));
-  p.block_scale = static_cast<float*>(take(round_of(spec_.inputs) == Round::fp8_group ? rows * slabs * 4 : 0));
-  p.x = static_cast<uint8_t*>(take(rows * slabs * 128));
-  return p;
-}
+int64_t DenseGemm::workspace_bytes(int64_t tokens) const { return workspace_.bytes(tokens); }
 
 int64_t DenseGemm::workspace_bytes(int64_t tokens, const GemmForce& force) const {
-  return tokens == 0 ? 0 : plan(tokens, force, nullptr, true).bytes;
+  return plan_dense(spec_, multiprocessors_, tokens, force, nullptr, true).bytes;
+}
+
+int DenseGemm::few_rows_parts(const DenseCall& call) const {
+  const bool forced = !call.force.instance.empty() || call.force.splits[0] > 0;
+  if (call.x == nullptr || call.tokens > kMaxFewRows || forced) return 0;
+  if (call.few_rows) return *call.few_rows;
+  // Every block of the kernel for few rows rounds the rows for itself.
+  if (round_of(spec_.inputs) != Round::plain && call.tokens > tuning::kFewRowsRounded) return 0;
+  if (!spec_.deterministic) {
+    const int parts = few_rows_splits(matrix_.shape, multiprocessors_);
+    return parts == 1 && call.tokens > tuning::kFewRowsOnePart ? 0 : parts;
+  }
+  // Sums in the order of the grouped GEMM's only tile, which of FP8 block has tokens as the M side.
+  return matrix_.shape.operand == WeightOperand::fp8_block ? 0 : 1;
+}
+
+void DenseGemm::run_few_rows(const DenseCall& call, int parts, Stream stream) const {
+  check(parts == 1 || parts == 2 || parts == 4 || parts == 8, "few_rows is {}; 1, 2, 4 or 8 parts of K are possible",
+        parts);
+  FewRowsArgs a{};
+  a.weights.data = matrix_.weights.as<uint8_t>();
+  a.weights.row_scale = matrix_.row_scale.as<float>();
+  a.weights.block_scale = matrix_.block_scale.as<float>();
+  a.bias = bias_.as<float>();
+  a.n = static_cast<int>(spec_.rows);
+  a.k = static_cast<int>(spec_.cols);
+  a.m_tiles = matrix_.shape.m_tiles();
+  a.k_blocks = matrix_.shape.k_blocks();
+  a.splits = parts;
+  a.x = call.x;
+  a.x_stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
+  a.x_f32 = call.x_dtype.value_or(spec_.dtype) == DType::f32;
+  a.round = round_of(spec_.inputs);
+  a.scale = input_scales_.as<InputScale>();
+  a.rows = static_cast<int>(call.tokens);
+  a.num_rows = call.num_tokens;
+  a.y = call.y;
+  a.y_stride = call.y_stride > 0 ? call.y_stride : spec_.rows;
+  a.y_f32 = call.y_dtype.value_or(spec_.dtype) == DType::f32;
+  a.y_wide = reinterpret_cast<uintptr_t>(a.y) % 8 == 0 && a.y_stride % 4 == 0;
+  launch_few_rows(a, matrix_.shape.operand, multiprocessors_, stream, call.pdl);
 }
 
 void DenseGemm::run(const DenseCall& call, Stream stream) const {
   if (call.tokens == 0) return;
   const Round round = round_of(spec_.inputs);
-  check((call.x == nullptr) != (call.codes == nullptr), "one of x and codes must be given");
-  check(call.codes == nullptr || round != Round::plain, "codes are given, but the inputs are not quantised");
-  check(call.y != nullptr && call.workspace != nullptr, "y and workspace must be given");
   const bool coded = call.codes != nullptr, rows_scaled = coded ? call.row_scales != nullptr : scales_rows(round);
-  check(!coded || !scales_rows(round) || rows_scaled, "row_scales must be given with codes of {}",
-        name_of(format::kInputFormats, spec_.inputs));
-  check(!coded || call.scales != nullptr || coding_group(coding_of(spec_.inputs)) == 0,
-        "scales must be given with codes of {}", name_of(format::kInputFormats, spec_.inputs));
-  check(coded || call.row_scales == nullptr, "row_scales are given with x; the call makes its own");
   const DeviceGuard guard(device_);
-  const Plan p = plan(call.tokens, call.force, call.workspace, rows_scaled);
+  if (const int parts = few_rows_parts(call); parts > 0) return run_few_rows(call, parts, stream);
+  check(call.y_stride == 0 || call.y_stride == spec_.rows,
+        "y_stride is {}; this call's rows follow each other, {} apart", call.y_stride, spec_.rows);
+  const DensePlan p = plan_dense(spec_, multiprocessors_, call.tokens, call.force, call.workspace, rows_scaled);
+  check(call.workspace_size >= p.bytes, "workspace_size is {}; a call of {} tokens needs {} bytes", call.workspace_size,
+        call.tokens, p.bytes);
   const Instance& tile = p.choice.instance;
 
   DenseRowsArgs rows{};
   RowsArgs& r = rows.rows;
-  r.tokens = call.x;
-  r.tokens_f32 = spec_.dtype == DType::f32;
-  r.max_tokens = call.tokens;
-  r.num_tokens = call.num_tokens;
-  r.columns = static_cast<int>(spec_.cols);
-  r.round = round;
-  r.e4m3 = is_fp8(tile.operand);
-  r.static_scale = input_scales_.as<InputScale>();
-  r.out = p.x;
-  r.out_slabs = matrix_.shape.slabs();
-  r.scale_runs = scale_runs(tile.operand, r.out_slabs);
-  r.row_scale = rows_scaled ? p.row_scale : nullptr;
-  r.block_scale = p.block_scale;
+  r.source.tokens = call.x;
+  r.source.tokens_f32 = call.x_dtype.value_or(spec_.dtype) == DType::f32;
+  rows.stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
+  r.source.max_tokens = call.tokens;
+  r.source.num_tokens = call.num_tokens;
+  r.source.columns = static_cast<int>(spec_.cols);
+  r.out.round = round;
+  r.out.e4m3 = is_fp8(tile.operand);
+  r.out.static_scale = input_scales_.as<InputScale>();
+  r.out.data = p.x;
+  r.out.k_blocks = matrix_.shape.k_blocks();
+  r.out.scale_runs = scale_runs(tile.operand, r.out.k_blocks);
+  r.out.row_scale = rows_scaled ? p.row_scale : nullptr;
+  r.out.block_scale = p.block_scale;
   rows.coding = coding_of(spec_.inputs);
   rows.codes = call.codes;
   rows.scales = call.scales;
@@ -162,41 +158,41 @@ void DenseGemm::run(const DenseCall& call, Stream stream) const {
   rows.row_scales = call.row_scales;
   rows.max_n = tile.max_n;
   rows.step_n = tile.step_n();
-  rows.units = p.units;
+  rows.m_groups = p.m_groups;
   rows.header = p.header;
-  rows.tiles = p.tiles;
+  rows.tiles = p.tiles_at;
   rows.row_pair = p.row_pair;
   rows.arrivals = p.arrivals;
   launch_dense_rows(rows, stream, call.pdl);
 
   GroupedGemmArgs args{};
-  args.tiles = p.tiles;
+  args.tiles = p.tiles_at;
   args.header = p.header;
   args.row_pair = p.row_pair;
   args.arrivals[0] = p.arrivals;
   args.gemms = 1;
-  Gemm& g = args.gemm[0];
-  g.weights = matrix_.weights.as<uint8_t>();
-  g.row_scale = matrix_.row_scale.as<float>();
-  g.block_scale = matrix_.block_scale.as<float>();
-  g.x = p.x;
-  g.x_row_scale = r.row_scale;
-  g.x_block_scale = p.block_scale;
+  GemmArgs& g = args.gemm[0];
+  g.weights.data = matrix_.weights.as<uint8_t>();
+  g.weights.row_scale = matrix_.row_scale.as<float>();
+  g.weights.block_scale = matrix_.block_scale.as<float>();
+  g.x.data = p.x;
+  g.x.row_scale = r.out.row_scale;
+  g.x.block_scale = p.block_scale;
   // Given row scales are the whole factor.
-  g.x_scale = input_scales_.as<InputScale>() + (coded && rows_scaled ? 1 : 0);
-  g.out_scale = g.x_scale;
-  g.slabs = matrix_.shape.slabs();
-  g.row_tiles = matrix_.shape.row_tiles();
+  g.x.scale = input_scales_.as<InputScale>() + (coded && rows_scaled ? 1 : 0);
+  g.epilogue.out_scale = g.x.scale;
+  g.k_blocks = matrix_.shape.k_blocks();
+  g.m_tiles = matrix_.shape.m_tiles();
   g.splits = p.choice.splits[0];
   g.partial = p.partial;
-  g.store = Store::result;
-  g.round = round;
-  g.act = activation::Activation::identity;
-  g.out_f32 = spec_.dtype == DType::f32;
-  g.columns = static_cast<int>(spec_.rows);
-  g.bias = bias_.as<float>();
-  g.out = call.y;
-  launch_grouped_gemm(args, tile, stream, call.pdl);
+  g.epilogue.store = Store::result;
+  g.epilogue.round = round;
+  g.epilogue.act = activation::Activation::identity;
+  g.epilogue.out_f32 = call.y_dtype.value_or(spec_.dtype) == DType::f32;
+  g.epilogue.columns = static_cast<int>(spec_.rows);
+  g.epilogue.activation.bias = bias_.as<float>();
+  g.epilogue.out = call.y;
+  launch_grouped_gemm(args, tile, multiprocessors_, stream, call.pdl);
 }
 
 }  // namespace sluice::sm90

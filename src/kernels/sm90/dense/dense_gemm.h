@@ -3,59 +3,42 @@
 // latent projections, in every pair of formats that the fused MoE runs, with the same rounding points.
 #pragma once
 
-#include "base/support.h"
+#include "kernels/sm90/dense/dense_call.h"
+#include "kernels/sm90/dense/plan.h"
 #include "kernels/sm90/device.h"
-#include "kernels/sm90/grouped_gemm/heuristic.h"
-#include "kernels/sm90/prepare/matrix.h"
 #include "kernels/sm90/quantize/tensor.h"
-#include "tensor/dtype.h"
+#include "kernels/sm90/repack/matrix.h"
 #include "weights/quant_tensor.h"
 
 namespace sluice::sm90 {
 
-struct DenseSpec {
-  int64_t rows = 0, cols = 0;  // N, K
-  format::Format weights = format::Format::bf16;
-  format::InputFormat inputs = format::InputFormat::plain;
-  DType dtype = DType::bf16;  // of x and y
-};
-// What these kernels cannot do, in a sentence; says nothing about the device.
-Support supports_dense(const DenseSpec& spec);
-
-struct DenseCall {
-  int64_t tokens = 0;                   // the largest number, if num_tokens is given
-  const int32_t* num_tokens = nullptr;  // device
-  const void* x = nullptr;              // dtype [T, K], rounded to the spec's inputs by the call; or
-  const uint8_t* codes = nullptr;       // x rounded already, as QuantizeArgs leaves it:
-  const void* scales = nullptr;
-  format::ScaleLayout layout = format::ScaleLayout::linear;
-  const float* row_scales = nullptr;  // [T] decode factors; null with static inputs: the calibrated one
-  void* y = nullptr;                  // dtype [T, N]
-  void* workspace = nullptr;          // 256-byte aligned
-  bool pdl = true;
-  GemmForce force;
-};
-
 class DenseGemm {
  public:
-  // Allocates on the current device.
-  explicit DenseGemm(const DenseSpec& spec);
+  // On the current device, in the caller's memory of dense_memory(spec).bytes or in its own, which is then the only
+  // allocation; `multiprocessors` 0 asks the device.
+  explicit DenseGemm(const DenseSpec& spec, int multiprocessors = 0, const CallerMemory& memory = {});
   // Stream-ordered and in place, as FusedMoe::set_weights. w: one expert. bias: float32 [N] in host memory, or empty.
   void set_weights(const weights::QuantTensor& w, float input_scale, const Tensor& bias, Stream stream);
   const DenseSpec& spec() const { return spec_; }
-  PreparedMatrix& matrix() { return matrix_; }  // for callers that fill it themselves (benchmarks)
+  RepackedMatrix& matrix() { return matrix_; }  // for callers that fill it themselves (benchmarks)
   int64_t weight_bytes() const { return matrix_.bytes(); }
-  int64_t workspace_bytes(int64_t tokens, const GemmForce& force = {}) const;
+  // What any call of up to `tokens` tokens needs; with `force` what a call of exactly `tokens` does.
+  int64_t workspace_bytes(int64_t tokens) const;
+  int64_t workspace_bytes(int64_t tokens, const GemmForce& force) const;
   GemmChoice choice(int64_t tokens, const GemmForce& force = {}) const;
+  // Parts of K in which the kernel for few rows runs the call; 0: the grouped GEMM does.
+  int few_rows_parts(const DenseCall& call) const;
   void run(const DenseCall& call, Stream stream) const;
 
  private:
-  struct Plan;
-  Plan plan(int64_t tokens, const GemmForce& force, void* workspace, bool row_scales) const;
+  void run_few_rows(const DenseCall& call, int parts, Stream stream) const;
 
   DenseSpec spec_;
   int device_, multiprocessors_;
-  PreparedMatrix matrix_;
+  WorkspaceBound workspace_;
+  DenseMemory memory_at_;
+  DeviceBuffer memory_;  // what follows are parts of it
+  RepackedMatrix matrix_;
   DeviceBuffer bias_, input_scales_;  // InputScale: the calibrated one, and ones
   bool filled_ = false;
 };

@@ -8,7 +8,8 @@
 namespace sluice::sm90 {
 
 struct DenseRowsArgs {
-  RowsArgs rows;  // source `tokens`, rounding and destination; its tables are unused
+  RowsArgs rows;   // source `tokens`, rounding and destination; its tables are unused
+  int64_t stride;  // elements from one of rows.tokens to the next
   // Or rows that are quantised already (rows.tokens null): QuantizeArgs' codes, scales and row_scales. row_scales may
   // be null where the input scale is calibrated.
   Coding coding;
@@ -17,9 +18,9 @@ struct DenseRowsArgs {
   format::ScaleLayout layout;
   const float* row_scales;
 
-  int max_n, step_n, units;  // of the tile
-  Header* header;            // written, as the tables of route.h
-  Tile* tiles;
+  int max_n, step_n, m_groups;  // of the tile
+  Header* header;               // written, as the tables of route.h
+  RowTile* tiles;
   int32_t *row_pair, *arrivals;  // arrivals may be null
 };
 

@@ -7,42 +7,50 @@
 
 #include "base/error.h"
 #include "base/math.h"
-#include "kernels/sm90/combine/combine.h"
-#include "kernels/sm90/fused_moe/plan.h"
+#include "kernels/sm90/finalize/finalize.h"
 #include "kernels/sm90/grouped_gemm/launch.h"
-#include "kernels/sm90/prologue/prologue.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/quantize/rows.h"
 #include "kernels/sm90/quantize/token_rows.h"
+#include "kernels/sm90/route_permute/route_permute.h"
 
 namespace sluice::sm90 {
 
 namespace {
 
-// Rounding a long row takes long enough that weights may be streamed meanwhile (early.cuh): DeepSeek-V3, 8 tokens, BF16
-// 163 -> 157 us, NVFP4 84 -> 79. After a short one the GEMM would only start later: NVFP4, 2048 columns, 28 -> 31 us.
+// Rounding a long row takes long enough that weights may be streamed meanwhile (early_weights.cuh).
 bool starts_early(const MoeSpec& spec, const Instance& tile) {
-  return spec.hidden >= 4096 && tile.cluster == 1 && spec.locals() <= kEarlyExperts;
+  return spec.hidden >= tuning::kEarlyColumns && tile.cluster == 1 && spec.locals() <= kEarlyExperts;
+}
+
+const MoeSpec& supported(const MoeSpec& spec) {
+  const Support s = supports_spec(spec);
+  check(static_cast<bool>(s), "{}", s.reason);
+  return spec;
 }
 
 }  // namespace
 
-FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors) : spec_(spec), device_(current_device()) {
-  const Support s = supports_spec(spec);
-  check(static_cast<bool>(s), "{}", s.reason);
-  multiprocessors_ = multiprocessors > 0 ? multiprocessors : sm90::multiprocessors();
-  second_.shape = second_shape(spec);
-  first_.shape = first_shape(spec);
-  first_.allocate();
-  second_.allocate();
+FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors, const CallerMemory& memory)
+    : spec_(supported(spec)),
+      device_(current_device()),
+      multiprocessors_(multiprocessors > 0 ? multiprocessors : sm90::multiprocessors()),
+      workspace_(moe_workspace(spec_, multiprocessors_)),
+      memory_at_(moe_memory(spec_)),
+      memory_(device_memory(memory, memory_at_.bytes)) {
+  first_.place(first_shape(spec_), memory_, memory_at_.first);
+  second_.place(second_shape(spec_), memory_, memory_at_.second);
+  allow_grouped_gemm(second_.shape.operand);
+  allow_route(spec_.experts, spec_.locals());
+  allow_route_permute(spec_.experts, spec_.locals());
   const InputScale ones[2];
-  input_scales_ = DeviceBuffer(sizeof(ones));
-  copy_to_device(input_scales_.data(), ones, sizeof(ones), nullptr);
-  std::vector<uint8_t> rehearsal(static_cast<size_t>(rehearsal_bytes(spec.experts)));
-  std::memcpy(rehearsal.data(), ones, sizeof(InputScale));
-  rehearsal_ = DeviceBuffer(static_cast<int64_t>(rehearsal.size()));
-  copy_to_device(rehearsal_.data(), rehearsal.data(), rehearsal_.bytes(), nullptr);
-  synchronize(nullptr);
+  input_scales_ = DeviceBuffer(memory_, memory_at_.input_scales);
+  copy_to_device(input_scales_.data(), ones, sizeof(ones), memory.stream);
+  std::vector<uint8_t> warm_up(static_cast<size_t>(warm_up_bytes(spec_.experts)));
+  std::memcpy(warm_up.data(), ones, sizeof(InputScale));
+  warm_up_ = DeviceBuffer(memory_, memory_at_.warm_up);
+  copy_to_device(warm_up_.data(), warm_up.data(), warm_up_.bytes(), memory.stream);
+  synchronize(memory.stream);
 }
 
 int64_t FusedMoe::weight_bytes() const { return first_.bytes() + second_.bytes(); }
@@ -51,18 +59,20 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
   const DeviceGuard guard(device_);
   first_.fill(w.up, spec_.gated() ? &w.gate : nullptr, stream);
   second_.fill(w.down, nullptr, stream, true);
-  const auto upload = [&](DeviceBuffer& to, const Tensor& from, const char* name) {
-    if (!filled_) to = DeviceBuffer(from.bytes());
+  const auto upload = [&](DeviceBuffer& to, const Tensor& from, Span at, const char* name) {
+    check(from.bytes() == 0 || from.bytes() == at.bytes, "{} has {} bytes; the spec says {}", name, from.bytes(),
+          at.bytes);
+    if (!filled_ && from.bytes() > 0) to = DeviceBuffer(memory_, at);
     check(to.bytes() == from.bytes(), "{} was {} before this refit and is {} now; captured graphs could not follow",
           name, to.bytes() > 0 ? "given" : "absent", from.bytes() > 0 ? "given" : "absent");
     copy_to_device(to.data(), from.data(), from.bytes(), stream);
   };
-  upload(bias_up_, w.bias_up, "the up bias");
-  upload(bias_gate_, w.bias_gate, "the gate bias");
-  upload(bias_down_, w.bias_down, "the down bias");
-  upload(alpha_, w.alpha, "alpha");
-  upload(beta_, w.beta, "beta");
-  upload(limit_, w.limit, "limit");
+  upload(bias_up_, w.bias_up, memory_at_.bias_up, "the up bias");
+  upload(bias_gate_, w.bias_gate, memory_at_.bias_gate, "the gate bias");
+  upload(bias_down_, w.bias_down, memory_at_.bias_down, "the down bias");
+  upload(alpha_, w.alpha, memory_at_.alpha, "alpha");
+  upload(beta_, w.beta, memory_at_.beta, "beta");
+  upload(limit_, w.limit, memory_at_.limit, "limit");
   const Round round = round_of(spec_.inputs);
   InputScale scales[2];
   if (is_static(round)) {
@@ -77,67 +87,71 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
 }
 
 GemmChoice FusedMoe::choice(int64_t tokens, const GemmForce& force) const {
-  return choose_gemm(gemm_problem(spec_, tokens), multiprocessors_, fixed_force(spec_, force));
+  return choose_gemm(gemm_problem(spec_, tokens), multiprocessors_, fixed_force(spec_.deterministic, force));
 }
 
+int64_t FusedMoe::workspace_bytes(int64_t tokens) const { return workspace_.bytes(tokens); }
+
 int64_t FusedMoe::workspace_bytes(int64_t tokens, const GemmForce& force) const {
-  return plan(tokens, force, nullptr).bytes;
+  return plan_moe(spec_, multiprocessors_, tokens, force, nullptr).bytes;
 }
 
 // GEMM1's rows to those of GEMM2 where that takes a launch of its own. `rows`: of the tokens.
-void FusedMoe::round_between(const Plan& p, const Gemm& first, RowsArgs rows, Stream stream, bool pdl) const {
+void FusedMoe::round_between(const MoePlan& p, const GemmArgs& first, RowsArgs rows, Stream stream, bool pdl) const {
   if (rounds_in_place(spec_)) {
-    const TokenRowsArgs args{p.x2, second_.shape.slabs(), p.x2_row_scale, p.tables.tiles, p.tables.header};
+    const TokenRowsArgs args{p.x2, second_.shape.k_blocks(), p.x2_row_scale, p.tables.tiles, p.tables.header};
     return launch_token_rows(args, p.tiles, p.choice.instance.max_n, stream, pdl);
   }
-  rows.tokens = nullptr;
-  rows.rows = p.middle;
-  rows.columns = static_cast<int>(spec_.inter);
-  rows.raw = p.store == Store::raw;
-  rows.gated = spec_.gated();
-  rows.act = spec_.act;
-  rows.bias = bias_up_.as<float>();
-  rows.bias_gate = bias_gate_.as<float>();
-  rows.alpha = alpha_.as<float>();
-  rows.beta = beta_.as<float>();
-  rows.limit = limit_.as<float>();
-  rows.static_scale = first.out_scale;
-  rows.out = p.x2;
-  rows.out_slabs = second_.shape.slabs();
-  rows.scale_runs = scale_runs(p.choice.instance.operand, rows.out_slabs);
-  rows.row_scale = p.x2_row_scale;
-  rows.block_scale = p.x2_block_scale;
+  rows.source.tokens = nullptr;
+  rows.source.float_rows = p.middle;
+  rows.source.columns = static_cast<int>(spec_.inter);
+  rows.source.raw = p.store == Store::raw;
+  rows.source.gated = spec_.gated();
+  rows.source.act = spec_.act;
+  rows.activation.bias = bias_up_.as<float>();
+  rows.activation.bias_gate = bias_gate_.as<float>();
+  rows.activation.alpha = alpha_.as<float>();
+  rows.activation.beta = beta_.as<float>();
+  rows.activation.limit = limit_.as<float>();
+  rows.out.static_scale = first.epilogue.out_scale;
+  rows.out.data = p.x2;
+  rows.out.k_blocks = second_.shape.k_blocks();
+  rows.out.scale_runs = scale_runs(p.choice.instance.operand, rows.out.k_blocks);
+  rows.out.row_scale = p.x2_row_scale;
+  rows.out.block_scale = p.x2_block_scale;
   launch_requantize(rows, p.rows, stream, pdl);
 }
 
-void FusedMoe::multiply(const MoeCall& call, const Plan& p, GroupedGemmArgs gemm, const RowsArgs& rows,
+void FusedMoe::multiply(const MoeCall& call, const MoePlan& p, GroupedGemmArgs gemm, const RowsArgs& rows,
                         Stream stream) const {
   const Instance& tile = p.choice.instance;
   const bool completes = completes_rows(spec_, tile.operand, tile.max_n);
   if (p.middle == nullptr && (completes || !rounds_in_place(spec_))) {
     gemm.gemms = 2;
     gemm.token_scale = completes ? p.x2_row_scale : nullptr;
-    return launch_grouped_gemm(gemm, tile, stream, call.pdl);
+    return launch_grouped_gemm(gemm, tile, multiprocessors_, stream, call.pdl);
   }
   gemm.gemms = 1;
-  launch_grouped_gemm(gemm, tile, stream, call.pdl);
+  launch_grouped_gemm(gemm, tile, multiprocessors_, stream, call.pdl);
   round_between(p, gemm.gemm[0], rows, stream, call.pdl);
   gemm.gemm[0] = gemm.gemm[1];
   gemm.arrivals[0] = gemm.arrivals[1];
   gemm.ticket = 1;
-  launch_grouped_gemm(gemm, tile, stream, call.pdl);
+  launch_grouped_gemm(gemm, tile, multiprocessors_, stream, call.pdl);
 }
 
 void FusedMoe::run(const MoeCall& call, Stream stream) const {
   if (call.tokens == 0) return;
   const DeviceGuard guard(device_);
-  const Plan p = plan(call.tokens, call.force, call.workspace);
+  const MoePlan p = plan_moe(spec_, multiprocessors_, call.tokens, call.force, call.workspace);
+  check(call.workspace_size >= p.bytes, "workspace_size is {}; a call of {} tokens needs {} bytes", call.workspace_size,
+        call.tokens, p.bytes);
   const RouteArgs route = route_args(call, p);
   const RowsArgs rows = row_args(call, p, route);
   GroupedGemmArgs gemm = gemm_args(call, p);
-  if (prologue_fits(route)) {  // few tokens: one launch before the GEMMs
+  if (route_permute_fits(route)) {  // few tokens: one launch before the GEMMs
     const bool early = starts_early(spec_, p.choice.instance) && call.logits == nullptr;
-    launch_prologue(route, rows, early, rehearsal_.data(), stream, call.pdl);
+    launch_route_permute(route, rows, early, warm_up_.data(), stream, call.pdl);
     if (early)
       gemm.given = {call.topk_ids, call.topk_weights == nullptr, call.tokens,   call.num_tokens, spec_.top_k,
                     spec_.experts, spec_.local_offset,           spec_.locals()};
@@ -147,17 +161,17 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   }
   multiply(call, p, gemm, rows, stream);
   if (!spec_.finalize) return;
-  CombineArgs combine{};
-  combine.results = p.results;
-  combine.weights = spec_.weight_on_input ? nullptr : p.tables.weights;
-  combine.pair_row = p.tables.pair_row;
-  combine.out = call.output;
-  combine.f32 = spec_.dtype == DType::f32;
-  combine.tokens = call.tokens;
-  combine.num_tokens = call.num_tokens;
-  combine.columns = static_cast<int>(spec_.hidden);
-  combine.top_k = spec_.top_k;
-  launch_combine(combine, stream, call.pdl);
+  FinalizeArgs finalize{};
+  finalize.results = p.results;
+  finalize.weights = spec_.weight_on_input ? nullptr : p.tables.weights;
+  finalize.pair_row = p.tables.pair_row;
+  finalize.out = call.output;
+  finalize.f32 = spec_.dtype == DType::f32;
+  finalize.tokens = call.tokens;
+  finalize.num_tokens = call.num_tokens;
+  finalize.columns = static_cast<int>(spec_.hidden);
+  finalize.top_k = spec_.top_k;
+  launch_finalize(finalize, stream, call.pdl);
 }
 
 }  // namespace sluice::sm90

@@ -1,22 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one call of the layer runs, and where its workspace lies.
+// What one call of the layer runs, and where its workspace lies: host arithmetic that needs no device.
 #pragma once
 
-#include "kernels/sm90/fused_moe/fused_moe.h"
-#include "kernels/sm90/quantize/input_round.h"
+#include "kernels/sm90/fused_moe/problem.h"
+#include "kernels/sm90/grouped_gemm/args.h"
+#include "kernels/sm90/grouped_gemm/workspace_bound.h"
 #include "kernels/sm90/route/route.h"
 
 namespace sluice::sm90 {
 
-// Workspace pieces; with a null workspace only `bytes` means anything.
-struct FusedMoe::Plan {
+// Workspace pieces; with a null workspace only `bytes` and what lies before the pieces mean anything.
+struct MoePlan {
   GemmChoice choice;
   Store store;
-  int64_t rows, tiles, bytes = 0;
-  RouteTables tables{};
-  uint8_t *x1, *x2;
-  float *x1_row_scale, *x2_row_scale, *x1_block_scale, *x2_block_scale, *middle, *partial[2];
-  void* results;
+  int64_t rows, tiles;                 // the most that any routing can need
+  int m_groups[2];                     // tasks that a tile of rows has in each GEMM, per part of K
+  int64_t bytes = 0;                   // of a call of exactly these tokens; MoeWorkspace has what smaller calls need
+  RouteTables tables{};                // [pairs], [tiles], [rows] as route.h says
+  uint8_t *x1, *x2;                    // [rows * k-blocks * 128] of GEMM1 and GEMM2
+  float *x1_row_scale, *x2_row_scale;  // [rows], or null
+  float *x1_block_scale, *x2_block_scale;  // [rows * scale runs], or null
+  float* middle;                           // [rows, I], or [rows, 2, I] for Store::raw; else null
+  float* partial[2];                       // [rows * weight rows of all M-tile groups * splits], or null
+  void* results;                           // spec.dtype [pairs, H]; null unless the call finalizes
 };
+MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const GemmForce& force, void* workspace);
+
+// What any call of up to so many tokens needs.
+WorkspaceBound moe_workspace(const MoeSpec& spec, int multiprocessors);
+
+// Where a prepared layer lies in one block of device memory, aligned to 256 bytes.
+struct MoeMemory {
+  MatrixMemory first, second;
+  Span bias_up, bias_gate, bias_down, alpha, beta, limit;  // empty where the spec does not announce them
+  Span input_scales;                                       // InputScale of each GEMM
+  Span warm_up;                                            // the input of the warm-up of route_permute
+  int64_t bytes;
+};
+MoeMemory moe_memory(const MoeSpec& spec);
 
 }  // namespace sluice::sm90

@@ -2,22 +2,20 @@
 #include "kernels/sm90/fused_moe/problem.h"
 
 #include "base/math.h"
-#include "kernels/sm90/prepare/prepare.h"
 #include "kernels/sm90/quantize/input_round.h"
+#include "kernels/sm90/repack/repack.h"
 #include "kernels/sm90/route/route.h"
 
 namespace sluice::sm90 {
 
 namespace {
 
-constexpr int64_t kFixedTokens = 128;  // what a deterministic tile is chosen for without a hint
-
-Operand operand_of(const MoeSpec& spec) { return sm90::operand_of(spec.weights, spec.fp8_f32_sums); }
+WeightOperand operand_of(const MoeSpec& spec) { return sm90::operand_of(spec.weights, spec.fp8_f32_sums); }
 
 }  // namespace
 
 Support supports_spec(const MoeSpec& spec) {
-  const Operand op = operand_of(spec);
+  const WeightOperand op = operand_of(spec);
   const Round r = round_of(spec.inputs);
   const auto inputs = name_of(format::kInputFormats, spec.inputs);
   const auto weights = name_of(format::kFormats, spec.weights);
@@ -27,7 +25,7 @@ Support supports_spec(const MoeSpec& spec) {
     return Support::no("float32 inputs that are not rounded have no tensor core path; use bfloat16");
   if (block_scaled(op) && r != Round::fp8_group)
     return Support::no(fmt::format("fp8_block weights take fp8_group inputs on sm90, not {}", inputs));
-  if (sm90::operand_of(spec.weights) == Operand::fp8 && r != Round::fp8_static && r != Round::fp8_token)
+  if (sm90::operand_of(spec.weights) == WeightOperand::fp8 && r != Round::fp8_static && r != Round::fp8_token)
     return Support::no(fmt::format("{} weights take fp8_static or fp8_token inputs on sm90, not {}", weights, inputs));
   if (!block_scaled(op) && r == Round::fp8_group)
     return Support::no(fmt::format("fp8_group inputs need fp8_block weights on sm90, not {}", weights));
@@ -42,20 +40,14 @@ Support supports_spec(const MoeSpec& spec) {
 
 WeightShape second_shape(const MoeSpec& s) { return {operand_of(s), s.locals(), s.hidden, s.inter, false, 0}; }
 WeightShape first_shape(const MoeSpec& s) {
-  const Operand op = operand_of(s);
-  const int64_t columns = static_cast<int64_t>(second_shape(s).slabs()) * slab_k(op);
+  const WeightOperand op = operand_of(s);
+  const int64_t columns = static_cast<int64_t>(second_shape(s).k_blocks()) * k_block_columns(op);
   return {op, s.locals(), s.inter, s.hidden, s.gated(), ceil_div<int64_t>(columns, s.gated() ? 64 : 128)};
-}
-
-GemmForce fixed_force(const MoeSpec& s, GemmForce force) {
-  if (!s.deterministic) return force;
-  for (int& splits : force.splits) splits = splits == 0 ? 1 : splits;
-  return force;
 }
 
 bool rounds_in_place(const MoeSpec& s) { return round_of(s.inputs) == Round::nvfp4_token && s.dtype == DType::bf16; }
 
-bool completes_rows(const MoeSpec& s, Operand operand, int max_n) {
+bool completes_rows(const MoeSpec& s, WeightOperand operand, int max_n) {
   return rounds_in_place(s) && completes_token_rows(operand, max_n) && s.inter <= kCompletedColumns;
 }
 
@@ -67,19 +59,20 @@ GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
   p.top_k = s.top_k;
   p.experts = s.experts;
   p.locals = s.locals();
-  p.row_tiles[0] = first.row_tiles();
-  p.row_tiles[1] = second.row_tiles();
-  p.slabs[0] = first.slabs();
-  p.slabs[1] = second.slabs();
+  p.m_tiles[0] = first.m_tiles();
+  p.m_tiles[1] = second.m_tiles();
+  p.k_blocks[0] = first.k_blocks();
+  p.k_blocks[1] = second.k_blocks();
   p.gated = s.gated();
   constexpr int kFewRows = 16;  // the choice that depends on it is one between tiles of few rows
-  p.apart = s.fp8_block_trtllm || (scales_rows(round_of(s.inputs)) && !completes_rows(s, p.operand, kFewRows));
+  p.needs_separate_launch =
+      s.fp8_block_trtllm || (scales_rows(round_of(s.inputs)) && !completes_rows(s, p.operand, kFewRows));
   return p;
 }
 
 std::string explain_choice(const MoeSpec& s, int multiprocessors) {
   const GemmProblem p = gemm_problem(s, s.tokens > 0 ? s.tokens : kFixedTokens);
-  const GemmChoice c = choose_gemm(p, multiprocessors, fixed_force(s, {}));
+  const GemmChoice c = choose_gemm(p, multiprocessors, fixed_force(s.deterministic, {}));
   return fmt::format("grouped_gemm {}, K in {} and {} parts{}: {}", c.instance.name(), c.splits[0], c.splits[1],
                      s.deterministic ? ", the same for every batch" : "", reason(p, c, multiprocessors));
 }

@@ -20,17 +20,14 @@ GemmProblem gemm_problem(const MoeSpec& spec, int64_t tokens);
 // For `sluice explain`: tile, splits and why, at spec.tokens (128 when it has none). Needs no device.
 std::string explain_choice(const MoeSpec& spec, int multiprocessors);
 
-// GEMM1's weights: row tiles for every slab of GEMM2's rows, which some tile must write.
+// GEMM1's weights: M-tiles for every k-block of GEMM2's rows, which some tile must write.
 WeightShape first_shape(const MoeSpec& spec);
 WeightShape second_shape(const MoeSpec& spec);
 
-// NVFP4 per token rounds the activation to the run's bf16 before it looks for a row's largest, so GEMM1 leaves such
-// rows where GEMM2 reads them. They are replaced by the block that completes a tile, where that is quick, or by a
-// kernel between the GEMMs.
+// NVFP4 per token rounds the activation to the bf16 of the run before it looks for the largest value of a row. So GEMM1
+// writes bf16 rows to where GEMM2 reads them, and they are rounded in place: by the block that completes a tile if that
+// is quick (completes_rows), or by a kernel between the GEMMs.
 bool rounds_in_place(const MoeSpec& spec);
-bool completes_rows(const MoeSpec& spec, Operand operand, int max_n);
-
-// With spec.deterministic neither the tile nor the order of sums may follow the batch.
-GemmForce fixed_force(const MoeSpec& spec, GemmForce force);
+bool completes_rows(const MoeSpec& spec, WeightOperand operand, int max_n);
 
 }  // namespace sluice::sm90

@@ -7,13 +7,13 @@
 
 namespace sluice::sm90 {
 
-// What the epilogue leaves behind.
+// What the epilogue writes to EpilogueArgs::out.
 enum class Store : int {
-  rows,        // GEMM2's rows in bf16: rounded as `round` says
-  rows_e4m3,   // GEMM2's rows as e4m3 codes, static scale
-  rows_group,  // e4m3 codes with a scale for 128 columns (block-scaled tiles), only in registers
-  activated,   // float32 [row, columns]: a second kernel rounds it, because it needs more columns than a tile has
-  raw,         // float32 [row, 2, columns]: up and gate before bias and activation
+  rows,        // the input rows of GEMM2 in bf16, rounded as `round` says
+  rows_e4m3,   // the input rows of GEMM2 as e4m3 codes with a static scale
+  rows_group,  // the same with a scale per 128 columns (block-scaled tiles); only where it is rounded in registers
+  activated,   // float32 [row, columns]; a second kernel rounds it, because a scale needs more columns than a tile has
+  raw,         // float32 [row, 2, columns]: up and gate before bias and activation; a second kernel does the rest
   result,      // GEMM2: [pair, columns] in bf16 or float32
 };
 // GEMM1's rows are rounded in registers (rounded.cuh) after the two activations of large models, without parameters.
@@ -23,61 +23,88 @@ HD constexpr bool rounds_in_registers(activation::Activation act, bool parameter
 
 enum class Round : int { plain, fp8_static, mxfp8, nvfp4, fp8_token, fp8_group, nvfp4_token };
 
-// A calibrated scale in device memory, so that a refit reaches captured graphs. All ones where a format has none.
+// A calibrated scale. It is in device memory, so that a refit reaches captured graphs. All ones if a format has none.
 struct InputScale {
   float factor = 1.0f;   // what the rows' codes times their block scales are multiplied by
   float inverse = 1.0f;  // fp8_static: what values are multiplied by before rounding
   format::Nvfp4Global global;
 };
 
-// One GEMM: D[row, n] = sum_k W[row, k] X[n, k] for every tile of rows.
-struct Gemm {
-  const uint8_t* weights;      // WeightShape
-  const float* row_scale;      // [experts, row_tiles * 128] or null
-  const float* block_scale;    // fp8_block: [experts, row_tiles, slabs, 4]: up, gate, unused
-  const uint8_t* x;            // rows layout
-  const float* x_row_scale;    // [rows] or null
-  const float* x_block_scale;  // fp8_block: [tile][slab][padded]
-  const InputScale* x_scale;   // never null
-  int slabs, row_tiles;        // row tiles of 128
-  int splits;                  // K is cut into so many tasks; the last to finish adds them in order
-  float* partial;              // [tile * row_tiles * splits][128 * padded]
-
-  Store store;
-  Round round;
-  bool gated, out_f32;
-  activation::Activation act;
-  int columns;                        // I or H
-  const float *bias, *bias_gate;      // [experts, columns] or null
-  const float *alpha, *beta, *limit;  // [experts] or null
-  const float* pair_weight;           // llama4: [pairs], multiplies the result before the activation; or null
-  void* out;
-  float* out_block_scale;       // rows_group
-  int out_slabs;                // of GEMM2's rows
-  const InputScale* out_scale;  // of GEMM2's rows; null for results
+// The weights of one GEMM. Which scales exist follows from the operand (layout.h): a null scale means 1.
+struct WeightArgs {
+  const uint8_t* data;       // WeightShape; never null
+  const float* row_scale;    // [experts, m_tiles * 128]; null unless has_row_scale(operand)
+  const float* block_scale;  // [experts, m_tiles, scale runs, 4]: up, gate, unused; null unless block_scaled(operand)
 };
 
-// Experts are counted in the epilogues' staging (early.cuh).
+// The input rows of one GEMM, in the rows layout (layout.h).
+struct InputArgs {
+  const uint8_t* data;       // never null
+  const float* row_scale;    // [rows] decode factors; null if rows share x.scale->factor (no per-token format)
+  const float* block_scale;  // [tile][128 columns][padded]; null unless block_scaled(operand)
+  const InputScale* scale;   // never null
+};
+
+// Biases and parameters of the activation, per expert. Null: no bias, or the activation's default parameter.
+struct ActivationArgs {
+  const float *bias, *bias_gate;      // [experts, columns] float32; bias_gate only if gated
+  const float *alpha, *beta, *limit;  // [experts]
+};
+
+// What happens to the sums of a tile. Legal combinations, by `store`:
+//   rows, rows_e4m3, rows_group: GEMM1. out is in the rows layout with out_k_blocks k-blocks; out_scale is not null.
+//     rows_group writes a scale per 128 columns to out_block_scale, which is then not null.
+//   activated, raw: GEMM1. out is float32; out_scale, out_k_blocks and out_block_scale are not read.
+//   result: GEMM2 or a dense GEMM. out_f32 says the type of out, gated is false, and of `activation` only bias is read.
+struct EpilogueArgs {
+  Store store;
+  Round round;  // of the rows of GEMM2
+  bool gated, out_f32;
+  activation::Activation act;
+  int columns;  // of the result: I for GEMM1, H for GEMM2
+  ActivationArgs activation;
+  const float* pair_weight;  // llama4: [pairs], multiplies the sums before the activation; else null
+  void* out;
+  float* out_block_scale;       // [tile][128 columns][padded]
+  int out_k_blocks;             // of the rows of GEMM2
+  const InputScale* out_scale;  // of the rows of GEMM2
+};
+
+// One GEMM: D[row, n] = sum_k W[row, k] X[n, k] for every tile of rows. Filled by FusedMoe::gemm_args (two of them)
+// and by DenseGemm::run (one).
+struct GemmArgs {
+  WeightArgs weights;
+  InputArgs x;
+  int k_blocks, m_tiles;  // of the weights: columns in k-blocks, rows in M-tiles of 128
+  int splits;             // K is cut into so many tasks; the task that finishes last adds the partial sums in order
+  float* partial;         // [tile * m_tiles * splits][128 * padded]; null if splits is 1
+  EpilogueArgs epilogue;
+};
+
+// Experts are counted in the shared memory that later stages the epilogues (early_weights.cuh).
 inline constexpr int kEarlyExperts = 2048;
-// The routing that the caller gave, where it is worth reading before the tables are made.
+// The routing that the caller gave. A block reads it to find its first task before the tables are there
+// (early_weights.cuh). All zero if it should wait for the tables.
 struct GivenRouting {
-  const int32_t* ids;  // [tokens, top_k]; null: the tables are waited for
-  bool packed;
+  const int32_t* ids;         // [tokens, top_k]; null: the tables are waited for, and nothing else here is read
+  bool packed;                // ids hold the weights too (routing::packed_id)
   int64_t tokens;             // the captured maximum
   const int32_t* num_tokens;  // device; null: tokens
   int top_k, experts, local_offset, locals;
 };
 
+// One launch: both GEMMs of a layer, or one GEMM (dense, or where a kernel must run between the two).
 struct GroupedGemmArgs {
-  Gemm gemm[2];
-  int gemms;  // 2: the second waits, tile by tile, for the first
-  const Tile* tiles;
+  GemmArgs gemm[2];  // the second is read only if gemms is 2
+  int gemms;         // 2: the second waits, tile by tile, for the first
+  const RowTile* tiles;
   Header* header;
-  const int* row_pair;  // [rows] token * K + k
-  int* arrivals[2];     // [tiles * row_tiles]
-  int* ready;           // [tiles]
-  float* token_scale;   // [rows]: the last block of a tile rounds GEMM1's rows to NVFP4 per token; null: not
-  int ticket;           // which of the header's counters
+  const int* row_pair;  // [rows] token * top_k + slot
+  int* arrivals[2];     // [tiles * M-tile groups] cleared counters; null if that GEMM has one split
+  int* ready;           // [tiles] cleared counters of finished parts; read only if gemms is 2
+  float* token_scale;   // [rows]: not null only if gemms is 2 and completes_token_rows(): the block that finishes a
+                        // tile rounds the rows of GEMM2 to NVFP4 per token and writes their factors here
+  int ticket;           // which of the header's counters deals the tasks
   GivenRouting given;
 };
 

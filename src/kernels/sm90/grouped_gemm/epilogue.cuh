@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to 32 tokens x 64 weight rows after the products, one warpgroup: scales, bias, activation, rounding,
+// What one warpgroup does with 32 tokens x 64 weight rows after the products: scales, bias, activation, rounding,
 // store. Four neighbouring lanes share a token.
 #pragma once
 
@@ -63,10 +63,10 @@ __device__ inline void activate8(activation::Activation act, float (&up)[8], con
   }
 }
 
-// One thread's eight columns of one token, from column `column` of the matrix; `up` holds results.
-struct Spot {
-  const Gemm& g;
-  Tile tile;
+// A row of the output, within a tile.
+struct OutputRow {
+  const GemmArgs& g;
+  RowTile tile;
   int n;       // row within the tile
   bool valid;  // n < tile.padded
   __device__ int64_t row() const { return static_cast<int64_t>(tile.row_base) + n; }
@@ -78,18 +78,20 @@ __device__ inline void add_bias8(const float* bias, int64_t base, int column, in
     if (column + i < columns) v[i] += bias[base + column + i];
 }
 
-__device__ inline void store_rows_bf16(const Spot& s, int column, uint4 packed) {
-  const int slab = column >> 6;
-  if (!s.valid || slab >= s.g.out_slabs) return;
-  uint8_t* base = static_cast<uint8_t*>(s.g.out) + static_cast<int64_t>(s.tile.row_base) * s.g.out_slabs * 128 +
-                  static_cast<int64_t>(slab) * s.tile.padded * 128;
+__device__ inline void store_rows_bf16(const OutputRow& s, int column, uint4 packed) {
+  const int k_block = column >> 6;
+  if (!s.valid || k_block >= s.g.epilogue.out_k_blocks) return;
+  uint8_t* base = static_cast<uint8_t*>(s.g.epilogue.out) +
+                  static_cast<int64_t>(s.tile.row_base) * s.g.epilogue.out_k_blocks * 128 +
+                  static_cast<int64_t>(k_block) * s.tile.padded * 128;
   *reinterpret_cast<uint4*>(base + swizzled(s.n, (column & 63) >> 3)) = packed;
 }
-__device__ inline void store_rows_e4m3(const Spot& s, int column, uint2 packed) {
-  const int slab = column >> 7;
-  if (!s.valid || slab >= s.g.out_slabs) return;
-  uint8_t* base = static_cast<uint8_t*>(s.g.out) + static_cast<int64_t>(s.tile.row_base) * s.g.out_slabs * 128 +
-                  static_cast<int64_t>(slab) * s.tile.padded * 128;
+__device__ inline void store_rows_e4m3(const OutputRow& s, int column, uint2 packed) {
+  const int k_block = column >> 7;
+  if (!s.valid || k_block >= s.g.epilogue.out_k_blocks) return;
+  uint8_t* base = static_cast<uint8_t*>(s.g.epilogue.out) +
+                  static_cast<int64_t>(s.tile.row_base) * s.g.epilogue.out_k_blocks * 128 +
+                  static_cast<int64_t>(k_block) * s.tile.padded * 128;
   *reinterpret_cast<uint2*>(base + swizzled(s.n, (column & 127) >> 4) + (column & 8)) = packed;
 }
 
@@ -117,31 +119,31 @@ __device__ inline void store_linear(void* out, int64_t offset, bool f32, int col
   }
 }
 
-// A thread's place in the chunk: 16 weight rows of one token.
-struct Piece {
-  const Gemm& g;
-  const Tile& tile;
+// 16 weight rows of one token, which one thread stores.
+struct RowSegment {
+  const GemmArgs& g;
+  const RowTile& tile;
   int n;  // row of the tile
-  int q;  // which 16 of the row tile's 128 weight rows
-  int row_tile;
+  int q;  // which 16 of the M-tile's 128 weight rows
+  int m_tile;
   int pair;
   float factor;  // of the row's decode, the static one included
   __device__ bool valid() const { return n < tile.padded; }
   __device__ bool real() const { return n < tile.count; }
   // 8 columns when gated, else two neighbouring times 8.
-  __device__ int column() const { return g.gated ? row_tile * 64 + q * 8 : row_tile * kTileRows + q * 16; }
+  __device__ int column() const { return g.epilogue.gated ? m_tile * 64 + q * 8 : m_tile * kMTileRows + q * 16; }
 };
 
 // v: scaled sums with their bias; up and gate, or two times 8 columns.
-__device__ inline void load_sums(const Piece& p, const float* sums, float (&v)[2][8]) {
-  const Gemm& g = p.g;
-  const int64_t scale_base = (static_cast<int64_t>(p.tile.expert) * g.row_tiles + p.row_tile) * kTileRows;
+__device__ inline void load_sums(const RowSegment& p, const float* sums, float (&v)[2][8]) {
+  const GemmArgs& g = p.g;
+  const int64_t scale_base = (static_cast<int64_t>(p.tile.expert) * g.m_tiles + p.m_tile) * kMTileRows;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     load8(sums + h * 8, v[h]);
-    if (g.row_scale != nullptr) {
+    if (g.weights.row_scale != nullptr) {
       float rs[8];
-      load8(g.row_scale + scale_base + p.q * 16 + h * 8, rs);
+      load8(g.weights.row_scale + scale_base + p.q * 16 + h * 8, rs);
 #pragma unroll
       for (int i = 0; i < 8; ++i) v[h][i] *= rs[i] * p.factor;
     } else {
@@ -149,77 +151,80 @@ __device__ inline void load_sums(const Piece& p, const float* sums, float (&v)[2
       for (int i = 0; i < 8; ++i) v[h][i] *= p.factor;
     }
   }
-  if (g.bias == nullptr || g.store == Store::raw) return;
-  const int64_t bias_base = static_cast<int64_t>(p.tile.expert) * g.columns;
-  add_bias8(g.bias, bias_base, p.column(), g.columns, v[0]);
-  if (g.gated)
-    add_bias8(g.bias_gate, bias_base, p.column(), g.columns, v[1]);
+  if (g.epilogue.activation.bias == nullptr || g.epilogue.store == Store::raw) return;
+  const int64_t bias_base = static_cast<int64_t>(p.tile.expert) * g.epilogue.columns;
+  add_bias8(g.epilogue.activation.bias, bias_base, p.column(), g.epilogue.columns, v[0]);
+  if (g.epilogue.gated)
+    add_bias8(g.epilogue.activation.bias_gate, bias_base, p.column(), g.epilogue.columns, v[1]);
   else
-    add_bias8(g.bias, bias_base, p.column() + 8, g.columns, v[1]);
+    add_bias8(g.epilogue.activation.bias, bias_base, p.column() + 8, g.epilogue.columns, v[1]);
 }
 
-__device__ inline void activate_piece(const Piece& p, float (&v)[2][8]) {
-  const Gemm& g = p.g;
-  if (g.pair_weight != nullptr && p.real()) {
-    const float w = g.pair_weight[p.pair];
+__device__ inline void activate_segment(const RowSegment& p, float (&v)[2][8]) {
+  const GemmArgs& g = p.g;
+  if (g.epilogue.pair_weight != nullptr && p.real()) {
+    const float w = g.epilogue.pair_weight[p.pair];
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[0][i] *= w, v[1][i] *= w;
   }
   activation::Params params;
-  if (g.alpha != nullptr) params.alpha = g.alpha[p.tile.expert];
-  if (g.beta != nullptr) params.beta = g.beta[p.tile.expert];
-  if (g.limit != nullptr) params.limit = g.limit[p.tile.expert];
-  activate8(g.act, v[0], v[1], params);
-  if (!g.gated) activate8(g.act, v[1], v[1], params);
+  if (g.epilogue.activation.alpha != nullptr) params.alpha = g.epilogue.activation.alpha[p.tile.expert];
+  if (g.epilogue.activation.beta != nullptr) params.beta = g.epilogue.activation.beta[p.tile.expert];
+  if (g.epilogue.activation.limit != nullptr) params.limit = g.epilogue.activation.limit[p.tile.expert];
+  activate8(g.epilogue.act, v[0], v[1], params);
+  if (!g.epilogue.gated) activate8(g.epilogue.act, v[1], v[1], params);
 }
 
-__device__ inline uint32_t amax_piece(const Piece& p, const float (&v)[2][8]) {
+__device__ inline uint32_t amax_segment(const RowSegment& p, const float (&v)[2][8]) {
   const uint32_t amax = amax8(v[0]);
-  if (p.g.gated) return amax;
+  if (p.g.epilogue.gated) return amax;
   const uint32_t other = amax8(v[1]);
   return other > amax ? other : amax;
 }
 
 // sums: this thread's 16 values.
-__device__ inline void finish_piece(const Piece& p, const float* sums) {
-  const Gemm& g = p.g;
+__device__ inline void store_segment(const RowSegment& p, const float* sums) {
+  const GemmArgs& g = p.g;
   const int first = p.column();
   float v[2][8];
   load_sums(p, sums, v);
-  if (g.store == Store::raw) {
+  if (g.epilogue.store == Store::raw) {
+    if (!p.real()) return;
+    float* out = static_cast<float*>(g.epilogue.out) +
+                 (static_cast<int64_t>(p.tile.row_base) + p.n) * (g.epilogue.gated ? 2 : 1) * g.epilogue.columns;
+    store_linear(out, 0, true, first, g.epilogue.columns, v[0]);
+    store_linear(out, g.epilogue.gated ? g.epilogue.columns : 0, true, g.epilogue.gated ? first : first + 8,
+                 g.epilogue.columns, v[1]);
+    return;
+  }
+  if (g.epilogue.store == Store::result) {
+    if (!p.real()) return;
+    const int64_t offset = static_cast<int64_t>(p.pair) * g.epilogue.columns;
+    store_linear(g.epilogue.out, offset, g.epilogue.out_f32, first, g.epilogue.columns, v[0]);
+    store_linear(g.epilogue.out, offset, g.epilogue.out_f32, first + 8, g.epilogue.columns, v[1]);
+    return;
+  }
+  activate_segment(p, v);
+  if (g.epilogue.store == Store::activated) {
     if (!p.real()) return;
     float* out =
-        static_cast<float*>(g.out) + (static_cast<int64_t>(p.tile.row_base) + p.n) * (g.gated ? 2 : 1) * g.columns;
-    store_linear(out, 0, true, first, g.columns, v[0]);
-    store_linear(out, g.gated ? g.columns : 0, true, g.gated ? first : first + 8, g.columns, v[1]);
+        static_cast<float*>(g.epilogue.out) + (static_cast<int64_t>(p.tile.row_base) + p.n) * g.epilogue.columns;
+    store_linear(out, 0, true, first, g.epilogue.columns, v[0]);
+    if (!g.epilogue.gated) store_linear(out, 0, true, first + 8, g.epilogue.columns, v[1]);
     return;
   }
-  if (g.store == Store::result) {
-    if (!p.real()) return;
-    const int64_t offset = static_cast<int64_t>(p.pair) * g.columns;
-    store_linear(g.out, offset, g.out_f32, first, g.columns, v[0]);
-    store_linear(g.out, offset, g.out_f32, first + 8, g.columns, v[1]);
-    return;
-  }
-  activate_piece(p, v);
-  if (g.store == Store::activated) {
-    if (!p.real()) return;
-    float* out = static_cast<float*>(g.out) + (static_cast<int64_t>(p.tile.row_base) + p.n) * g.columns;
-    store_linear(out, 0, true, first, g.columns, v[0]);
-    if (!g.gated) store_linear(out, 0, true, first + 8, g.columns, v[1]);
-    return;
-  }
-  const Spot s{g, p.tile, p.n, p.valid()};
-  const float inverse = g.out_scale->inverse;
-  if (g.store == Store::rows) {
-    const int group = group_columns(g.round);
-    const uint32_t amax = group == 0 ? 0 : amax_lanes(amax_piece(p, v), group / (g.gated ? 8 : 16));
-    const format::Nvfp4Global global = g.out_scale->global;
-    store_rows_bf16(s, first, rounded_bf16(g.round, v[0], amax, global, inverse, 1.0f));
-    if (!g.gated) store_rows_bf16(s, first + 8, rounded_bf16(g.round, v[1], amax, global, inverse, 1.0f));
+  const OutputRow s{g, p.tile, p.n, p.valid()};
+  const float inverse = g.epilogue.out_scale->inverse;
+  if (g.epilogue.store == Store::rows) {
+    const int group = group_columns(g.epilogue.round);
+    const uint32_t amax = group == 0 ? 0 : amax_lanes(amax_segment(p, v), group / (g.epilogue.gated ? 8 : 16));
+    const format::Nvfp4Global global = g.epilogue.out_scale->global;
+    store_rows_bf16(s, first, rounded_bf16(g.epilogue.round, v[0], amax, global, inverse, 1.0f));
+    if (!g.epilogue.gated)
+      store_rows_bf16(s, first + 8, rounded_bf16(g.epilogue.round, v[1], amax, global, inverse, 1.0f));
   } else {
-    store_rows_e4m3(s, first, rounded_e4m3(g.round, v[0], inverse));
-    if (!g.gated) store_rows_e4m3(s, first + 8, rounded_e4m3(g.round, v[1], inverse));
+    store_rows_e4m3(s, first, rounded_e4m3(g.epilogue.round, v[0], inverse));
+    if (!g.epilogue.gated) store_rows_e4m3(s, first + 8, rounded_e4m3(g.epilogue.round, v[1], inverse));
   }
 }
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which compiled tile runs, and into how many parts K is cut: pure functions of the problem, tested on the host.
+// Which compiled tile runs, and into how many splits K is cut: pure functions of the problem, tested on the host.
 #pragma once
 
 #include <span>
 #include <string>
 
 #include "kernels/sm90/layout.h"
+#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
 struct Instance {
-  Operand operand;
-  int m_tiles, max_n, slabs, blocks_per_sm, cluster;
+  WeightOperand operand;
+  int m_tiles, max_n, k_blocks, blocks_per_sm, cluster;
   int step_n() const { return step_of(operand, max_n); }
-  // Whether GEMM1 can round its rows: FP8 block's scale of 128 gated columns takes two row tiles.
+  // Whether GEMM1 can round its rows: FP8 block's scale of 128 gated columns takes two M-tiles.
   bool rounds(bool gated) const { return !gated || !block_scaled(operand) || m_tiles == 2; }
   std::string name() const;  // "nvfp4_128x64_k128"
   bool operator==(const Instance&) const = default;
@@ -21,24 +22,29 @@ struct Instance {
 std::span<const Instance> instances();
 
 struct GemmProblem {
-  Operand operand;
+  WeightOperand operand;
   int64_t tokens, top_k, experts, locals;
-  int row_tiles[2], slabs[2];  // of GEMM1 and GEMM2; a single matrix has no second
+  int m_tiles[2], k_blocks[2];  // of GEMM1 and GEMM2; a single matrix has no second
   bool gated;
-  bool apart;  // a launch between GEMM1 and GEMM2
+  bool needs_separate_launch;  // another kernel runs between GEMM1 and GEMM2
 };
 struct GemmChoice {
   Instance instance;
   int splits[2];
 };
-// Overrules parts of the choice: an instance's name, or empty; splits, or 0.
+// Overrules the choice for tests and benchmarks: an instance's name or empty, splits or 0.
 struct GemmForce {
   std::string instance;
   int splits[2] = {0, 0};
 };
+// With `deterministic` the result of a token does not depend on what else is in the batch, so neither the tile nor the
+// order of sums may either. The tile is chosen for a fixed number of tokens, and K is not split unless that is forced.
+inline constexpr int64_t kFixedTokens = 128;
+GemmForce fixed_force(bool deterministic, GemmForce force);
+
 // `multiprocessors` of the device; a value, so that the choice can be tested anywhere.
 GemmChoice choose_gemm(const GemmProblem& problem, int multiprocessors, const GemmForce& force = {});
-// The numbers behind a choice, as a clause.
+// The numbers that led to a choice, as a clause.
 std::string reason(const GemmProblem& problem, const GemmChoice& choice, int multiprocessors);
 
 }  // namespace sluice::sm90

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// One compiled tile: its kernel and the host function that launches it, in a file of their own (sources.cmake).
+// One compiled tile: its kernel and the host functions that allow its shared memory and launch it. Each is compiled in
+// a generated file of its own (sources.cmake).
 #pragma once
 
 #include "kernels/sm90/grouped_gemm/kernel.cuh"
 #include "kernels/sm90/launch.cuh"
 
 namespace sluice::sm90 {
+
+template <class T>
+void allow_instance() {
+  allow_shared_memory(grouped_gemm<T>, T::smem_bytes);
+}
 
 template <class T>
 void launch_instance(const GroupedGemmArgs& args, int multiprocessors, Stream stream, bool pdl) {

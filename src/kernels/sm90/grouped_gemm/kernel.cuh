@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM, weights as the M side: tasks of (tile of one expert's rows, 128 * m_tiles weight rows, part of K).
-// Tokens are the M side in one tile of FP8 block (tokens_first.cuh).
-// Warps 0-7 multiply (two warpgroups, 64 rows of every 128 each), warp 8 deals tasks and streams weights, warp 9
-// streams rows, warp 10 gathers what the epilogues need, warp 11 publishes GEMM2's rows.
+// Grouped GEMM with weights as the M side. A task is a tile of one expert's rows by 128 * m_tiles weight rows by a part
+// of K. In one tile of FP8 block tokens are the M side (tokens_first.cuh).
+// Warps 0 to 7 multiply (two warpgroups, each with 64 rows of every 128). Warp 8 draws tickets and streams weights,
+// warp 9 streams rows, warp 10 gathers the parameters of the epilogues, warp 11 publishes the rows of GEMM2.
 #pragma once
 
-#include "kernels/sm90/grouped_gemm/brief.cuh"
+#include "kernels/sm90/grouped_gemm/epilogue_params.cuh"
 #include "kernels/sm90/grouped_gemm/rounded.cuh"
 #include "kernels/sm90/grouped_gemm/stream.cuh"
 #include "kernels/sm90/grouped_gemm/tokens_first.cuh"
@@ -13,54 +13,57 @@
 
 namespace sluice::sm90 {
 
-// Whether this warpgroup's part of the tile's rows is complete.
+// From accumulators to memory. Returns whether this warpgroup has now stored its final rows for this task. It is false
+// for a split that is not the last one, and for an M-tile group beyond the last.
 template <class T>
-__device__ __forceinline__ bool finish_task(const GroupedGemmArgs& args, const Brief<T>& b, Accumulators<T>& acc,
-                                            const Shared<T>& smem, const Group& group, int& turn) {
-  const Gemm& g = args.gemm[b.task.which];
-  if (b.task.unit >= units_of<T>(g)) return false;
+__device__ __forceinline__ bool run_epilogue(const GroupedGemmArgs& args, const EpilogueParams<T>& params,
+                                             Accumulators<T>& acc, const Shared<T>& smem, const Warpgroup& group,
+                                             int& exchange) {
+  const GemmArgs& g = args.gemm[params.task.which];
+  if (params.task.m_group >= m_groups_of<T>(g)) return false;
   if constexpr (T::tokens_first)
-    if (!has_tokens(group.index, b.tile.padded)) return b.task.split == 0;
-  if (g.splits > 1 && !join_splits<T>(args, b, acc, smem, group)) return false;
+    if (!has_tokens(group.index, params.tile.padded)) return params.task.split == 0;
+  if (g.splits > 1 && !reduce_splits<T>(args, params, acc, smem, group)) return false;
   if constexpr (T::tokens_first)
-    store_tokens<T>(g, b, acc, smem, group);
-  else if (g.store == Store::result && !g.out_f32 && g.columns % 8 == 0)
-    store_results<T>(g, b, acc, smem, group);
+    store_tokens<T>(g, params, acc, smem, group);
+  else if (g.epilogue.store == Store::result && !g.epilogue.out_f32 && g.epilogue.columns % 8 == 0)
+    store_results<T>(g, params, acc, smem, group);
   else if (rounds_in_registers<T>(g))
-    store_rounded<T>(g, b, acc, smem, group, turn);
-  else if (RowFactors<T>::can_own && g.store == Store::activated && activates_in_registers(g))
-    g.gated ? store_activated<T, true>(g, b, acc, group) : store_activated<T, false>(g, b, acc, group);
+    store_rounded<T>(g, params, acc, smem, group, exchange);
+  else if (RowFactors<T>::can_own && g.epilogue.store == Store::activated && activates_in_registers(g))
+    g.epilogue.gated ? store_activated<T, true>(g, params, acc, group)
+                     : store_activated<T, false>(g, params, acc, group);
   else
-    store_pieces<T>(g, b, acc, smem, group);
+    store_segments<T>(g, params, acc, smem, group);
   return true;
 }
 
-// Threads of a barrier are known to come together: with one before and one after the products the ring's position stays
-// in uniform registers. Without, the decoding loop of NVFP4 has 214 instructions instead of 179 (when it was 244
-// instead of 214: EP8, 8 tokens, 97 us instead of 83).
+// The compiler knows that all threads of a barrier arrive together. With one barrier before the products and one after
+// them it keeps the position of the ring in uniform registers. Without them the decoding loop of NVFP4 has 214
+// instructions instead of 179 (when it was 244 instead of 214: EP8, 8 tokens, 97 us instead of 83).
 template <class T>
 __device__ __forceinline__ void consume(const GroupedGemmArgs& args, const Shared<T>& smem) {
-  const Group group;
+  const Warpgroup group;
   float acc[T::m_tiles][T::max_n / 2];
-  int turn = 0;  // of the buffers that maxima are exchanged in
+  int exchange = 0;  // counts uses of the two buffers in which warps exchange maxima
   for (Ring<T> ring;; ring.next_task()) {
-    const int slot = smem.brief_slot(ring.task());
-    ptx::mbarrier_wait(smem.brief_full + slot, smem.brief_phase(ring.task()));
-    Brief<T>& b = smem.briefs[slot];
-    if (!b.more) return;
+    const int slot = smem.params_slot(ring.task());
+    ptx::mbarrier_wait(smem.params_full + slot, smem.params_phase(ring.task()));
+    EpilogueParams<T>& params = smem.epilogue_params[slot];
+    if (!params.more) return;
     group.sync();
-    const int slabs = b.task.end - b.task.begin;
-    const bool gated = args.gemm[b.task.which].gated;
+    const int k_blocks = params.task.end - params.task.begin;
+    const bool gated = args.gemm[params.task.which].epilogue.gated;
     if constexpr (T::tokens_first)
-      multiply_tokens<T>(acc, smem, ring, slabs, gated, b.tile.padded);
+      multiply_tokens<T>(acc, smem, ring, k_blocks, gated, params.tile.padded);
     else
-      multiply_padded<T, 1>(acc, smem, ring, slabs, gated, b.tile.padded);
-    const bool complete = finish_task<T>(args, b, acc, smem, group, turn);
+      multiply_padded<T, 1>(acc, smem, ring, k_blocks, gated, params.tile.padded);
+    const bool complete = run_epilogue<T>(args, params, acc, smem, group, exchange);
     group.sync();
     if (group.thread == 0) {
       // Found again by the ring's position: an epilogue has no register for an address.
-      const int after = smem.brief_slot(ring.task());
-      smem.briefs[after].parts[group.index] = complete;
+      const int after = smem.params_slot(ring.task());
+      smem.epilogue_params[after].parts[group.index] = complete;
       ptx::mbarrier_arrive(smem.stored + after);
     }
   }
@@ -81,12 +84,13 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   touch_parameters(args);
   const bool early = T::cluster == 1 && args.given.ids != nullptr;
   if (!early || warp != 8) ptx::griddepcontrol_wait();
-  constexpr int kPool = T::blocks_per_sm == 1 ? 168 : T::blocks_per_sm == 2 ? 80 : 56;  // registers a thread at entry
-  constexpr int kProducer = T::blocks_per_sm == 1 ? 56 : T::blocks_per_sm == 2 ? 48 : 40;
+  static_assert(T::blocks_per_sm <= 2);
+  constexpr int kPool = T::blocks_per_sm == 1 ? 168 : 80;  // registers per thread at entry
+  constexpr int kProducer = T::blocks_per_sm == 1 ? 56 : 48;
   constexpr int kConsumer = (kPool + (kPool - kProducer) / 2) / 8 * 8;
   if (warp >= 8) {
     ptx::setmaxnreg_dec<kProducer>();
-    if (warp == 10) brief_tasks<T>(args, smem);
+    if (warp == 10) gather_epilogue_params<T>(args, smem);
     FirstTask first;
     if constexpr (T::cluster == 1)
       if (warp == 8 && early) first = first_task<T>(args, smem);
@@ -101,11 +105,11 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<kConsumer>();
-    // Half a task behind, the second warpgroup multiplies while the first stores, and the other way round.
+    // The second warpgroup starts half a task later. So it multiplies while the first stores, and the other way round.
     if (T::max_n >= 128 && warp >= 4) __nanosleep(1000);
     consume<T>(args, smem);
   }
-  // Nobody leaves while another block still copies into its memory or arrives on its barriers.
+  // No block of a cluster exits while another one may still copy into its shared memory or arrive on its barriers.
   if constexpr (T::cluster > 1) ptx::cluster_sync();
 }
 

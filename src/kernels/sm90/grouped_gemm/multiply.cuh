@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of one task: a warpgroup multiplies 64 weight rows of every row tile with all tokens of the pass.
-// Accumulators start at zero and every product adds, so that no register is defined outside the tensor cores while
-// products are in flight.
+// The products of one task: a warpgroup multiplies 64 weight rows of every M-tile by all tokens of the tile.
+// Accumulators start at zero and every product adds. So no register is defined outside the tensor cores while products
+// are in flight.
 #pragma once
 
 #include "kernels/ptx/wgmma.cuh"
@@ -11,8 +11,8 @@
 
 namespace sluice::sm90 {
 
-// This warp needs the stage no more. Rows that several blocks share are free when all of them say so, and the scales of
-// FP8 block are shared as rows are.
+// This warp has finished reading the stage. Rows that the blocks of a cluster share are free when all of these blocks
+// have said so, and the scales of FP8 block are shared in the same way.
 template <class T>
 __device__ __forceinline__ void release_stage(const Shared<T>& smem, int stage, int lane) {
   if (T::lanes_read || lane == 0) ptx::mbarrier_arrive(smem.empty + stage);
@@ -24,27 +24,29 @@ template <class T>
 using Accumulators = float[T::m_tiles][T::max_n / 2];
 
 template <class T, int N>
-__device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs) {
+__device__ __forceinline__ void multiply_bf16(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
+                                              int k_blocks) {
   const int wg = threadIdx.x >> 7, lane = threadIdx.x & 31;
   const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.w(0)) + wg * 8192);
   const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.x(0)));
 #pragma unroll 1
-  for (; slabs > 0; slabs -= T::slabs) {
+  for (; k_blocks > 0; k_blocks -= T::k_blocks) {
     ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
     const int at = ring.stage() * (T::stage_bytes >> 4);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < T::slabs; ++s) {
-      if (s > 0 && s >= slabs) break;
+    for (int s = 0; s < T::k_blocks; ++s) {
+      if (s > 0 && s >= k_blocks) break;
 #pragma unroll
       for (int k = 0; k < 4; ++k)
 #pragma unroll
         for (int m = 0; m < T::m_tiles; ++m)
-          ptx::Wgmma<N>::bf16_ss(acc[m], ptx::swizzled_desc(w0 + at + ((m * T::slabs + s) * 16384 >> 4) + 2 * k),
+          ptx::Wgmma<N>::bf16_ss(acc[m], ptx::swizzled_desc(w0 + at + ((m * T::k_blocks + s) * 16384 >> 4) + 2 * k),
                                  ptx::swizzled_desc(x0 + at + (s * (N * 128) >> 4) + 2 * k), 1);
     }
     ptx::wgmma_commit();
-    // The other warpgroup keeps the tensor cores busy; one product more in flight held the stage a slab longer.
+    // The other warpgroup keeps the tensor cores busy. With one more product in flight the stage would be held for one
+    // k-block longer.
     ptx::wgmma_wait<0>();
     release_stage(smem, ring.stage(), lane);
     ring.next();
@@ -70,16 +72,16 @@ __device__ __forceinline__ void promote(const float (&part)[kPartN / 2], float* 
 
 // FP8: partial sums of 128 of K, in one or two parts of N: both sums of 256 tokens at once would not fit in registers.
 template <class T, int N>
-__device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
+__device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int k_blocks,
                                              bool gated) {
-  static_assert(T::slabs == 1);
+  static_assert(T::k_blocks == 1);
   constexpr int kParts = N > 128 ? 2 : 1, kPartN = N / kParts;
   const int wg = threadIdx.x >> 7, lane = threadIdx.x & 31;
   const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.w(0)) + wg * 8192);
   const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.x(0)));
   float part[kPartN / 2];
 #pragma unroll 1
-  for (; slabs > 0; --slabs) {
+  for (; k_blocks > 0; --k_blocks) {
     const int stage = ring.stage(), at = stage * (T::stage_bytes >> 4);
     ptx::mbarrier_wait(smem.full + stage, ring.phase());
 #pragma unroll
@@ -109,27 +111,28 @@ __device__ __forceinline__ void multiply_fp8(Accumulators<T>& acc, const Shared<
   }
 }
 
-// Packed weights are decoded to bf16 registers; the codes of the next slab are fetched from shared memory while the
-// tensor cores run on this one. Instructions bound this loop at up to 512 tokens: the next stage is found once, and the
-// descriptor's upper word is a constant. (Decoding one half while the other is multiplied was 2 to 8 % slower.)
+// Packed weights are decoded to bf16 registers. The codes of the next k-block are fetched from shared memory while the
+// tensor cores run on this one. Up to 512 tokens the number of instructions bounds this loop. So the next stage is
+// found once, and the upper word of the descriptor is a constant. (Decoding one half while the other is multiplied was
+// 2 to 8 % slower.)
 template <class T, int N>
 __device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
-                                                 int slabs) {
+                                                 int k_blocks) {
   using D = Decode<T::op>;
   const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31;
   const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.x(0)));
   typename D::Packed packed[T::m_tiles];
-  const auto fetch = [&](int slab) {
+  const auto fetch = [&](int k_block) {
 #pragma unroll
     for (int m = 0; m < T::m_tiles; ++m)
-      packed[m] = D::fetch(smem.w(ring.stage()) + (slab + m * T::slabs) * slab_bytes(T::op), wg, thread);
+      packed[m] = D::fetch(smem.w(ring.stage()) + (k_block + m * T::k_blocks) * k_block_bytes(T::op), wg, thread);
   };
   const auto fetch_stage = [&]() {
     ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
     fetch(0);
   };
-  const auto multiply_slab = [&](int slab) {
-    const uint64_t x = ptx::swizzled_desc(x0 + ring.stage() * (T::stage_bytes >> 4) + (slab * (N * 128) >> 4));
+  const auto multiply_k_block = [&](int k_block) {
+    const uint64_t x = ptx::swizzled_desc(x0 + ring.stage() * (T::stage_bytes >> 4) + (k_block * (N * 128) >> 4));
 #pragma unroll
     for (int m = 0; m < T::m_tiles; ++m) {
       uint32_t a[16];
@@ -140,37 +143,37 @@ __device__ __forceinline__ void multiply_decoded(Accumulators<T>& acc, const Sha
       ptx::wgmma_commit();
     }
   };
-  if (slabs <= 0) return;
+  if (k_blocks <= 0) return;
   fetch_stage();
 #pragma unroll 1
   for (;;) {
-    multiply_slab(0);
+    multiply_k_block(0);
 #pragma unroll
-    for (int s = 1; s < T::slabs; ++s) {
-      if (s >= slabs) break;
+    for (int s = 1; s < T::k_blocks; ++s) {
+      if (s >= k_blocks) break;
       fetch(s);
       ptx::wgmma_wait<0>();
-      multiply_slab(s);
+      multiply_k_block(s);
     }
     const int stage = ring.stage();
     ring.next();
-    slabs -= T::slabs;
-    if (slabs > 0) fetch_stage();
+    k_blocks -= T::k_blocks;
+    if (k_blocks > 0) fetch_stage();
     ptx::wgmma_wait<0>();
     release_stage(smem, stage, lane);
-    if (slabs <= 0) break;
+    if (k_blocks <= 0) break;
   }
 }
 
 // FP8 block with sums in float32: a stage is 128 of K, decoded in halves.
 template <class T, int N>
 __device__ __forceinline__ void multiply_decoded_blocks(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
-                                                        int slabs, bool gated) {
+                                                        int k_blocks, bool gated) {
   using D = Decode<T::op>;
   const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = thread & 31;
   const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.x(0)));
 #pragma unroll 1
-  for (; slabs > 0; slabs -= T::slabs) {
+  for (; k_blocks > 0; k_blocks -= T::k_blocks) {
     const int stage = ring.stage();
     ptx::mbarrier_wait(smem.full + stage, ring.phase());
 #pragma unroll
@@ -179,10 +182,10 @@ __device__ __forceinline__ void multiply_decoded_blocks(Accumulators<T>& acc, co
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) part[i] = 0.0f;
 #pragma unroll
-      for (int s = 0; s < T::slabs; ++s) {
-        if (s > 0 && s >= slabs) break;
+      for (int s = 0; s < T::k_blocks; ++s) {
+        if (s > 0 && s >= k_blocks) break;
         uint32_t a[16];
-        D::expand(D::fetch(smem.w(stage) + (s + m * T::slabs) * slab_bytes(T::op), wg, thread), a);
+        D::expand(D::fetch(smem.w(stage) + (s + m * T::k_blocks) * k_block_bytes(T::op), wg, thread), a);
         const uint64_t x = ptx::swizzled_desc(x0 + stage * (T::stage_bytes >> 4) + (s * (N * 128) >> 4));
         ptx::wgmma_fence();
 #pragma unroll
@@ -200,34 +203,34 @@ __device__ __forceinline__ void multiply_decoded_blocks(Accumulators<T>& acc, co
 }
 
 template <class T, int N>
-__device__ __forceinline__ void multiply(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
+__device__ __forceinline__ void multiply(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int k_blocks,
                                          bool gated) {
 #pragma unroll
   for (int m = 0; m < T::m_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) acc[m][i] = 0.0f;
-  if constexpr (T::op == Operand::bf16)
-    multiply_bf16<T, N>(acc, smem, ring, slabs);
+  if constexpr (T::op == WeightOperand::bf16)
+    multiply_bf16<T, N>(acc, smem, ring, k_blocks);
   else if constexpr (is_fp8(T::op))
-    multiply_fp8<T, N>(acc, smem, ring, slabs, gated);
+    multiply_fp8<T, N>(acc, smem, ring, k_blocks, gated);
   else if constexpr (T::block_scaled)
-    multiply_decoded_blocks<T, N>(acc, smem, ring, slabs, gated);
+    multiply_decoded_blocks<T, N>(acc, smem, ring, k_blocks, gated);
   else
-    multiply_decoded<T, N>(acc, smem, ring, slabs);
+    multiply_decoded<T, N>(acc, smem, ring, k_blocks);
 #pragma unroll
   for (int m = 0; m < T::m_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) ptx::pin(acc[m][i]);
 }
 
-// The run-time number of tokens to the instruction: N = I * step, I = 1, 2, ....
+// From the run-time number of rows to the instruction: N = I * step_n, I = 1, 2, ....
 template <class T, int I>
-__device__ __forceinline__ void multiply_padded(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
-                                                bool gated, int padded) {
+__device__ __forceinline__ void multiply_padded(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
+                                                int k_blocks, bool gated, int padded) {
   if (padded == I * T::step_n)
-    multiply<T, I * T::step_n>(acc, smem, ring, slabs, gated);
+    multiply<T, I * T::step_n>(acc, smem, ring, k_blocks, gated);
   else if constexpr ((I + 1) * T::step_n <= T::max_n)
-    multiply_padded<T, I + 1>(acc, smem, ring, slabs, gated, padded);
+    multiply_padded<T, I + 1>(acc, smem, ring, k_blocks, gated, padded);
 }
 
 }  // namespace sluice::sm90

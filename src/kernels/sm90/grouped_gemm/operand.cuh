@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed weights to the registers of a wgmma A operand: one slab of 64 rows x 64 columns, 16 words a thread.
+// Packed weights to the registers of a wgmma A operand: one k-block of 64 rows x 64 columns, 16 words per thread.
 // Word 4*s + j holds columns 16*s + 8*(j/2) + 2*(lane%4) + {0,1} of row lane/4 + 8*(j%2) of the warp's 16 rows.
 //
 // A code's bits are placed into a bf16 with its exponent field unbiased, a number 2^126 (e2m1) or 2^120 (e4m3) too
@@ -19,7 +19,7 @@ __device__ inline void expand_e2m1(uint32_t w, uint32_t (&a)[4]) {
   a[2] = ptx::shf_r_wrap(w, 4) & 0x81c081c0u;
   a[3] = (w & 0x81808180u) | ((w >> 8) & 0x00400040u);
 }
-// The inverse, for preparation: byte i holds the two codes of register i, the even column's in its lower half.
+// The inverse, for repacking: byte i holds the two codes of register i, the even column's in its lower half.
 __device__ inline uint32_t place_e2m1(uint32_t codes) {
   const uint32_t even = (codes & 0x000f000fu) | ((codes >> 4) & 0x00f000f0u);
   const uint32_t odd = ((codes >> 4) & 0x000f000fu) | ((codes >> 8) & 0x00f000f0u);
@@ -29,7 +29,7 @@ __device__ inline uint32_t place_e2m1(uint32_t codes) {
          (ptx::shf_r_wrap(x, 24) & 0x00080008u);
 }
 
-// e4m3: two registers of a word; the even one lies where it is read.
+// e4m3: two registers of a word; the even one is already in place.
 __device__ inline void expand_e4m3(uint32_t w, uint32_t& a0, uint32_t& a1) {
   a0 = w & 0x87f087f0u;
   a1 = ((w << 4) & 0x80f080f0u) | ((w >> 4) & 0x07000700u);
@@ -58,11 +58,11 @@ __device__ inline void scale_step(const uint32_t (&e)[4], uint32_t scales, uint3
   a[3] = ptx::mul_bf16x2_by_half<1>(e[3], scales);
 }
 
-template <Operand op>
+template <WeightOperand op>
 struct Decode;
 
 template <>
-struct Decode<Operand::nvfp4> {
+struct Decode<WeightOperand::nvfp4> {
   // Scale bytes: 5 exponent bits, 3 mantissa bits, exponent bias 10; v * 2^118 as a bf16 is (byte << 4) + 0x7580.
   struct Packed {
     uint4 w;
@@ -90,7 +90,7 @@ struct Decode<Operand::nvfp4> {
 
 // Scale bytes of the MX operands are the exponent field of the bf16 multiplier itself.
 template <>
-struct Decode<Operand::mxfp4> {
+struct Decode<WeightOperand::mxfp4> {
   struct Packed {
     uint4 w;
     uint32_t s;
@@ -116,7 +116,7 @@ struct Decode<Operand::mxfp4> {
 };
 
 template <>
-struct Decode<Operand::mxfp8> {
+struct Decode<WeightOperand::mxfp8> {
   struct Packed {
     uint4 w0, w1;
     uint32_t s;
@@ -144,8 +144,8 @@ struct Decode<Operand::mxfp8> {
 };
 
 template <>
-struct Decode<Operand::fp8_f32> : Decode<Operand::mxfp8> {};
+struct Decode<WeightOperand::fp8_f32> : Decode<WeightOperand::mxfp8> {};
 template <>
-struct Decode<Operand::fp8_block_f32> : Decode<Operand::mxfp8> {};
+struct Decode<WeightOperand::fp8_block_f32> : Decode<WeightOperand::mxfp8> {};
 
 }  // namespace sluice::sm90

@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMM1's rows like store_results: activated and rounded in registers, where up and gate of a column meet. The float32
-// staging of store_pieces takes 3500 cycles for 32 tokens.
+// The rows of GEMM1, activated and rounded in registers, where up and gate of a column meet, and stored as
+// store_results does. The float32 staging of store_segments takes 3500 cycles for 32 tokens.
 //
 // Block scales need the largest value of 16, 32 or 128 columns of a token. Columns are spread over the lanes of a warp
-// (lane / 4) and over warps: lanes reduce by exchanging halves, warps that share a group leave their maxima in shared
-// memory and meet once, and each makes the scales that it needs.
+// (lane / 4) and over warps. Lanes reduce by exchanging halves. Warps that share a group of columns write their maxima
+// to shared memory and synchronise once; then each makes the scales that it needs.
 #pragma once
 
-#include "kernels/sm90/grouped_gemm/finish.cuh"
+#include "kernels/sm90/grouped_gemm/store.cuh"
 
 namespace sluice::sm90 {
 
-// The activation is one of activate_sums.
-__device__ inline bool activates_in_registers(const Gemm& g) {
-  const bool parameters =
-      g.bias != nullptr || g.alpha != nullptr || g.beta != nullptr || g.limit != nullptr || g.pair_weight != nullptr;
-  return rounds_in_registers(g.act, parameters);
+// Whether activate_sums knows the activation.
+__device__ inline bool activates_in_registers(const GemmArgs& g) {
+  const bool parameters = g.epilogue.activation.bias != nullptr || g.epilogue.activation.alpha != nullptr ||
+                          g.epilogue.activation.beta != nullptr || g.epilogue.activation.limit != nullptr ||
+                          g.epilogue.pair_weight != nullptr;
+  return rounds_in_registers(g.epilogue.act, parameters);
 }
 template <class T>
-__device__ inline bool rounds_in_registers(const Gemm& g) {
+__device__ inline bool rounds_in_registers(const GemmArgs& g) {
   const bool rows =
-      g.store == Store::rows && (T::op == Operand::fp8_f32 ? g.round == Round::fp8_static
-                                                           : g.round == Round::plain || group_columns(g.round) != 0);
-  const bool codes = g.store == Store::rows_e4m3 && g.round == Round::fp8_static;
-  return (rows || codes || g.store == Store::rows_group) && activates_in_registers(g);
+      g.epilogue.store == Store::rows &&
+      (T::op == WeightOperand::fp8_f32 ? g.epilogue.round == Round::fp8_static
+                                       : g.epilogue.round == Round::plain || group_columns(g.epilogue.round) != 0);
+  const bool codes = g.epilogue.store == Store::rows_e4m3 && g.epilogue.round == Round::fp8_static;
+  return (rows || codes || g.epilogue.store == Store::rows_group) && activates_in_registers(g);
 }
 
 template <class T, bool kGated>
@@ -32,16 +34,17 @@ struct Rounding {
   static constexpr int pieces = tokens / 8;  // of 8 tokens
   static constexpr int warp_columns = kGated ? 8 : 16;
   static constexpr bool codes = is_fp8(T::op);
-  static constexpr bool static_scale = T::op == Operand::fp8 || T::op == Operand::fp8_f32;
+  static constexpr bool static_scale = T::op == WeightOperand::fp8 || T::op == WeightOperand::fp8_f32;
   static constexpr bool block_scales = T::block_scaled || (decodes(T::op) && !static_scale);
   static constexpr int joint = T::block_scaled && kGated ? T::m_tiles : 1;
 
-  // Maxima of a warp [tokens], in two buffers: of this turn and of the last.
-  __device__ static uint32_t* maxima(const Shared<T>& smem, int group, int warp, int turn) {
-    return reinterpret_cast<uint32_t*>(smem.staging + group * T::group_staging + 4096 + ((turn & 1) * 4 + warp) * 256);
+  // Maxima of a warp [tokens], in two buffers: of this exchange and of the one before.
+  __device__ static uint32_t* maxima(const Shared<T>& smem, int group, int warp, int exchange) {
+    return reinterpret_cast<uint32_t*>(smem.staging + group * T::group_staging + 4096 +
+                                       ((exchange & 1) * 4 + warp) * 256);
   }
   // What values are multiplied by, and the scale, of a warp's columns [tokens].
-  __device__ static float2* scales(const Shared<T>& smem, const Group& group) {
+  __device__ static float2* scales(const Shared<T>& smem, const Warpgroup& group) {
     return reinterpret_cast<float2*>(smem.staging + group.index * T::group_staging + 6144 + group.warp * 512);
   }
 };
@@ -96,9 +99,9 @@ __device__ __forceinline__ void activate_sums(float* sums, const float (&scale)[
 
 // Waits for the warps that share a group of columns: one, two, a warpgroup, or both of them.
 template <class T>
-__device__ __forceinline__ void meet(int warps, const Group& group) {
+__device__ __forceinline__ void sync_group(int warps, const Warpgroup& group) {
   if constexpr (T::block_scaled)
-    Group::sync_both();
+    Warpgroup::sync_both();
   else if (warps == 4)
     group.sync();
   else if (warps == 2)
@@ -110,8 +113,9 @@ __device__ __forceinline__ void meet(int warps, const Group& group) {
 // The scale of this warp's columns for every token: what values are multiplied by, and the scale; of fp8_group the
 // scale alone, which is also stored.
 template <class T, bool kGated>
-__device__ __forceinline__ void make_scales(const Gemm& g, const Brief<T>& b, int first_token, int row_tile, int warps,
-                                            int turn, const Shared<T>& smem, const Group& group) {
+__device__ __forceinline__ void make_scales(const GemmArgs& g, const EpilogueParams<T>& params, int first_token,
+                                            int m_tile, int warps, int exchange, const Shared<T>& smem,
+                                            const Warpgroup& group) {
   using R = Rounding<T, kGated>;
   const int first_warp = group.warp & ~(warps - 1);
 #pragma unroll
@@ -120,23 +124,23 @@ __device__ __forceinline__ void make_scales(const Gemm& g, const Brief<T>& b, in
     if (R::tokens % 32 != 0 && token >= R::tokens) break;
     uint32_t bits = 0;
     for (int w = 0; w < warps; ++w) {
-      bits = max(bits, R::maxima(smem, group.index, first_warp + w, turn)[token]);
-      if constexpr (T::block_scaled) bits = max(bits, R::maxima(smem, group.index ^ 1, w, turn)[token]);
+      bits = max(bits, R::maxima(smem, group.index, first_warp + w, exchange)[token]);
+      if constexpr (T::block_scaled) bits = max(bits, R::maxima(smem, group.index ^ 1, w, exchange)[token]);
     }
     float2 s;
     if constexpr (T::block_scaled) {
       s = {group_scale(bits), 0.0f};
-      const int n = first_token + token, run = row_tile * (kGated ? 64 : 128) >> 7;
-      const int runs = scale_runs(T::op, g.out_slabs);
-      if (group.index == 0 && group.warp == 0 && n < b.tile.padded && run < runs)
-        g.out_block_scale[static_cast<int64_t>(b.tile.row_base) * runs + static_cast<int64_t>(run) * b.tile.padded +
-                          n] = s.x;
-    } else if (g.round == Round::mxfp8) {
+      const int n = first_token + token, run = m_tile * (kGated ? 64 : 128) >> 7;
+      const int runs = scale_runs(T::op, g.epilogue.out_k_blocks);
+      if (group.index == 0 && group.warp == 0 && n < params.tile.padded && run < runs)
+        g.epilogue.out_block_scale[static_cast<int64_t>(params.tile.row_base) * runs +
+                                   static_cast<int64_t>(run) * params.tile.padded + n] = s.x;
+    } else if (g.epilogue.round == Round::mxfp8) {
       const uint8_t code = format::mxfp8_scale(format::amax_value(bits));
       s = {format::e8m0_inverse(code), format::e8m0_to_float(code)};
     } else {
-      const float scale = block_scale(bits, b.out_scale.global);
-      s = {block_inverse(scale, b.out_scale.global), scale};
+      const float scale = block_scale(bits, params.out_scale.global);
+      s = {block_inverse(scale, params.out_scale.global), scale};
     }
     R::scales(smem, group)[token] = s;
   }
@@ -156,11 +160,11 @@ __device__ __forceinline__ void round_pair(Round round, float& a, float& b, cons
   }
 }
 
-// From a turn's activated sums of kJoint row tiles to sums that the operand of GEMM2 holds exactly (codes for FP8).
+// From one exchange's activated sums of kJoint M-tiles to sums that the operand of GEMM2 holds exactly (codes for FP8).
 template <class T, bool kGated, int kJoint>
-__device__ __forceinline__ void round_sums(const Gemm& g, const Brief<T>& b, float* const (&sums)[kJoint],
-                                           int first_token, int row_tile, int turn, const Shared<T>& smem,
-                                           const Group& group) {
+__device__ __forceinline__ void round_sums(const GemmArgs& g, const EpilogueParams<T>& params,
+                                           float* const (&sums)[kJoint], int first_token, int m_tile, int exchange,
+                                           const Shared<T>& smem, const Warpgroup& group) {
   using R = Rounding<T, kGated>;
   constexpr int kPerPiece = kGated ? 2 : 4;
   uint32_t top[2 * R::pieces] = {};
@@ -174,11 +178,12 @@ __device__ __forceinline__ void round_sums(const Gemm& g, const Brief<T>& b, flo
   int piece;
   reduce_columns(top, group.lane, piece);
   const int token = 2 * (group.lane & 3);
-  *reinterpret_cast<uint2*>(R::maxima(smem, group.index, group.warp, turn) + piece * 8 + token) = {top[0], top[1]};
-  const int warps = T::block_scaled ? 4 : group_columns(g.round) / R::warp_columns;  // of this warpgroup, in a group
-  // A warp that has passed here has read the maxima of the turn before, so two buffers do.
-  meet<T>(warps, group);
-  make_scales<T, kGated>(g, b, first_token, row_tile, warps, turn, smem, group);
+  *reinterpret_cast<uint2*>(R::maxima(smem, group.index, group.warp, exchange) + piece * 8 + token) = {top[0], top[1]};
+  const int warps =
+      T::block_scaled ? 4 : group_columns(g.epilogue.round) / R::warp_columns;  // of this warpgroup, in a group
+  // A warp that has passed here has read the maxima of the exchange before, so two buffers do.
+  sync_group<T>(warps, group);
+  make_scales<T, kGated>(g, params, first_token, m_tile, warps, exchange, smem, group);
   __syncwarp();
   const float2* scales = R::scales(smem, group) + token;
 #pragma unroll
@@ -187,29 +192,32 @@ __device__ __forceinline__ void round_sums(const Gemm& g, const Brief<T>& b, flo
 #pragma unroll
     for (int j = 0; j < kJoint; ++j)
 #pragma unroll
-      for (int k = 0; k < kPerPiece; k += 2) round_pair<T>(g.round, sums[j][4 * i + k], sums[j][4 * i + k + 1], s);
+      for (int k = 0; k < kPerPiece; k += 2)
+        round_pair<T>(g.epilogue.round, sums[j][4 * i + k], sums[j][4 * i + k + 1], s);
   }
 }
 
 // Through stmatrix to rows of 128 bytes, of which a warp has 8 columns (gated) or 16. e4m3 codes travel as halves,
 // which hold them exactly.
 template <class T, bool kGated>
-__device__ __forceinline__ void store_sums(const Gemm& g, const Brief<T>& b, const float* sums, int first_token,
-                                           int row_tile, const Shared<T>& smem, const Group& group) {
+__device__ __forceinline__ void store_sums(const GemmArgs& g, const EpilogueParams<T>& params, const float* sums,
+                                           int first_token, int m_tile, const Shared<T>& smem, const Warpgroup& group) {
   using R = Rounding<T, kGated>;
   constexpr int kTokens = kGated || R::tokens < 32 ? R::tokens : 32;  // that fit into a warp's staging
   constexpr int kLanes = kGated ? 1 : 2;                              // a token
   const int lane = group.lane, half = kGated ? 0 : lane & 1;
-  const int column = kGated ? row_tile * 64 + group.index * 32 + group.warp * 8
-                            : row_tile * kTileRows + group.index * 64 + group.warp * 16 + half * 8;
-  constexpr int kSlab = R::codes ? 128 : 64, kPiece = R::codes ? 16 : 8;
-  const int slab = column / kSlab, piece = column % kSlab / kPiece, padded = b.tile.padded;
-  const bool kept = slab < g.out_slabs;
-  uint8_t* out = static_cast<uint8_t*>(g.out) +
-                 (static_cast<int64_t>(b.tile.row_base) * g.out_slabs + static_cast<int64_t>(slab) * padded) * 128 +
-                 (R::codes ? column & 8 : 0);
+  const int column = kGated ? m_tile * 64 + group.index * 32 + group.warp * 8
+                            : m_tile * kMTileRows + group.index * 64 + group.warp * 16 + half * 8;
+  constexpr int kKBlockColumns = R::codes ? 128 : 64, kPiece = R::codes ? 16 : 8;
+  const int k_block = column / kKBlockColumns, piece = column % kKBlockColumns / kPiece, padded = params.tile.padded;
+  const bool kept = k_block < g.epilogue.out_k_blocks;
+  uint8_t* out =
+      static_cast<uint8_t*>(g.epilogue.out) +
+      (static_cast<int64_t>(params.tile.row_base) * g.epilogue.out_k_blocks + static_cast<int64_t>(k_block) * padded) *
+          128 +
+      (R::codes ? column & 8 : 0);
   uint8_t* staging = warp_values(smem, group);
-  const float inverse = R::static_scale ? b.out_scale.inverse : 1.0f;
+  const float inverse = R::static_scale ? params.out_scale.inverse : 1.0f;
   const auto word = [&](float low, float high) {
     if constexpr (!R::codes && !R::static_scale) return ptx::cvt_bf16x2_f32(high, low);
     const uint32_t halves = ptx::cvt_f16x2_e4m3x2(ptx::cvt_e4m3x2_f32(high * inverse, low * inverse));
@@ -256,17 +264,17 @@ __device__ __forceinline__ void store_sums(const Gemm& g, const Brief<T>& b, con
 }
 
 template <class T, bool kGated>
-__device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
-                                              const Shared<T>& smem, const Group& group, int& turn) {
+__device__ __forceinline__ void store_rounded(const GemmArgs& g, const EpilogueParams<T>& params, Accumulators<T>& acc,
+                                              const Shared<T>& smem, const Warpgroup& group, int& exchange) {
   static_assert(!kGated || T::rounds_gated);
   using R = Rounding<T, kGated>;
-  const RowFactors<T> factors(g, b, group);
-  const int padded = b.tile.padded;
+  const RowFactors<T> factors(g, params, group);
+  const int padded = params.tile.padded;
 #pragma unroll
   for (int m = 0; m < T::m_tiles; m += R::joint) {
-    const int row_tile = b.task.unit * T::m_tiles + m;
-    if (row_tile >= g.row_tiles) break;
-    const float* row_scale = b.row_scale + m * kTileRows + group.index * 64 + group.warp * 16 + (group.lane >> 2);
+    const int m_tile = params.task.m_group * T::m_tiles + m;
+    if (m_tile >= g.m_tiles) break;
+    const float* row_scale = params.row_scale + m * kMTileRows + group.index * 64 + group.warp * 16 + (group.lane >> 2);
     const float scale[2] = {row_scale[0], row_scale[8]};
 #pragma unroll
     for (int first = 0; first < T::max_n; first += R::tokens) {
@@ -278,40 +286,42 @@ __device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, 
           activate_sums<T, kGated>(sums[j], scale, factors, first);
         }
         if constexpr (R::block_scales)
-          if (T::block_scaled || g.round != Round::plain)
-            round_sums<T, kGated>(g, b, sums, first, row_tile, turn++, smem, group);
+          if (T::block_scaled || g.epilogue.round != Round::plain)
+            round_sums<T, kGated>(g, params, sums, first, m_tile, exchange++, smem, group);
 #pragma unroll
         for (int j = 0; j < R::joint; ++j)
-          if (j == 0 || row_tile + j < g.row_tiles)
-            store_sums<T, kGated>(g, b, sums[j], first, row_tile + j, smem, group);
+          if (j == 0 || m_tile + j < g.m_tiles)
+            store_sums<T, kGated>(g, params, sums[j], first, m_tile + j, smem, group);
       }
     }
   }
 }
 
 template <class T>
-__device__ __forceinline__ void store_rounded(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
-                                              const Shared<T>& smem, const Group& group, int& turn) {
+__device__ __forceinline__ void store_rounded(const GemmArgs& g, const EpilogueParams<T>& params, Accumulators<T>& acc,
+                                              const Shared<T>& smem, const Warpgroup& group, int& exchange) {
   if constexpr (T::rounds_gated)
-    if (g.gated) return store_rounded<T, true>(g, b, acc, smem, group, turn);
-  store_rounded<T, false>(g, b, acc, smem, group, turn);
+    if (g.epilogue.gated) return store_rounded<T, true>(g, params, acc, smem, group, exchange);
+  store_rounded<T, false>(g, params, acc, smem, group, exchange);
 }
 
 // float32 [row, columns] for the kernel that rounds whole rows: eight lanes have eight neighbouring columns of a token,
 // 32 bytes, so the sums go to memory as they lie.
 template <class T, bool kGated>
-__device__ __forceinline__ void store_activated(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
-                                                const Group& group) {
+__device__ __forceinline__ void store_activated(const GemmArgs& g, const EpilogueParams<T>& params,
+                                                Accumulators<T>& acc, const Warpgroup& group) {
   using R = Rounding<T, kGated>;
-  const RowFactors<T> factors(g, b, group);
-  const int padded = b.tile.padded, count = b.tile.count, token = 2 * (group.lane & 3);
+  const RowFactors<T> factors(g, params, group);
+  const int padded = params.tile.padded, count = params.tile.count, token = 2 * (group.lane & 3);
 #pragma unroll
   for (int m = 0; m < T::m_tiles; ++m) {
-    const int row_tile = b.task.unit * T::m_tiles + m, row = group.index * 64 + group.warp * 16 + (group.lane >> 2);
-    if (row_tile >= g.row_tiles) break;
-    const float scale[2] = {b.row_scale[m * kTileRows + row], b.row_scale[m * kTileRows + row + 8]};
-    const int column = kGated ? row_tile * 64 + gated_column(row) : row_tile * kTileRows + row;
-    float* out = static_cast<float*>(g.out) + static_cast<int64_t>(b.tile.row_base) * g.columns + column;
+    const int m_tile = params.task.m_group * T::m_tiles + m,
+              row = group.index * 64 + group.warp * 16 + (group.lane >> 2);
+    if (m_tile >= g.m_tiles) break;
+    const float scale[2] = {params.row_scale[m * kMTileRows + row], params.row_scale[m * kMTileRows + row + 8]};
+    const int column = kGated ? m_tile * 64 + gated_column(row) : m_tile * kMTileRows + row;
+    float* out =
+        static_cast<float*>(g.epilogue.out) + static_cast<int64_t>(params.tile.row_base) * g.epilogue.columns + column;
 #pragma unroll
     for (int first = 0; first < T::max_n; first += R::tokens) {
       if (first < padded) {
@@ -322,9 +332,9 @@ __device__ __forceinline__ void store_activated(const Gemm& g, const Brief<T>& b
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int n = first + 8 * j + token + i;
-            float* at = out + static_cast<int64_t>(n) * g.columns;
-            if (n < count && column < g.columns) at[0] = sums[4 * j + i];
-            if (!kGated && n < count && column + 8 < g.columns) at[8] = sums[4 * j + 2 + i];
+            float* at = out + static_cast<int64_t>(n) * g.epilogue.columns;
+            if (n < count && column < g.epilogue.columns) at[0] = sums[4 * j + i];
+            if (!kGated && n < count && column + 8 < g.epilogue.columns) at[8] = sums[4 * j + 2 + i];
           }
       }
     }

@@ -11,53 +11,56 @@ namespace sluice::sm90 {
 
 struct Task {
   int which;              // GEMM 0 or 1
-  int tile, unit;         // unit: group of m_tiles row tiles; may lie beyond the last in a cluster's second block
-  int split, begin, end;  // slabs
+  int tile;               // tile of rows
+  int m_group;            // group of T::m_tiles M-tiles; in a cluster's second block it may lie beyond the last
+  int split, begin, end;  // part of K; its first k-block and the one after its last
 };
 
+// Groups of T::m_tiles M-tiles that the weights' rows are.
 template <class T>
-__device__ inline int units_of(const Gemm& g) {
-  return (g.row_tiles + T::m_tiles - 1) / T::m_tiles;
+__device__ inline int m_groups_of(const GemmArgs& g) {
+  return (g.m_tiles + T::m_tiles - 1) / T::m_tiles;
 }
-// Tasks are dealt to clusters: neighbouring units of one tile.
+// M-tile groups in units of a cluster: a task belongs to a cluster, whose blocks take neighbouring groups of one tile.
 template <class T>
-__device__ inline int unit_groups(const Gemm& g) {
-  return (units_of<T>(g) + T::cluster - 1) / T::cluster;
+__device__ inline int m_group_clusters(const GemmArgs& g) {
+  return (m_groups_of<T>(g) + T::cluster - 1) / T::cluster;
 }
 
 template <class T>
 __device__ inline Task task_of(const GroupedGemmArgs& args, int index, int num_tiles) {
-  const int first = num_tiles * unit_groups<T>(args.gemm[0]) * args.gemm[0].splits;
+  const int first = num_tiles * m_group_clusters<T>(args.gemm[0]) * args.gemm[0].splits;
   Task t;
   t.which = index < first ? 0 : 1;
-  const Gemm& g = args.gemm[t.which];
+  const GemmArgs& g = args.gemm[t.which];
   index -= t.which == 0 ? 0 : first;
   t.split = 0;
   if (g.splits > 1) t.split = index % g.splits, index /= g.splits;
-  const int groups = unit_groups<T>(g);
-  t.unit = index % groups * T::cluster;
-  if constexpr (T::cluster > 1) t.unit += ptx::cluster_ctarank();
+  const int groups = m_group_clusters<T>(g);
+  t.m_group = index % groups * T::cluster;
+  if constexpr (T::cluster > 1) t.m_group += ptx::cluster_ctarank();
   t.tile = index / groups;
-  t.begin = 0, t.end = g.slabs;
-  if (g.splits > 1) {  // between scales
-    const int runs = scale_runs(T::op, g.slabs);
-    t.begin = runs * t.split / g.splits * slabs_a_scale(T::op);
-    t.end = min(runs * (t.split + 1) / g.splits * slabs_a_scale(T::op), g.slabs);
+  t.begin = 0, t.end = g.k_blocks;
+  if (g.splits > 1) {  // K is cut between block scales only
+    const int runs = scale_runs(T::op, g.k_blocks);
+    t.begin = runs * t.split / g.splits * k_blocks_per_scale(T::op);
+    t.end = min(runs * (t.split + 1) / g.splits * k_blocks_per_scale(T::op), g.k_blocks);
   }
   return t;
 }
 
 template <class T>
 __device__ inline int total_tasks(const GroupedGemmArgs& args, int num_tiles) {
-  int total = num_tiles * unit_groups<T>(args.gemm[0]) * args.gemm[0].splits;
-  if (args.gemms == 2) total += num_tiles * unit_groups<T>(args.gemm[1]) * args.gemm[1].splits;
+  int total = num_tiles * m_group_clusters<T>(args.gemm[0]) * args.gemm[0].splits;
+  if (args.gemms == 2) total += num_tiles * m_group_clusters<T>(args.gemm[1]) * args.gemm[1].splits;
   return total;
 }
 
-// Parts of a tile's rows that GEMM1's warpgroups store, and one more where a warp rounds them after that.
+// How many parts make up the rows of a tile: one per warpgroup of every GEMM1 task. wait_for_rows counts one more if a
+// warp rounds the rows after that.
 template <class T>
 __device__ inline int stored_parts(const GroupedGemmArgs& args) {
-  return 2 * units_of<T>(args.gemm[0]);
+  return 2 * m_groups_of<T>(args.gemm[0]);
 }
 template <class T>
 __device__ inline void wait_for_rows(const GroupedGemmArgs& args, int tile) {
@@ -66,14 +69,14 @@ __device__ inline void wait_for_rows(const GroupedGemmArgs& args, int tile) {
   while (ptx::ld_acquire(args.ready + tile) < parts) __nanosleep(20);
 }
 
-// What the epilogue of a task must know (brief.cuh).
+// What the epilogue of a task must know (epilogue_params.cuh).
 template <class T>
-struct alignas(16) Brief {
+struct alignas(16) EpilogueParams {
   float row_factor[T::max_n];  // decode factors of the tile's rows, the static one included
   int row_pair[T::max_n];
-  float row_scale[T::m_tiles * kTileRows];  // of the weight rows; ones where the format has none
+  float row_scale[T::m_tiles * kMTileRows];  // of the weight rows; ones where the format has none
   InputScale out_scale;
-  Tile tile;
+  RowTile tile;
   Task task;
   int more;      // 0: there is no task
   int parts[2];  // of each warpgroup: 1 where it has finished its part of the tile's rows
@@ -83,33 +86,34 @@ template <class T>
 struct Shared {
   uint8_t* stages;
   uint8_t* staging;  // [2 warpgroups][group_staging]
-  Brief<T>* briefs;
-  uint64_t *full, *empty, *task_full, *task_empty, *brief_full, *stored, *brief_empty;
+  EpilogueParams<T>* epilogue_params;
+  uint64_t *full, *empty, *task_full, *task_empty, *params_full, *stored, *params_empty;
   int* tasks;
   int* flag;  // [2 warpgroups]
 
   __device__ explicit Shared(uint8_t* raw) {
     stages = raw;
     staging = stages + T::stages * T::stage_bytes;
-    briefs = reinterpret_cast<Brief<T>*>(staging + T::staging_bytes);
-    static_assert(sizeof(Brief<T>) <= T::brief_bytes && T::brief_bytes % 16 == 0 && T::staging_bytes % 16 == 0);
-    full = reinterpret_cast<uint64_t*>(staging + T::staging_bytes + T::briefs * T::brief_bytes);
+    epilogue_params = reinterpret_cast<EpilogueParams<T>*>(staging + T::staging_bytes);
+    static_assert(sizeof(EpilogueParams<T>) <= T::params_bytes && T::params_bytes % 16 == 0 &&
+                  T::staging_bytes % 16 == 0);
+    full = reinterpret_cast<uint64_t*>(staging + T::staging_bytes + T::params_slots * T::params_bytes);
     empty = full + T::stages;
     task_full = empty + T::stages;
     task_empty = task_full + T::queue;
-    brief_full = task_empty + T::queue;
-    stored = brief_full + T::briefs;
-    brief_empty = stored + T::briefs;
-    tasks = reinterpret_cast<int*>(brief_empty + T::briefs);
+    params_full = task_empty + T::queue;
+    stored = params_full + T::params_slots;
+    params_empty = stored + T::params_slots;
+    tasks = reinterpret_cast<int*>(params_empty + T::params_slots);
     flag = tasks + T::queue;
-    static_assert(8 * (2 * T::stages + 2 * T::queue + 3 * T::briefs) + 4 * (T::queue + 2) <= 512);
+    static_assert(8 * (2 * T::stages + 2 * T::queue + 3 * T::params_slots) + 4 * (T::queue + 2) <= 512);
   }
   __device__ uint8_t* w(int stage) const { return stages + stage * T::stage_bytes; }
   __device__ uint8_t* x(int stage) const { return w(stage) + T::w_aligned; }
   __device__ float* x_scale(int stage) const { return reinterpret_cast<float*>(x(stage) + T::x_bytes); }
   __device__ float* w_scale(int stage) const { return x_scale(stage) + T::max_n; }
 
-  // By one thread, before anybody waits.
+  // By one thread, before any other waits on them.
   __device__ void init_barriers() const {
     for (int i = 0; i < T::stages; ++i) {
       ptx::mbarrier_init(full + i, 2);  // the two streaming warps
@@ -118,19 +122,20 @@ struct Shared {
     }
     for (int i = 0; i < T::queue; ++i) {
       ptx::mbarrier_init(task_full + i, 1);
-      ptx::mbarrier_init(task_empty + i, 3 * T::cluster - 1);  // warps 8 to 10, but who deals does not read
+      ptx::mbarrier_init(task_empty + i,
+                         3 * T::cluster - 1);  // warps 8 to 10, but the one that draws tickets does not read
     }
-    for (int i = 0; i < T::briefs; ++i) {
-      ptx::mbarrier_init(brief_full + i, 1);
+    for (int i = 0; i < T::params_slots; ++i) {
+      ptx::mbarrier_init(params_full + i, 1);
       ptx::mbarrier_init(stored + i, 2);  // the two warpgroups
-      ptx::mbarrier_init(brief_empty + i, 1);
+      ptx::mbarrier_init(params_empty + i, 1);
     }
     ptx::fence_mbarrier_init();
   }
 
   // Of the i-th task (i modulo twice the queue).
-  __device__ static int brief_slot(int i) { return i % T::briefs; }
-  __device__ static uint32_t brief_phase(int i) { return i / T::briefs & 1; }
+  __device__ static int params_slot(int i) { return i % T::params_slots; }
+  __device__ static uint32_t params_phase(int i) { return i / T::params_slots & 1; }
 
   // The i-th task of this block (i modulo twice the queue), -1 after the last. Every reading warp then releases it
   // once.
@@ -151,8 +156,9 @@ struct Shared {
   }
 };
 
-// A role's position in the ring of stages and in the queue of tasks, in one register: epilogues have none to spare.
-// Bit 0 the stage's phase, where a wait reads it, 1-3 the task modulo twice the queue, 4 and on the stage.
+// The position of a role in the ring of stages and in the queue of tasks, in one register, because epilogues have none
+// to spare. Bit 0 is the phase of the stage, which is where a wait reads it. Bits 1 to 3 are the task modulo twice the
+// queue, the bits from 4 on the stage.
 template <class T>
 class Ring {
  public:
@@ -163,7 +169,7 @@ class Ring {
     at_ += 16;
     if (at_ >= 16u * T::stages) at_ = (at_ & 15u) ^ 1u;
   }
-  // Is the same in every lane of a warp; afterwards the compiler knows.
+  // The value is the same in every lane of a warp. After this the compiler knows it, and may use uniform registers.
   __device__ void unify() { at_ = __shfl_sync(0xffffffffu, at_, 0); }
   __device__ void next_task() { at_ = (at_ & ~0xeu) | ((at_ + 2u) & 0xeu); }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 block where experts have many rows: tokens are the M side of the products, 64 a warpgroup, weights the N side.
+// FP8 block if experts have many rows: tokens are the M side of the products (64 per warpgroup), weights the N side.
 //
-// A promoted sum takes the scale of its token and of its block. With weights as M a thread has two weight rows and a
-// quarter of all tokens: a product for every sum and a read of shared memory for every four. Here it has two tokens,
-// and four products do for 64 sums. The four lanes that share a token make the scale of its columns, so warps never
-// meet.
+// Each partial sum of 128 columns of K is multiplied by the scale of its token and the scale of its weight block. With
+// weights as M a thread has two weight rows and a quarter of all tokens: that takes a product of two scales per sum and
+// a read of shared memory per four sums. Here a thread has two tokens, and four products of scales do for 64 sums. Four
+// lanes share a token and make the scale of its columns, so warps never synchronise.
 //
 // Lane 4 * r + q of warp w has, of tokens 16 * w + r and 8 more (h = 0, 1), weight rows 8 * j + 2 * q + {0, 1} of row
 // tile m: acc[m][4 * j + 2 * h + {0, 1}]. Of a gated tile even j are up, odd j the gate of the same columns.
@@ -16,21 +16,22 @@ namespace sluice::sm90 {
 
 __device__ inline bool has_tokens(int group, int padded) { return group * 64 < padded; }
 
-// Ring, trip count and group are the same in every lane. Told so, the compiler finds descriptors in uniform registers
-// and issues products back to back: Qwen3-30B-A3B, 8192 tokens, 898 -> 853 us.
+// The position of the ring, the trip count and the warpgroup are the same in every lane. A shuffle from lane 0 tells
+// the compiler so. It then keeps descriptors in uniform registers and issues products back to back: Qwen3-30B-A3B, 8192
+// tokens, 898 -> 853 us.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 template <class T>
-__device__ __forceinline__ void multiply_tokens(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring, int slabs,
-                                                bool gated, int padded) {
-  static_assert(T::slabs == 1 && T::m_tiles == 2 && T::max_n == 128);
+__device__ __forceinline__ void multiply_tokens(Accumulators<T>& acc, const Shared<T>& smem, Ring<T>& ring,
+                                                int k_blocks, bool gated, int padded) {
+  static_assert(T::k_blocks == 1 && T::m_tiles == 2 && T::max_n == 128);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
   const int group = uniform(static_cast<int>(threadIdx.x >> 7));
-  slabs = uniform(slabs), gated = uniform(gated) != 0, padded = uniform(padded);
+  k_blocks = uniform(k_blocks), gated = uniform(gated) != 0, padded = uniform(padded);
   ring.unify();
   if (!has_tokens(group, padded)) {
 #pragma unroll 1
-    for (; slabs > 0; --slabs) {
+    for (; k_blocks > 0; --k_blocks) {
       ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
       release_stage(smem, ring.stage(), lane);
       ring.next();
@@ -46,7 +47,7 @@ __device__ __forceinline__ void multiply_tokens(Accumulators<T>& acc, const Shar
   const int token = group * 64 + warp * 16 + (lane >> 2);
   float part[64];
 #pragma unroll 1
-  for (; slabs > 0; --slabs) {
+  for (; k_blocks > 0; --k_blocks) {
     const int stage = ring.stage(), at = stage * (T::stage_bytes >> 4);
     ptx::mbarrier_wait(smem.full + stage, ring.phase());
     const float* xs = smem.x_scale(stage) + token;
@@ -81,28 +82,30 @@ __device__ __forceinline__ void multiply_tokens(Accumulators<T>& acc, const Shar
 
 // A warp's 16 rows of 128 bytes on their way to memory, swizzled.
 template <class T>
-__device__ inline uint8_t* warp_rows(const Shared<T>& smem, const Group& group) {
+__device__ inline uint8_t* warp_rows(const Shared<T>& smem, const Warpgroup& group) {
   static_assert(T::group_staging >= 4 * 2048);
   return smem.staging + group.index * T::group_staging + group.warp * 2048;
 }
 
 // bf16 results, 128 bytes of a token at once. columns % 8 == 0, no bias.
 template <class T>
-__device__ __forceinline__ void store_token_results(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
-                                                    const Shared<T>& smem, const Group& group) {
+__device__ __forceinline__ void store_token_results(const GemmArgs& g, const EpilogueParams<T>& params,
+                                                    Accumulators<T>& acc, const Shared<T>& smem,
+                                                    const Warpgroup& group) {
   uint8_t* staging = warp_rows(smem, group);
-  const int r = group.lane >> 2, q = group.lane & 3, first = group.index * 64 + group.warp * 16, count = b.tile.count;
-  const float factor = b.row_factor[0];
+  const int r = group.lane >> 2, q = group.lane & 3, first = group.index * 64 + group.warp * 16,
+            count = params.tile.count;
+  const float factor = params.row_factor[0];
   uint16_t* out[4];  // of the tokens that this lane stores
   const int piece = group.lane & 7;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    out[i] =
-        static_cast<uint16_t*>(g.out) + static_cast<int64_t>(b.row_pair[first + 4 * i + (group.lane >> 3)]) * g.columns;
+    out[i] = static_cast<uint16_t*>(g.epilogue.out) +
+             static_cast<int64_t>(params.row_pair[first + 4 * i + (group.lane >> 3)]) * g.epilogue.columns;
 #pragma unroll
   for (int m = 0; m < T::m_tiles; ++m) {
-    const int row_tile = b.task.unit * T::m_tiles + m;
-    if (row_tile >= g.row_tiles) break;
+    const int m_tile = params.task.m_group * T::m_tiles + m;
+    if (m_tile >= g.m_tiles) break;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       __syncwarp();  // the last rows have left the staging
@@ -115,12 +118,12 @@ __device__ __forceinline__ void store_token_results(const Gemm& g, const Brief<T
               ptx::cvt_bf16x2_f32(v[1] * factor, v[0] * factor);
         }
       __syncwarp();
-      const int column = row_tile * kTileRows + 64 * c + 8 * piece;
+      const int column = m_tile * kMTileRows + 64 * c + 8 * piece;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = 4 * i + (group.lane >> 3);
         const uint4 v = *reinterpret_cast<const uint4*>(staging + swizzled(token, piece));
-        if (first + token < count && column < g.columns) *reinterpret_cast<uint4*>(out[i] + column) = v;
+        if (first + token < count && column < g.epilogue.columns) *reinterpret_cast<uint4*>(out[i] + column) = v;
       }
     }
   }
@@ -128,17 +131,17 @@ __device__ __forceinline__ void store_token_results(const Gemm& g, const Brief<T
 
 // GEMM1's rows: activated, a scale for the 128 columns of a token, codes. Rows of padding are stored as well.
 template <class T, bool kGated>
-__device__ __forceinline__ void store_token_codes(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
-                                                  const Shared<T>& smem, const Group& group) {
-  constexpr int kJoint = kGated ? 2 : 1;  // row tiles of one scale
+__device__ __forceinline__ void store_token_codes(const GemmArgs& g, const EpilogueParams<T>& params,
+                                                  Accumulators<T>& acc, const Shared<T>& smem, const Warpgroup& group) {
+  constexpr int kJoint = kGated ? 2 : 1;  // M-tiles of one scale
   uint8_t* staging = warp_rows(smem, group);
   const int r = group.lane >> 2, q = group.lane & 3, first = group.index * 64 + group.warp * 16;
-  const int padded = b.tile.padded, runs = g.out_slabs;
-  const float factor = b.row_factor[0];
+  const int padded = params.tile.padded, runs = g.epilogue.out_k_blocks;
+  const float factor = params.row_factor[0];
 #pragma unroll
   for (int m = 0; m < T::m_tiles; m += kJoint) {
-    const int row_tile = b.task.unit * T::m_tiles + m, run = kGated ? row_tile / 2 : row_tile;
-    if (row_tile >= g.row_tiles || run >= runs) break;
+    const int m_tile = params.task.m_group * T::m_tiles + m, run = kGated ? m_tile / 2 : m_tile;
+    if (m_tile >= g.m_tiles || run >= runs) break;
     __syncwarp();  // the last rows have left the staging
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -168,14 +171,15 @@ __device__ __forceinline__ void store_token_codes(const Gemm& g, const Brief<T>&
         *reinterpret_cast<uint32_t*>(staging + swizzled(r + 8 * h, i) + 4 * q) = codes;
       }
       if (q == 0)
-        g.out_block_scale[static_cast<int64_t>(b.tile.row_base) * runs + static_cast<int64_t>(run) * padded + first +
-                          r + 8 * h] = scale;
+        g.epilogue.out_block_scale[static_cast<int64_t>(params.tile.row_base) * runs +
+                                   static_cast<int64_t>(run) * padded + first + r + 8 * h] = scale;
     }
     __syncwarp();
     // The staging is as the rows' layout wants it but for the order of columns in 16.
     uint8_t* out =
-        static_cast<uint8_t*>(g.out) +
-        (static_cast<int64_t>(b.tile.row_base) * g.out_slabs + static_cast<int64_t>(run) * padded + first) * 128;
+        static_cast<uint8_t*>(g.epilogue.out) + (static_cast<int64_t>(params.tile.row_base) * g.epilogue.out_k_blocks +
+                                                 static_cast<int64_t>(run) * padded + first) *
+                                                    128;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = i * 512 + group.lane * 16;
@@ -188,17 +192,18 @@ __device__ __forceinline__ void store_token_codes(const Gemm& g, const Brief<T>&
 
 // What the two above do not do: float32 staging, 8 tokens of a warp at once, four lanes a token.
 template <class T>
-__device__ __forceinline__ void store_token_pieces(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
-                                                   const Shared<T>& smem, const Group& group) {
-  const Tile tile = b.tile;
+__device__ __forceinline__ void store_token_pieces(const GemmArgs& g, const EpilogueParams<T>& params,
+                                                   Accumulators<T>& acc, const Shared<T>& smem,
+                                                   const Warpgroup& group) {
+  const RowTile tile = params.tile;
   float* staging =
       reinterpret_cast<float*>(smem.staging + group.index * T::group_staging) + group.warp * 8 * T::float_pitch;
   const int r = group.lane >> 2, q = group.lane & 3;
   float* to = staging + r * T::float_pitch;
 #pragma unroll 1
   for (int part = 0; part < 4 * T::m_tiles; ++part) {
-    const int row_tile = b.task.unit * T::m_tiles + part / 4, c = part / 2 % 2, h = part % 2;
-    if (row_tile >= g.row_tiles) break;
+    const int m_tile = params.task.m_group * T::m_tiles + part / 4, c = part / 2 % 2, h = part % 2;
+    if (m_tile >= g.m_tiles) break;
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < T::m_tiles; ++m)
@@ -212,19 +217,22 @@ __device__ __forceinline__ void store_token_pieces(const Gemm& g, const Brief<T>
           }
     __syncwarp();
     const int n = group.index * 64 + group.warp * 16 + 8 * h + r, known = n < tile.count ? n : 0;
-    finish_piece(Piece{g, tile, n, 4 * c + q, row_tile, b.row_pair[known], b.row_factor[known]}, to + q * 16);
+    store_segment(RowSegment{g, tile, n, 4 * c + q, m_tile, params.row_pair[known], params.row_factor[known]},
+                  to + q * 16);
   }
 }
 
 template <class T>
-__device__ __forceinline__ void store_tokens(const Gemm& g, const Brief<T>& b, Accumulators<T>& acc,
-                                             const Shared<T>& smem, const Group& group) {
-  if (g.store == Store::result && !g.out_f32 && g.columns % 8 == 0 && g.bias == nullptr)
-    store_token_results<T>(g, b, acc, smem, group);
-  else if (g.store == Store::rows_group && activates_in_registers(g))
-    g.gated ? store_token_codes<T, true>(g, b, acc, smem, group) : store_token_codes<T, false>(g, b, acc, smem, group);
+__device__ __forceinline__ void store_tokens(const GemmArgs& g, const EpilogueParams<T>& params, Accumulators<T>& acc,
+                                             const Shared<T>& smem, const Warpgroup& group) {
+  if (g.epilogue.store == Store::result && !g.epilogue.out_f32 && g.epilogue.columns % 8 == 0 &&
+      g.epilogue.activation.bias == nullptr)
+    store_token_results<T>(g, params, acc, smem, group);
+  else if (g.epilogue.store == Store::rows_group && activates_in_registers(g))
+    g.epilogue.gated ? store_token_codes<T, true>(g, params, acc, smem, group)
+                     : store_token_codes<T, false>(g, params, acc, smem, group);
   else
-    store_token_pieces<T>(g, b, acc, smem, group);
+    store_token_pieces<T>(g, params, acc, smem, group);
 }
 
 }  // namespace sluice::sm90

@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A block a token, or several with a part of its columns each: rounds it once and writes it for each of its local
-// experts.
+// One block per token, or several with a part of its columns each. It rounds the token once and writes it for each of
+// its local experts.
 template <bool kGroups>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ RowsArgs a) {
   __shared__ Target targets[kMaxTopK];
@@ -18,62 +18,62 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   __shared__ uint32_t shared[kThreads / 32];
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const int64_t tokens =
-      a.num_tokens != nullptr ? min(static_cast<int64_t>(*a.num_tokens), a.max_tokens) : a.max_tokens;
-  const int64_t share = tokens_a_share(a.max_tokens, a.locals);
+  const int64_t tokens = real_tokens(a.source.num_tokens, a.source.max_tokens);
+  const int64_t share = tokens_per_share(a.source.max_tokens, a.source.locals);
   const bool first = blockIdx.y == 0;
   for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     __syncthreads();
     if (threadIdx.x == 0) num_targets = 0;
     __syncthreads();
-    if (static_cast<int>(threadIdx.x) < a.top_k) {
-      const int64_t pair = token * a.top_k + threadIdx.x;
-      const int rank = a.rank[pair], id = a.pairs.id(pair);
-      if (first && a.weights != nullptr) a.weights[pair] = a.pairs.weight(pair);
-      if (first && a.chosen_ids != nullptr) a.chosen_ids[pair] = id >= 0 && id < a.experts ? id : -1;
-      if (first && a.chosen_weights != nullptr) a.chosen_weights[pair] = a.pairs.weight(pair);
+    if (static_cast<int>(threadIdx.x) < a.source.top_k) {
+      const int64_t pair = token * a.source.top_k + threadIdx.x;
+      const int rank = a.gather.rank[pair], id = a.gather.pairs.id(pair);
+      if (first && a.gather.weights != nullptr) a.gather.weights[pair] = a.gather.pairs.weight(pair);
+      if (first && a.gather.chosen_ids != nullptr)
+        a.gather.chosen_ids[pair] = id >= 0 && id < a.gather.experts ? id : -1;
+      if (first && a.gather.chosen_weights != nullptr) a.gather.chosen_weights[pair] = a.gather.pairs.weight(pair);
       int row = -1;
       if (rank >= 0) {
-        const int e = id - a.local_offset;
-        const int place = rank + a.counts[token / share * a.locals + e];
-        const int per = a.expert_per[e];
-        const Tile tile = a.tiles[a.expert_tile[e] + place / per];
+        const int e = id - a.gather.local_offset;
+        const int place = rank + a.gather.counts[token / share * a.source.locals + e];
+        const int per = a.gather.expert_tile_rows[e];
+        const RowTile tile = a.gather.tiles[a.gather.expert_tile[e] + place / per];
         const int n = place % per;
         row = tile.row_base + n;
         targets[atomicAdd(&num_targets, 1)] = target_of(a, tile, n);
-        if (first) a.row_pair[row] = static_cast<int32_t>(pair);
+        if (first) a.gather.row_pair[row] = static_cast<int32_t>(pair);
       }
-      if (first) a.pair_row[pair] = row;
+      if (first) a.gather.pair_row[pair] = row;
     }
     __syncthreads();
-    if (first && a.zero_absent != nullptr)
-      for (int k = 0; k < a.top_k; ++k)
-        if (a.rank[token * a.top_k + k] < 0) clear_row<kThreads>(a, token * a.top_k + k);
+    if (first && a.gather.zero_absent != nullptr)
+      for (int k = 0; k < a.source.top_k; ++k)
+        if (a.gather.rank[token * a.source.top_k + k] < 0) clear_row<kThreads>(a, token * a.source.top_k + k);
     if (num_targets != 0)
       write_token<kThreads, kGroups>(a, token, targets, num_targets, static_cast<int>(blockIdx.y),
                                      static_cast<int>(gridDim.y), shared);
   }
 }
 
-// A block a row of GEMM1's float result.
+// One block per row of GEMM1's float result.
 __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_constant__ RowsArgs a) {
   __shared__ uint32_t shared[kThreads / 32];
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   // Rows are numbered through the tiles; a block walks them with a moving tile index.
-  const int num_tiles = a.header->num_tiles;
+  const int num_tiles = a.gather.header->num_tiles;
   int tile_index = 0;
-  for (int row = blockIdx.x; row < a.header->total_rows; row += gridDim.x) {
-    while (tile_index + 1 < num_tiles && a.tiles[tile_index + 1].row_base <= row) ++tile_index;
-    const Tile tile = a.tiles[tile_index];
+  for (int row = blockIdx.x; row < a.gather.header->total_rows; row += gridDim.x) {
+    while (tile_index + 1 < num_tiles && a.gather.tiles[tile_index + 1].row_base <= row) ++tile_index;
+    const RowTile tile = a.gather.tiles[tile_index];
     const int n = row - tile.row_base;
     if (n >= tile.count) continue;
     const Target target = target_of(a, tile, n);
     const auto load = [&](int column, float(&v)[8]) { load_result8(a, row, tile.expert, column, v); };
     float row_amax = 0.0f;
-    if (a.row_scale != nullptr) {
+    if (a.out.row_scale != nullptr) {
       uint32_t bits = 0;
-      for (int first = 0; first < a.columns; first += 8 * kThreads) {
+      for (int first = 0; first < a.source.columns; first += 8 * kThreads) {
         float v[8];
         load(first + 8 * threadIdx.x, v);
         const uint32_t b = amax8(v);
@@ -85,9 +85,10 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
     round_row<kThreads>(a, row_amax, &row_scale, 0, 1, load,
                         [&](int column, uint4 packed, uint2 codes, float scale, bool first) {
                           store8(a, target, column, packed, codes, scale, first);
-                          if (!a.e4m3 && a.round == Round::fp8_group && first) store_scale(target, column, scale);
+                          if (!a.out.e4m3 && a.out.round == Round::fp8_group && first)
+                            store_scale(target, column, scale);
                         });
-    if (a.row_scale != nullptr && threadIdx.x == 0) a.row_scale[row] = row_scale;
+    if (a.out.row_scale != nullptr && threadIdx.x == 0) a.out.row_scale[row] = row_scale;
   }
 }
 
@@ -95,10 +96,10 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
 
 void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
   // Up to 1024 tokens the columns of one are spread over blocks, so that all reads and stores are under way at once.
-  const int columns = args.out_slabs * (args.e4m3 ? 128 : 64);
-  const int64_t blocks = args.max_tokens < 16384 ? args.max_tokens : 16384;
+  const int columns = args.out.k_blocks * (args.out.e4m3 ? 128 : 64);
+  const int64_t blocks = args.source.max_tokens < 16384 ? args.source.max_tokens : 16384;
   const int parts = blocks <= 1024 ? ceil_div(columns, 8 * kThreads) : 1;
-  const bool groups = !args.e4m3 && args.round == Round::fp8_group;
+  const bool groups = !args.out.e4m3 && args.out.round == Round::fp8_group;
   launch(groups ? gather_kernel<true> : gather_kernel<false>,
          dim3(static_cast<unsigned>(blocks > 0 ? blocks : 1), static_cast<unsigned>(parts)), kThreads, 0, stream, pdl,
          args);

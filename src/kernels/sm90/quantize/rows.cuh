@@ -20,12 +20,12 @@ __device__ inline float block_max_bits(uint32_t bits, uint32_t* shared) {
 }
 
 __device__ inline void load_token8(const RowsArgs& a, int64_t token, int column, float (&v)[8]) {
-  const int64_t at = token * a.columns + column;
-  if (column + 8 <= a.columns && a.columns % 8 == 0) {
-    if (a.tokens_f32) {
-      load8(static_cast<const float*>(a.tokens) + at, v);
+  const int64_t at = token * a.source.columns + column;
+  if (column + 8 <= a.source.columns && a.source.columns % 8 == 0) {
+    if (a.source.tokens_f32) {
+      load8(static_cast<const float*>(a.source.tokens) + at, v);
     } else {
-      const uint4 w = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.tokens) + at);
+      const uint4 w = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.source.tokens) + at);
       const uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -37,9 +37,9 @@ __device__ inline void load_token8(const RowsArgs& a, int64_t token, int column,
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    v[i] = column + i >= a.columns ? 0.0f
-           : a.tokens_f32          ? static_cast<const float*>(a.tokens)[at + i]
-                                   : bf16_to_float(static_cast<const uint16_t*>(a.tokens)[at + i]);
+    v[i] = column + i >= a.source.columns ? 0.0f
+           : a.source.tokens_f32          ? static_cast<const float*>(a.source.tokens)[at + i]
+                                          : bf16_to_float(static_cast<const uint16_t*>(a.source.tokens)[at + i]);
 }
 
 __device__ inline void load_row8(const float* row, int columns, int column, float (&v)[8]) {
@@ -57,42 +57,42 @@ __device__ inline void round_group128(float (&x)[8]) {
 // A row of GEMM1's float result. raw: its two halves, each rounded to e4m3 groups of 128 columns, then activated;
 // all 128 threads must call it together (16 neighbouring lanes share a group).
 __device__ inline void load_result8(const RowsArgs& a, int64_t row, int expert, int column, float (&v)[8]) {
-  if (!a.raw) {
-    load_row8(a.rows + row * a.columns, a.columns, column, v);
+  if (!a.source.raw) {
+    load_row8(a.source.float_rows + row * a.source.columns, a.source.columns, column, v);
     return;
   }
   float gate[8] = {};
-  const float* base = a.rows + row * (a.gated ? 2 : 1) * a.columns;
-  load_row8(base, a.columns, column, v);
-  if (a.gated) load_row8(base + a.columns, a.columns, column, gate);
+  const float* base = a.source.float_rows + row * (a.source.gated ? 2 : 1) * a.source.columns;
+  load_row8(base, a.source.columns, column, v);
+  if (a.source.gated) load_row8(base + a.source.columns, a.source.columns, column, gate);
   round_group128(v);
-  if (a.gated) round_group128(gate);
-  const int64_t bias_base = static_cast<int64_t>(expert) * a.columns;
-  if (a.bias != nullptr) add_bias8(a.bias, bias_base, column, a.columns, v);
-  if (a.bias_gate != nullptr) add_bias8(a.bias_gate, bias_base, column, a.columns, gate);
+  if (a.source.gated) round_group128(gate);
+  const int64_t bias_base = static_cast<int64_t>(expert) * a.source.columns;
+  if (a.activation.bias != nullptr) add_bias8(a.activation.bias, bias_base, column, a.source.columns, v);
+  if (a.activation.bias_gate != nullptr) add_bias8(a.activation.bias_gate, bias_base, column, a.source.columns, gate);
   activation::Params params;
-  if (a.alpha != nullptr) params.alpha = a.alpha[expert];
-  if (a.beta != nullptr) params.beta = a.beta[expert];
-  if (a.limit != nullptr) params.limit = a.limit[expert];
-  activate8(a.act, v, gate, params);
+  if (a.activation.alpha != nullptr) params.alpha = a.activation.alpha[expert];
+  if (a.activation.beta != nullptr) params.beta = a.activation.beta[expert];
+  if (a.activation.limit != nullptr) params.limit = a.activation.limit[expert];
+  activate8(a.source.act, v, gate, params);
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    if (column + i >= a.columns) v[i] = 0.0f;
+    if (column + i >= a.source.columns) v[i] = 0.0f;
 }
 
 // Where one row of a tile goes.
 struct Target {
-  uint8_t* tile;  // the tile's first slab
+  uint8_t* tile;  // the tile's first k-block
   float* scales;
   int padded, n;
   int64_t row;
   int padding;  // rows of the tile that follow its last one, if this is it: their scales are cleared
 };
 
-__device__ inline Target target_of(const RowsArgs& a, const Tile& tile, int n) {
+__device__ inline Target target_of(const RowsArgs& a, const RowTile& tile, int n) {
   const int64_t base = tile.row_base;
-  return {a.out + base * a.out_slabs * 128,
-          a.block_scale + base * a.scale_runs,
+  return {a.out.data + base * a.out.k_blocks * 128,
+          a.out.block_scale + base * a.out.scale_runs,
           tile.padded,
           n,
           base + n,
@@ -108,33 +108,33 @@ __device__ inline void store_scale(const Target& t, int column, float scale) {
 
 __device__ inline void store8(const RowsArgs& a, const Target& t, int column, const uint4& bf16, const uint2& codes,
                               float group_scale, bool first_of_group) {
-  if (a.e4m3) {
-    uint8_t* slab = t.tile + static_cast<int64_t>(column >> 7) * t.padded * 128;
-    *reinterpret_cast<uint2*>(slab + swizzled(t.n, (column & 127) >> 4) + (column & 8)) = codes;
-    if (a.round == Round::fp8_group && first_of_group) store_scale(t, column, group_scale);
+  if (a.out.e4m3) {
+    uint8_t* k_block = t.tile + static_cast<int64_t>(column >> 7) * t.padded * 128;
+    *reinterpret_cast<uint2*>(k_block + swizzled(t.n, (column & 127) >> 4) + (column & 8)) = codes;
+    if (a.out.round == Round::fp8_group && first_of_group) store_scale(t, column, group_scale);
   } else {
-    uint8_t* slab = t.tile + static_cast<int64_t>(column >> 6) * t.padded * 128;
-    *reinterpret_cast<uint4*>(slab + swizzled(t.n, (column & 63) >> 3)) = bf16;
+    uint8_t* k_block = t.tile + static_cast<int64_t>(column >> 6) * t.padded * 128;
+    *reinterpret_cast<uint4*>(k_block + swizzled(t.n, (column & 63) >> 3)) = bf16;
   }
 }
 
-// Rounds one row, 8 columns a thread and step, and hands every piece to store(column, bf16, codes, scale, first).
-// Blocks with the same row and another `part` share its columns. kGroups: also FP8 block's rows in bf16; the gather of
-// other formats is compiled without (with: 60 us more for 8192 tokens of NVFP4).
+// Rounds one row, 8 columns per thread and step, and hands every piece to store(column, bf16, codes, scale, first).
+// Blocks with the same row and another `part` share its columns. kGroups: also the bf16 rows of FP8 block with float32
+// sums. The gather of other formats is compiled without it (with it: 60 us more for 8192 tokens of NVFP4).
 template <int kThreads, bool kGroups = true, class Load, class Store8>
 __device__ inline void round_row(const RowsArgs& a, float row_amax, float* row_scale_out, int part, int parts,
                                  Load&& load, Store8&& store) {
-  format::Nvfp4Global global = a.static_scale->global;
-  float divisor = a.static_scale->inverse;
+  format::Nvfp4Global global = a.out.static_scale->global;
+  float divisor = a.out.static_scale->inverse;
   float row_scale = 1.0f;
-  if (a.round == Round::fp8_token) row_scale = divisor = format::fp8_scale(row_amax);
-  if (a.round == Round::nvfp4_token) {
+  if (a.out.round == Round::fp8_token) row_scale = divisor = format::fp8_scale(row_amax);
+  if (a.out.round == Round::nvfp4_token) {
     global = format::nvfp4_row_global(row_amax);
     row_scale = global.decode;
   }
   *row_scale_out = row_scale;
-  const int group = group_columns(a.round);
-  const int padded_columns = a.out_slabs * (a.e4m3 ? 128 : 64);
+  const int group = group_columns(a.out.round);
+  const int padded_columns = a.out.k_blocks * (a.out.e4m3 ? 128 : 64);
   for (int base = part * 8 * kThreads; base < padded_columns; base += parts * 8 * kThreads) {
     const int column = base + 8 * static_cast<int>(threadIdx.x);
     float v[8];
@@ -145,14 +145,14 @@ __device__ inline void round_row(const RowsArgs& a, float row_amax, float* row_s
     uint4 packed{};
     uint2 codes{};
     float scale = 1.0f;
-    if (a.e4m3) {
+    if (a.out.e4m3) {
       float d = divisor;
-      if (a.round == Round::fp8_group) d = scale = format::fp8_scale(format::amax_value(amax));
-      codes = rounded_e4m3(a.round, v, d);
+      if (a.out.round == Round::fp8_group) d = scale = format::fp8_scale(format::amax_value(amax));
+      codes = rounded_e4m3(a.out.round, v, d);
     } else {
-      const bool grouped = kGroups && a.round == Round::fp8_group;
+      const bool grouped = kGroups && a.out.round == Round::fp8_group;
       if (grouped) scale = group_scale(amax);
-      packed = rounded_bf16(a.round, v, amax, global, divisor, grouped ? scale : row_scale);
+      packed = rounded_bf16(a.out.round, v, amax, global, divisor, grouped ? scale : row_scale);
     }
     store(column, packed, codes, scale, (column & 127) == 0);
   }
@@ -163,7 +163,7 @@ template <int kThreads, bool kGroups = true>
 __device__ inline void write_token(const RowsArgs& a, int64_t token, const Target* targets, int num_targets, int part,
                                    int parts, uint32_t* shared) {
   const auto load = [&](int column, float(&v)[8]) {
-    if (column < a.columns) {
+    if (column < a.source.columns) {
       load_token8(a, token, column, v);
     } else {
 #pragma unroll
@@ -171,9 +171,9 @@ __device__ inline void write_token(const RowsArgs& a, int64_t token, const Targe
     }
   };
   float row_amax = 0.0f;
-  if (a.row_scale != nullptr) {
+  if (a.out.row_scale != nullptr) {
     uint32_t bits = 0;
-    for (int column = 8 * static_cast<int>(threadIdx.x); column < a.columns; column += 8 * kThreads) {
+    for (int column = 8 * static_cast<int>(threadIdx.x); column < a.source.columns; column += 8 * kThreads) {
       float v[8];
       load(column, v);
       const uint32_t b = amax8(v);
@@ -186,18 +186,18 @@ __device__ inline void write_token(const RowsArgs& a, int64_t token, const Targe
                                [&](int column, uint4 packed, uint2 codes, float scale, bool first) {
                                  for (int i = 0; i < num_targets; ++i)
                                    store8(a, targets[i], column, packed, codes, scale, first);
-                                 if (kGroups && !a.e4m3 && a.round == Round::fp8_group && first)
+                                 if (kGroups && !a.out.e4m3 && a.out.round == Round::fp8_group && first)
                                    for (int i = 0; i < num_targets; ++i) store_scale(targets[i], column, scale);
                                });
-  if (a.row_scale != nullptr && part == 0 && static_cast<int>(threadIdx.x) < num_targets)
-    a.row_scale[targets[threadIdx.x].row] = row_scale;
+  if (a.out.row_scale != nullptr && part == 0 && static_cast<int>(threadIdx.x) < num_targets)
+    a.out.row_scale[targets[threadIdx.x].row] = row_scale;
 }
 
 // Not finalized: the result rows of a token's absent pairs are zero.
 template <int kThreads>
 __device__ inline void clear_row(const RowsArgs& a, int64_t pair) {
-  auto* out = reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(a.zero_absent) + pair * a.result_bytes);
-  for (int i = threadIdx.x; i < a.result_bytes / 2; i += kThreads) out[i] = 0;
+  auto* out = reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(a.gather.zero_absent) + pair * a.gather.result_bytes);
+  for (int i = threadIdx.x; i < a.gather.result_bytes / 2; i += kThreads) out[i] = 0;
 }
 
 }  // namespace sluice::sm90

@@ -79,7 +79,7 @@ __device__ inline void store_codes(const QuantizeArgs& a, int64_t row, int colum
   for (int i = 0; i < here; ++i) to[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> (8 * (i % 4)));
 }
 
-// A block a row, padding rows of the layout included.
+// One block per row, including the padding rows of the scale layout.
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(const __grid_constant__ QuantizeArgs a, int64_t padded_rows) {
   __shared__ uint32_t shared[kThreads / 32];

@@ -10,16 +10,16 @@ namespace {
 
 constexpr int kWarps = 8, kBatch = 4;  // reads of a lane that are under way together
 
-// A warp a row.
+// One warp per row.
 __global__ void __launch_bounds__(kWarps * 32) token_rows_kernel(const __grid_constant__ TokenRowsArgs a) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   if (static_cast<int>(blockIdx.x) >= a.header->num_tiles) return;
-  const Tile tile = a.tiles[blockIdx.x];
+  const RowTile tile = a.tiles[blockIdx.x];
   const int n = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
   if (n >= tile.count) return;
-  const PlacedRow row{a.rows + static_cast<int64_t>(tile.row_base) * a.slabs * 128, n, tile.padded};
-  const int pieces = a.slabs * 8;
+  const PlacedRow row{a.rows + static_cast<int64_t>(tile.row_base) * a.k_blocks * 128, n, tile.padded};
+  const int pieces = a.k_blocks * 8;
   uint32_t pairs = 0;
   for (int base = lane; base < pieces; base += 32 * kBatch) {
     uint4 v[kBatch];

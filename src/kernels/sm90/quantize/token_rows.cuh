@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bf16 rows of GEMM2 to NVFP4 under a global scale of each row, in place, a warp a row.
+// bf16 rows of GEMM2 to NVFP4 under a global scale of each row, in place, one warp per row.
 #pragma once
 
 #include "kernels/sm90/quantize/round.cuh"
@@ -8,14 +8,14 @@ namespace sluice::sm90 {
 
 // A row's pieces of 16 bytes, 8 columns each, as they lie.
 struct PlacedRow {
-  uint8_t* tile;  // its first slab
+  uint8_t* tile;  // its first k-block
   int n, padded;
   __device__ uint4* piece(int i) const {
     return reinterpret_cast<uint4*>(tile + static_cast<int64_t>(i >> 3) * padded * 128 + swizzled(n, i & 7));
   }
 };
 
-// Largest magnitude of two bf16 a word, NaN above infinity as in format::amax_bits.
+// Largest magnitude of two bf16 per word, NaN above infinity as in format::amax_bits.
 __device__ inline uint32_t amax_pairs(const uint4& v) {
   const uint32_t m = 0x7fff7fffu;
   return __vmaxu2(__vmaxu2(v.x & m, v.y & m), __vmaxu2(v.z & m, v.w & m));

@@ -9,15 +9,15 @@
 namespace sluice::sm90 {
 
 struct TokenRowsArgs {
-  uint8_t*
-      rows;  // rows layout of `slabs` slabs of 64 columns: activations on entry, codes times block scales on return
-  int slabs;
+  // Rows layout of k_blocks k-blocks of 64 columns: activations on entry, codes times block scales on return.
+  uint8_t* rows;
+  int k_blocks;
   float* row_scale;  // [rows]: decode factors
-  const Tile* tiles;
+  const RowTile* tiles;
   const Header* header;
 };
 
-// max_tiles, max_n: most tiles, and most rows of one.
+// max_tiles, max_n: the most tiles, and the most rows of a tile.
 void launch_token_rows(const TokenRowsArgs& args, int64_t max_tiles, int max_n, Stream stream, bool pdl);
 
 }  // namespace sluice::sm90

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/bf16.h"
-#include "kernels/sm90/route/passes.cuh"
+#include "kernels/sm90/route/expert_tiles.cuh"
 #include "kernels/sm90/route/route.h"
 #include "routing/route.h"
 
@@ -18,11 +18,11 @@ __device__ inline uint64_t warp_max(uint64_t key) {
   return key;
 }
 
-// Masks all but the best groups, a lane a group; leaves -infinity in scores. routing/route.cc has the plain version.
+// Masks all but the best groups, one lane per group; leaves -infinity in scores. routing/route.cc has the plain
+// version.
 __device__ inline void mask_groups(const routing::Params& p, float* scores, int lane) {
   const int size = p.experts / p.groups;
   const float none = -__builtin_inff();
-  for (int base = 0; base < p.groups; base += 32) __syncwarp();
   uint64_t key = 0;
   if (lane < p.groups) {
     float first = none, second = none;
@@ -96,12 +96,10 @@ __device__ void choose(const RouteArgs& a, int64_t token, float* scores, int lan
   }
 }
 
-__device__ inline int64_t real_tokens(const RouteArgs& a) {
-  return a.num_tokens != nullptr ? min(static_cast<int64_t>(*a.num_tokens), a.tokens) : a.tokens;
-}
+__device__ inline int64_t real_tokens(const RouteArgs& a) { return real_tokens(a.num_tokens, a.tokens); }
 
-// The lanes whose e is this lane's, of values below 2^bits: a vote a bit. match.any does the same, but a multiprocessor
-// finishes only one in 77 cycles (2048 of them: 93 us).
+// The lanes that have the same e as this lane. Values are below 2^bits, and it takes a vote per bit. match.any does the
+// same, but a multiprocessor finishes only one in 77 cycles (2048 of them: 93 us).
 __device__ inline uint32_t same_value(int e, int bits) {
   uint32_t same = 0xffffffffu;
 #pragma unroll 4
@@ -112,7 +110,7 @@ __device__ inline uint32_t same_value(int e, int bits) {
   }
   return same;
 }
-// Bits of the values 0 to locals, of which the last says that a pair is not local.
+// Bits of the values 0 to locals. The value `locals` says that a pair is not local.
 __device__ inline int expert_bits(int locals) { return 32 - __clz(locals); }
 
 // Exclusive sum over a block of kThreads; returns this thread's, leaves the total in *total.

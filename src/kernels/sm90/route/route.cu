@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kRouteThreads = 256, kRouteWarps = kRouteThreads / 32;
 
-// A warp a token.
+// One warp chooses the experts of a token.
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_constant__ RouteArgs a) {
   extern __shared__ float scores[];  // [warps][experts]
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, top_k = a.params.top_k;
@@ -24,13 +24,13 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_const
     });
 }
 
-// Numbers this warp's pairs within their experts, in the order of pairs: the same on every run. counts [locals]: of
-// this warp, cleared.
+// Numbers the pairs of this warp within their experts, in the order of pairs, so that the numbers are the same on every
+// run. counts [locals]: of this warp, cleared.
 __device__ inline void number_pairs(const RouteArgs& a, int64_t begin, int64_t end, int* counts) {
   constexpr int kBatch = 4;  // reads in flight
   const int lane = threadIdx.x & 31;
   const int bits = expert_bits(a.locals);
-  const Pairs pairs = pairs_of(a);
+  const TopkPairs pairs = pairs_of(a);
   for (int64_t first = begin; first < end; first += 32 * kBatch) {
     int expert[kBatch];
 #pragma unroll
@@ -57,8 +57,8 @@ __device__ inline void number_pairs(const RouteArgs& a, int64_t begin, int64_t e
 
 constexpr int kTableThreads = 1024;
 
-// A cluster: numbers pairs, tells where each share's pairs of an expert begin; its first block makes tiles and clears
-// counters.
+// One cluster. It numbers pairs and finds where the pairs of each share begin within an expert. Its first block makes
+// the tiles and clears the counters.
 __global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_constant__ RouteArgs a) {
   extern __shared__ int counts[];  // [warps][locals], then of each block [locals]
   __shared__ int warp_sums[32];
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_cons
   ptx::cluster_sync();  // all blocks run, so that their memory may be written
   ptx::griddepcontrol_wait();
   if (warp < warps) {
-    const int64_t tokens = real_tokens(a), each = tokens_a_share(a.tokens, a.locals), top_k = a.params.top_k;
+    const int64_t tokens = real_tokens(a), each = tokens_per_share(a.tokens, a.locals), top_k = a.params.top_k;
     const int64_t share = rank * warps + warp;
     number_pairs(a, min(share * each, tokens) * top_k, min((share + 1) * each, tokens) * top_k,
                  counts + warp * a.locals);
@@ -100,39 +100,49 @@ __global__ void __launch_bounds__(kTableThreads) tables_kernel(const __grid_cons
     int count = 0;
     if (e < a.locals)
       for (int block = 0; block < kShareBlocks; ++block) count += totals[block * a.locals + e];
-    const Passes p = passes_of(count, a.max_n, a.step_n);
+    const ExpertTiles p = expert_tiles(count, a.max_n, a.step_n);
     int tiles_total, rows_total;
     const int tile0 = tiles_before + block_exclusive_sum<kTableThreads>(p.tiles, warp_sums, &tiles_total);
     const int row0 = rows_before + block_exclusive_sum<kTableThreads>(p.rows, warp_sums, &rows_total);
     if (e < a.locals) {
       t.expert_tile[e] = tile0;
-      t.expert_per[e] = p.per;
+      t.expert_tile_rows[e] = p.rows_per_tile;
       for (int i = 0; i < p.tiles; ++i) {
-        const int n = i + 1 < p.tiles ? p.per : p.last;
-        t.tiles[tile0 + i] = {e, row0 + i * p.per, n, stepped(n, a.step_n)};
+        const int n = i + 1 < p.tiles ? p.rows_per_tile : p.last_rows;
+        t.tiles[tile0 + i] = {e, row0 + i * p.rows_per_tile, n, stepped(n, a.step_n)};
       }
     }
     tiles_before += tiles_total;
     rows_before += rows_total;
   }
-  if (threadIdx.x == 0) *t.header = {tiles_before, rows_before, {0, 0}, 0};
+  if (threadIdx.x == 0) *t.header = {tiles_before, rows_before, {0, 0}};
   for (int i = threadIdx.x; i < tiles_before; i += kTableThreads) t.ready[i] = 0;
   for (int g = 0; g < 2; ++g)
     if (t.arrivals[g] != nullptr)
-      for (int i = threadIdx.x; i < tiles_before * a.row_units[g]; i += kTableThreads) t.arrivals[g][i] = 0;
+      for (int i = threadIdx.x; i < tiles_before * a.m_groups[g]; i += kTableThreads) t.arrivals[g][i] = 0;
 }
 
+constexpr int scores_bytes(int experts) { return kRouteWarps * 4 * experts; }
+constexpr int counts_bytes(int locals) { return 4 * (share_warps(locals) + kShareBlocks) * locals; }
+
 }  // namespace
+
+void allow_route(int experts, int locals) {
+  if (scores_bytes(experts) > kFreeSharedMemory) allow_shared_memory(route_kernel, scores_bytes(kMaxExperts));
+  // For up to 1024 experts every warp of a block counts, for more half as many.
+  constexpr int most = std::max(counts_bytes(1024), counts_bytes(kMaxExperts));
+  if (counts_bytes(locals) > kFreeSharedMemory) allow_shared_memory(tables_kernel, most);
+}
 
 void launch_route(const RouteArgs& args, Stream stream, bool pdl) {
   if (args.logits != nullptr) {
     constexpr int64_t kMostBlocks = 4096;
     const int64_t blocks = std::min(ceil_div<int64_t>(args.tokens, kRouteWarps), kMostBlocks);
-    launch(route_kernel, static_cast<unsigned>(blocks), kRouteThreads, kRouteWarps * 4 * args.params.experts, stream,
-           pdl, args);
+    launch(route_kernel, static_cast<unsigned>(blocks), kRouteThreads, scores_bytes(args.params.experts), stream, pdl,
+           args);
   }
-  launch_clusters(tables_kernel, kShareBlocks, kShareBlocks, kTableThreads,
-                  4 * (share_warps(args.locals) + kShareBlocks) * args.locals, stream, pdl, args);
+  launch_clusters(tables_kernel, kShareBlocks, kShareBlocks, kTableThreads, counts_bytes(args.locals), stream, pdl,
+                  args);
 }
 
 }  // namespace sluice::sm90

@@ -13,15 +13,16 @@ namespace sluice::sm90 {
 inline constexpr int kMaxTopK = 64;
 inline constexpr int kMaxExperts = 2048;
 
-// Where the tables lie. `pairs` = tokens * top_k; a pair's number is token * top_k + slot.
+// Where the tables lie. A pair is one of the top_k experts of one token; its number is token * top_k + slot. Rows are
+// those of the rows layout (layout.h): the pairs in the order of their experts, with padding between tiles.
 struct RouteTables {
-  int32_t* ids;          // [pairs] global ids
-  float* weights;        // [pairs]
-  int32_t* rank;         // [pairs] place among its share's pairs of the same expert; -1: not local
-  int32_t* counts;       // [shares, locals]: places where the share's pairs begin
-  int32_t* expert_tile;  // [locals] first tile
-  int32_t* expert_per;   // [locals] rows of a tile that is not the expert's last
-  Tile* tiles;
+  int32_t* ids;               // [pairs] global ids
+  float* weights;             // [pairs]
+  int32_t* rank;              // [pairs] place among the pairs of the same expert in its share; -1: not local
+  int32_t* counts;            // [shares, locals]: places where the share's pairs begin
+  int32_t* expert_tile;       // [locals] first tile
+  int32_t* expert_tile_rows;  // [locals] rows of every tile of the expert but the last
+  RowTile* tiles;
   Header* header;
   int32_t* pair_row;  // [pairs] row, -1: not local
   int32_t* row_pair;  // [rows]
@@ -43,31 +44,33 @@ struct RouteArgs {
   const int32_t* num_tokens;  // device; null: tokens
   int local_offset, locals;
   int max_n, step_n;  // of the grouped GEMM's tile
-  int row_units[2];   // arrivals a tile has in each GEMM (units of row tiles)
+  int m_groups[2];    // M-tile groups of each GEMM: the arrival counters of a tile
   RouteTables tables;
   int32_t* chosen_ids;  // copies for the caller, or null
   float* chosen_weights;
 };
 
 // Experts and weights of pairs.
-struct Pairs {
+struct TopkPairs {
   const int32_t* ids;
   routing::Values weights;  // nothing: packed with the ids
   HD int32_t id(int64_t pair) const { return weights ? ids[pair] : routing::packed_id(ids[pair]); }
   HD float weight(int64_t pair) const { return weights ? weights[pair] : routing::packed_weight(ids[pair]); }
 };
 // As the caller gave them, or as route_kernel chose them.
-HD inline Pairs pairs_of(const RouteArgs& a) {
+HD inline TopkPairs pairs_of(const RouteArgs& a) {
   if (a.logits != nullptr) return {a.tables.ids, {a.tables.weights, false}};
   return {a.given_ids, {a.given_weights, a.given_bf16}};
 }
 
-// The warps of a cluster number the pairs, each of a share of the tokens. A counter an expert and warp must fit into
-// shared memory.
+// The warps of one cluster number the pairs, each those of its share of the tokens. A counter per expert and warp must
+// fit into shared memory.
 inline constexpr int kShareBlocks = 8;
 HD constexpr int share_warps(int locals) { return locals <= 1024 ? 32 : 16; }
 HD constexpr int shares_of(int locals) { return kShareBlocks * share_warps(locals); }
-HD constexpr int64_t tokens_a_share(int64_t tokens, int locals) { return ceil_div<int64_t>(tokens, shares_of(locals)); }
+HD constexpr int64_t tokens_per_share(int64_t tokens, int locals) {
+  return ceil_div<int64_t>(tokens, shares_of(locals));
+}
 // The most tiles and rows that any routing of `pairs` local pairs can need.
 inline int64_t max_tiles(int64_t pairs, int64_t locals, int max_n) {
   const int64_t touched = pairs < locals ? pairs : locals;
@@ -76,6 +79,9 @@ inline int64_t max_tiles(int64_t pairs, int64_t locals, int max_n) {
 inline int64_t max_rows(int64_t pairs, int64_t locals, int max_n, int step_n) {
   return round_up<int64_t>(pairs + max_tiles(pairs, locals, max_n) * (step_n - 1), step_n);
 }
+
+// On the current device, once before the launches of a layer: allows their shared memory.
+void allow_route(int experts, int locals);
 
 // Where logits are given, a launch that chooses; then one that numbers pairs and makes the tables.
 void launch_route(const RouteArgs& args, Stream stream, bool pdl);

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "habit_options.h"
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace sluice::apps {
+
+namespace {
+// `value`: the only one that is accepted; "": there is none, the option stands alone; "*": any.
+struct Accepted {
+  const char *name, *value, *why;
+};
+constexpr std::array kAccepted{
+    Accepted{"--trust-remote-code", "", "no code of a checkpoint is ever run"},
+    Accepted{"--enable-metrics", "", "/metrics is always there"},
+    Accepted{"--skip-server-warmup", "", "there is no warm-up"},
+    Accepted{"--disable-flashinfer-autotune", "", "nothing is tuned at the start"},
+    Accepted{"--enable-prefix-caching", "", "it is on unless --disable-radix-cache"},
+    Accepted{"--enable-chunked-prefill", "", "it is on; --chunked-prefill-size says how much"},
+    Accepted{"--enable-auto-tool-choice", "", "it is on where the format of calls is known; see --tool-call-parser"},
+    Accepted{"--enable-cache-report", "", "usage always says how much of a prompt was cached"},
+    Accepted{"--enable-prompt-tokens-details", "", "usage always says how much of a prompt was cached"},
+    Accepted{"--disable-log-requests", "", "prompts are never logged"},
+    Accepted{"--disable-log-stats", "", "the log has a line an answer, with --log-level info"},
+    Accepted{"--disable-custom-all-reduce", "", "there is one process"},
+    Accepted{"--attention-backend", "*", "there is one"},
+    Accepted{"--sampling-backend", "*", "there is one"},
+    Accepted{"--schedule-policy", "fcfs",
+             "requests are served in order of arrival, and of priority with "
+             "--enable-priority-scheduling"},
+    Accepted{"--enable-return-routed-experts", "", "requests may always ask for them"},
+    Accepted{"--tokenizer-mode", "auto", "the checkpoint's own tokenizer is used"},
+    Accepted{"--kv-cache-dtype", "auto", "the cache has the type of --dtype"},
+    Accepted{"--dp-size", "1", "there is one process"},
+    Accepted{"--data-parallel-size", "1", "there is one process"},
+    Accepted{"--ep-size", "1", "there is one process"},
+    Accepted{"--pipeline-parallel-size", "1", "there is one process"},
+    Accepted{"--nnodes", "1", "there is one machine"},
+};
+
+struct Counterpart {
+  const char *name, *here;
+  bool stands_alone = false;
+};
+constexpr std::array kCounterparts{
+    Counterpart{"--max-model-len", "--context-length"},
+    Counterpart{"--max-num-seqs", "--max-running-requests"},
+    Counterpart{"--max-num-batched-tokens", "--chunked-prefill-size"},
+    Counterpart{"--max-num-queued-reqs", "--max-queued-requests"},
+    Counterpart{"--gpu-memory-utilization", "--mem-fraction-static"},
+    Counterpart{"--tensor-parallel-size", "--tp-size"},
+    Counterpart{"--block-size", "--page-size"},
+    Counterpart{"--seed", "--random-seed"},
+    Counterpart{"--no-enable-prefix-caching", "--disable-radix-cache", true},
+    Counterpart{"--generation-config", "--sampling-defaults"},
+    Counterpart{"--allowed-origins", "--cors-origins"},
+    Counterpart{"--speculative-config", "--speculative-algorithm NEXTN --speculative-num-steps 3"},
+    Counterpart{"--scheduling-policy",
+                "--enable-priority-scheduling "
+                "--schedule-low-priority-values-first, or nothing"},
+    Counterpart{"--weight-version", "the field weight_version of /update_weights_from_disk"},
+};
+
+struct Absent {
+  const char *name, *why;
+  bool stands_alone = false;
+};
+constexpr std::array kAbsent{
+    Absent{"--tokenizer", "the checkpoint's own is used"},
+    Absent{"--tokenizer-path", "the checkpoint's own is used"},
+    Absent{"--json-model-override-args", "change the config.json of a copy instead"},
+    Absent{"--hf-overrides", "change the config.json of a copy instead"},
+    Absent{"--ssl-keyfile", "TLS is a proxy's work"},
+    Absent{"--ssl-certfile", "TLS is a proxy's work"},
+    Absent{"--enable-lora", "there are no adapters", true},
+    Absent{"--lora-paths", "there are no adapters"},
+    Absent{"--lora-modules", "there are no adapters"},
+    Absent{"--cpu-offload-gb", "weights are not moved between memories"},
+};
+
+// An empty group hides an option from --help.
+void hide(CLI::Option* option) { option->group(""); }
+}  // namespace
+
+void add_habit_options(CLI::App& command, std::vector<std::string>& lines) {
+  for (const Accepted& a : kAccepted) {
+    const std::string_view only = a.value;
+    if (only.empty()) {
+      hide(command.add_flag_callback(
+          a.name, [&lines, a] { lines.push_back(fmt::format("{}: nothing to do, {}", a.name, a.why)); }));
+      continue;
+    }
+    hide(command.add_option_function<std::string>(a.name, [&lines, a, only](const std::string& value) {
+      check(only == "*" || value == only, "{} is {}; accepted: {}, {}", a.name, value, only, a.why);
+      lines.push_back(fmt::format("{} {}: nothing to do, {}", a.name, value, a.why));
+    }));
+  }
+  const auto refuse = [&](const char* name, bool stands_alone, std::string sentence) {
+    const auto say = [sentence = std::move(sentence)] { fail(ErrorCode::invalid_argument, "{}", sentence); };
+    hide(stands_alone ? command.add_flag_callback(name, say)
+                      : command.add_option_function<std::string>(name, [say](const std::string&) { say(); }));
+  };
+  for (const Counterpart& c : kCounterparts) refuse(c.name, c.stands_alone, fmt::format("{}: here {}", c.name, c.here));
+  for (const Absent& a : kAbsent) refuse(a.name, a.stands_alone, fmt::format("{} is not available: {}", a.name, a.why));
+}
+
+}  // namespace sluice::apps

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models on one GPU: configurations of published widths for dummy weights, and the tables of
+bench/results/model_h200.md from what `sluice bench model --json` printed for them.
+
+    bench/model_table.py configs DIR                        # writes DIR/<model>/config.json
+    bench/model_table.py table OUT/speed-*.log > tables.md  # logs of: tools/gpu.sh run DIR model-speed
+"""
+import json
+import pathlib
+import re
+import sys
+
+QWEN3 = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False, "bos_token_id": 151643,
+    "eos_token_id": 151645, "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 6144, "max_position_embeddings": 40960, "mlp_only_layers": [], "moe_intermediate_size": 768,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_scaling": None,
+    "rope_theta": 1000000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+NANO = {
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "attention_bias": False, "bos_token_id": 1,
+    "eos_token_id": 2, "chunk_size": 128, "conv_kernel": 4, "expand": 2, "head_dim": 128, "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "intermediate_size": 1856,
+    "layer_norm_epsilon": 1e-5, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 64,
+    "mamba_proj_bias": False, "max_position_embeddings": 262144, "mlp_bias": False, "mlp_hidden_act": "relu2",
+    "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+    "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 32,
+    "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2, "routed_scaling_factor": 2.5,
+    "ssm_state_size": 128, "tie_word_embeddings": False, "topk_group": 1, "torch_dtype": "bfloat16", "use_bias": False,
+    "use_conv_bias": True, "vocab_size": 131072,
+}
+# DeepSeek-V3's widths in four layers, two of them with experts.
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False, "bos_token_id": 0,
+    "eos_token_id": 1, "first_k_dense_replace": 2, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "max_position_embeddings": 16384, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+    "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 4, "num_key_value_heads": 128, "num_nextn_predict_layers": 0,
+    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4,
+    "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 129280,
+}
+CONFIGS = {"qwen3-30b-a3b": QWEN3, "nemotron-3-nano": NANO, "deepseek-v3-4-layers": DEEPSEEK}
+
+BATCHES = (1, 8, 32, 64, 256)
+PROMPTS = ("1x1024", "1x8192", "16x1024")
+# tok/s by batch size and by prompts. vLLM 0.26.0 on an H200 with the same routing (at B = 1 the model's own).
+VLLM = {
+    ("qwen3-30b-a3b", "bf16"): ((243, 876, 2039, 3567, 12200), (20100, 53300, 68200)),
+    ("qwen3-30b-a3b", "fp8"): ((233, 1143, 3040, 5420, 16320), (17000, 66100, 88100)),
+    ("qwen3-30b-a3b", "nvfp4"): ((208, 1130, 3036, 4961, 13065), (21500, 34300, 39700)),
+    ("nemotron-3-nano", "bf16"): ((326, 1161, 2326, 3666, 10200), (21700, 64800, 65700)),
+}
+GOALS = {
+    ("qwen3-30b-a3b", "bf16"): ((350, 1170, 2450, 4450, 15800), (32000, 63000, 92000)),
+    ("qwen3-30b-a3b", "fp8"): ((470, 2000, 4500, 8300, 28000), (35000, 85000, 120000)),
+    ("qwen3-30b-a3b", "nvfp4"): ((430, 2100, 5300, 9500, 27500), (32000, 62000, 90000)),
+    ("nemotron-3-nano", "bf16"): ((430, 1400, 2600, 4250, 11800), (30000, 78000, 85000)),
+}
+LOG = re.compile(r"speed-(?P<model>.+)-(?P<format>[a-z0-9]+)\.log$")
+
+
+def write_configs(folder):
+    for name, config in CONFIGS.items():
+        path = pathlib.Path(folder) / name / "config.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(config, indent=1) + "\n")
+
+
+def read_logs(paths):
+    """{(model, format): [row of bench model, ...]}; lines that are no rows are skipped."""
+    found = {}
+    for path in paths:
+        match = LOG.search(pathlib.Path(path).name)
+        if not match:
+            sys.exit(f"model_table.py: {path} is not named speed-MODEL-FORMAT.log")
+        rows = found.setdefault((match["model"], match["format"]), [])
+        for line in pathlib.Path(path).read_text(errors="replace").splitlines():
+            if line.startswith("{") and line.endswith("}"):
+                rows.append(json.loads(line))
+    return found
+
+
+def beside(ours, known, key, column):
+    """"| peer's | ours / peer's |" cells of one table row; empty ones where there is no figure."""
+    figure = known[key][column[0]][column[1]] if key in known else None
+    return f"{figure or ''} | {ours / figure:.2f}" if figure else " | "
+
+
+def decode_rows(found):
+    for key, rows in found.items():
+        for row in rows:
+            if "decode_ms" not in row:
+                continue
+            b, rate = row["batch_size"], row["decode_tok_s"]
+            at = (0, BATCHES.index(b)) if b in BATCHES else None
+            floor = f"{row['floor_ms']:.2f} | {row['ratio']:.2f}" if "floor_ms" in row else " | "
+            peers = [beside(rate, known if at else {}, key, at) for known in (VLLM, GOALS)]
+            yield f"| {' '.join(key)} | {b} | {row['decode_ms']:.3f} | {floor} | {rate:.0f} | {peers[0]} | {peers[1]} |"
+
+
+def prefill_rows(found):
+    for key, rows in found.items():
+        for row in rows:
+            name = f"{row.get('batch_size')}x{row['input_len']}"
+            if name not in PROMPTS or "prefill_ms" not in row or "decode_ms" in row:
+                continue
+            at, rate = (1, PROMPTS.index(name)), row["prefill_tok_s"]
+            peers = [beside(rate, known, key, at) for known in (VLLM, GOALS)]
+            yield f"| {' '.join(key)} | {name} | {row['prefill_ms']:.1f} | {rate:.0f} | {peers[0]} | {peers[1]} |"
+
+
+def kernel_rows(rows, most=14):
+    for row in rows:
+        if row.get("profile_batch_size") not in (1, 64, 256):
+            continue
+        kernels, others = row["kernels"][:most], row["kernels"][most:]
+        yield f"\nB = {row['profile_batch_size']}: {row['us']:.0f} us, kernel by kernel without overlap\n"
+        yield "| kernel | calls | us | us each | % |\n|---|---|---|---|---|"
+        if others:
+            kernels = [*kernels, {"name": f"{len(others)} others", "count": sum(k["count"] for k in others),
+                                  "us": sum(k["us"] for k in others)}]
+        for k in kernels:
+            name = k["name"].replace("|", "/")[:90]
+            yield f"| {name} | {k['count']} | {k['us']:.1f} | {k['us'] / k['count']:.2f} | {100 * k['us'] / row['us']:.1f} |"
+
+
+def table(found):
+    copies = [row["copy_tb_s"] for rows in found.values() for row in rows if "copy_tb_s" in row]
+    yield "## Decoding"
+    yield ""
+    yield "Prompts of 64 tokens, then 128 steps at temperature 1; above B = 1 experts are chosen at random. Floors: bytes of touched weights and caches"
+    yield f"at the {max(copies):.2f} TB/s of copies in the same run." if copies else "at the rate of copies."
+    yield ""
+    yield "| model | B | ms | floor ms | x floor | tok/s | vLLM | x vLLM | goal | x goal |\n|" + "---|" * 10
+    yield from decode_rows(found)
+    yield "\n## Prompts\n"
+    yield "| model | prompts | ms | tok/s | vLLM | x vLLM | goal | x goal |\n|" + "---|" * 8
+    yield from prefill_rows(found)
+    yield "\n## Making the weights\n\n| model | GB | s |\n|---|---|---|"
+    for key, rows in found.items():
+        if rows and "load_s" in rows[0]:
+            yield f"| {' '.join(key)} | {rows[0]['weight_bytes'] / 1e9:.1f} | {rows[0]['load_s']:.2f} |"
+    yield "\n## Kernels of a step"
+    for key, rows in found.items():
+        yield f"\n### {' '.join(key)}"
+        yield from kernel_rows(rows)
+
+
+def main():
+    if len(sys.argv) == 3 and sys.argv[1] == "configs":
+        return write_configs(sys.argv[2])
+    if len(sys.argv) < 3 or sys.argv[1] != "table":
+        sys.exit(__doc__)
+    found = read_logs(sys.argv[2:])
+    if not any(found.values()):
+        sys.exit("model_table.py: no row of sluice bench model --json in the logs")
+    print("\n".join(table(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of one call, their answers, and the streams that bring them."""
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+from . import _library, errors
+from ._callbacks import WAIT_MS
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+Answers = Union["dict[str, Any]", "list[dict[str, Any]]"]
+
+
+class Answer:
+    """One answer, as its events so far give it."""
+
+    def __init__(self, request: int, choice: int, number: int, batch: Batch) -> None:
+        self.request, self.choice, self.number, self.batch = request, choice, number, batch
+        self.text = ""
+        self.ids: list[int] = []
+        self.rows: list[Any] = []
+        self.prompt_rows: list[Any] = []
+        self.reason: dict[str, Any] | None = None
+        self.usage: dict[str, Any] = {}
+
+    def take(self, event: _library.Event) -> None:
+        self.text += ctypes.string_at(event.text, event.text_bytes).decode(errors="replace")
+        self.ids += event.tokens[:event.token_count]
+        self.rows += [row_of(event.logprobs[i]) for i in range(event.logprob_count)]
+        self.prompt_rows += [row_of(event.prompt_logprobs[i]) for i in range(event.prompt_logprob_count)]
+        self.usage = {key: getattr(event, key) for key in ("cached_tokens", "drafted", "accepted", "verify_rounds",
+                                                              "weight_updates")}
+        if event.finish == 1:
+            matched = event.stop_string.decode() if event.stop_string is not None else event.stop_token
+            self.reason = {"type": "stop", "matched": None if matched == -1 else matched}
+        elif event.finish == 2:
+            self.reason = {"type": "length", "length": len(self.ids)}
+        elif event.finish in (3, 4):  # cancelled, out of time
+            message = (event.error or b"the request was aborted").decode(errors="replace")
+            self.reason = {"type": "abort", "message": message}
+        elif event.finish == 5:
+            raise errors.Error((event.error or b"the request failed in the model").decode(errors="replace"))
+
+    def result(self) -> dict[str, Any]:
+        batch, request = self.batch, self.batch.requests[self.request]
+        name = batch.names[self.request]
+        meta: dict[str, Any] = {
+            "id": name if request.n == 1 else f"{name}-{self.choice}", "finish_reason": self.reason,
+            "prompt_tokens": len(batch.prompts[self.request]), "completion_tokens": len(self.ids),
+            "cached_tokens": self.usage.get("cached_tokens", 0), "weight_version": batch.version_of(self.usage.get("weight_updates", 0)),
+            "e2e_latency": time.perf_counter() - batch.began}
+        if rounds := self.usage.get("verify_rounds"):
+            drafted, accepted = self.usage["drafted"], self.usage["accepted"]
+            meta |= {"spec_verify_ct": rounds, "spec_draft_token_num": drafted, "spec_accept_token_num": accepted,
+                     "spec_accept_rate": accepted / max(drafted, 1), "spec_accept_length": 1 + accepted / rounds}
+        if request.logprobs:
+            if request.prompt_logprobs and self.choice == 0:
+                self._logprobs(meta, "input", self.prompt_rows, request)
+            self._logprobs(meta, "output", self.rows, request)
+        out: dict[str, Any] = {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
+        if batch.several:
+            out["index"] = self.number
+        return out
+
+    def _logprobs(self, meta: dict[str, Any], which: str, rows: list[Any], request: _library.Request) -> None:
+        decode = self.batch.decode
+
+        def triple(value: float | None, token: int) -> tuple[float | None, int, str | None]:
+            return value, token, None if decode is None else decode([token])
+
+        chosen: list[Any] = [triple(*row[0]) for row in rows]
+        top: list[Any] = [[triple(*pair) for pair in row[1]] for row in rows]
+        named: list[Any] = [[triple(*pair) for pair in row[2]] for row in rows]
+        if which == "input" and request.prompt_logprobs_from == 0:  # nothing comes before the first token
+            chosen.insert(0, triple(None, self.batch.prompts[self.request][0]))
+            top.insert(0, None)
+            named.insert(0, None)
+        meta[f"{which}_token_logprobs"] = chosen
+        if request.top_logprobs:
+            meta[f"{which}_top_logprobs"] = top
+        if request.logprob_token_count:
+            meta[f"{which}_token_ids_logprobs"] = named
+
+
+def row_of(token: _library.TokenLogprobs) -> tuple[Any, Any, Any]:
+    def pairs(rows: Any, length: int) -> list[tuple[float, int]]:
+        return [(rows[i].logprob, rows[i].token) for i in range(length)]
+    return ((token.chosen.logprob, token.chosen.token), pairs(token.top, token.top_count),
+            pairs(token.asked, token.asked_count))
+
+
+class Batch:
+    """The requests of one call and their answers."""
+
+    def __init__(self, several: bool, version_of: Callable[[int], str], decode: Callable[[list[int]], str] | None) -> None:
+        self.several, self.version_of, self.decode = several, version_of, decode
+        self.requests: list[_library.Request] = []
+        self.prompts: list[Sequence[int]] = []
+        self.names: list[str] = []
+        self.rids: set[str] = set()
+        self.keep: list[Any] = []  # what the requests point to
+        self.answers: dict[tuple[int, int], Answer] = {}
+        self.began = time.perf_counter()
+
+    def add(self, request: _library.Request, prompt: Sequence[int], name: str, values: dict[str, Any]) -> None:
+        self.requests.append(request)
+        self.prompts.append(prompt)
+        self.names.append(name)
+        self.rids.add(name)
+        for choice in range(request.n):
+            self.answers[len(self.requests) - 1, choice] = Answer(len(self.requests) - 1, choice, len(self.answers), self)
+        self.several = self.several or len(self.answers) > 1
+
+    def result(self) -> Answers:
+        """In the order of the prompts, each with its choices."""
+        answers = [self.answers[key].result() for key in sorted(self.answers)]
+        return answers if self.several else answers[0]
+
+
+class Stream:
+    """Requests in the engine. Destroying it cancels what is unfinished."""
+
+    def __init__(self, engine: Engine, batch: Batch, wake: int = 0) -> None:
+        self.engine, self.batch = engine, batch
+        requests = (_library.Request * len(batch.requests))(*batch.requests)
+        self._handle = _library.Handle(
+            "request", lambda out: _library.call("sluice_engine_submit", engine._handle.get(), requests, len(requests),
+                                                 wake, out), "sluice_stream_destroy")
+        batch.keep.clear()
+        engine._streams.add(self)
+
+    def next(self, timeout_ms: int) -> tuple[int, Answer | None]:
+        """(1, the answer that went on), (0, None) when nothing came in time, (2, None) when all answers are complete."""
+        event, state = _library.Event(), ctypes.c_int32()
+        _library.call("sluice_stream_next", self._handle.get(), timeout_ms, event, state)
+        if state.value != 1:
+            return state.value, None
+        answer = self.batch.answers[event.request, event.choice]
+        answer.take(event)
+        return 1, answer
+
+    def cancel(self) -> None:
+        _library.load().sluice_stream_cancel(self._handle.get())
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+def finish(stream: Stream) -> Answers:
+    done, total = 0, len(stream.batch.answers)
+    try:
+        while True:
+            state, answer = stream.next(WAIT_MS)
+            if state == 2:
+                return stream.batch.result()
+            if answer is not None and answer.reason is not None and stream.engine._progress is not None:
+                done += 1
+                stream.engine._progress("generating", done, total, "answers")
+    finally:
+        stream.close()
+
+
+def iterate(stream: Stream) -> Iterator[dict[str, Any]]:
+    try:
+        while True:
+            state, answer = stream.next(WAIT_MS)
+            if state == 2:
+                return
+            if answer is not None:
+                yield answer.result()
+    finally:
+        stream.close()
+
+
+class AsyncStream:
+    """The same in an event loop, which watches a descriptor that the library writes to."""
+
+    def __init__(self, engine: Engine, batch: Batch) -> None:
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._stream = Stream(engine, batch, self._wake)
+        except BaseException:
+            os.close(self._wake)
+            raise
+
+    async def answers(self) -> AsyncIterator[dict[str, Any]]:
+        import asyncio
+        loop, awake = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._wake, awake.set)
+        try:
+            while True:
+                state, answer = self._stream.next(0)
+                if state == 2:
+                    return
+                if answer is not None:
+                    yield answer.result()
+                    continue
+                awake.clear()
+                try:
+                    os.eventfd_read(self._wake)
+                except BlockingIOError:
+                    await awake.wait()
+        finally:
+            loop.remove_reader(self._wake)
+            self.close()
+
+    def close(self) -> None:
+        if self._wake >= 0:
+            self._stream.close()  # the library writes no more
+            os.close(self._wake)
+            self._wake = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stream"):
+            self.close()

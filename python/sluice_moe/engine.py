@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models: a checkpoint folder that generates text, with SGLang's names (Engine, sampling_params, meta_info)."""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import os
+import random
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+from . import _library
+from ._answers import Answers, AsyncStream, Batch, Stream, finish, iterate
+from ._arguments import as_json, encoded, ids_of, list_of, number_of, of_prompt
+from ._callbacks import ProgressFn, callbacks_of, interruptible, progress_of
+from ._control import Control
+from .specs import count
+
+Prompts = Union[str, "list[str]"]
+
+_DEFAULT_NEW_TOKENS = 128  # SGLang's
+
+
+class Engine(Control):
+    """A checkpoint and its cache of keys and values, run by a thread of the library. Any thread may call anything.
+
+    model_path: folder of a Hugging Face checkpoint.
+    dtype: of activations and caches: "bfloat16" ("auto") or "float32".
+    quantization: BF16 weights are quantised to it while loading: fp8, fp8_channel, fp8_block, mxfp8, nvfp4_online, mxfp4.
+    quantization_rest: with it, for the linears that are no routed experts; default: the same for 8 bits, else BF16.
+    device: "cpu", "cuda", "cuda:N", "auto" (a Hopper GPU, else the CPU): where the model runs. moe_runner_backend: what runs the experts ("auto", "cpu", ...).
+    context_length: the longest prompt with its answer, in tokens; default: the model's.
+    max_running_requests: answers that are worked on at once. max_queued_requests: answers that may wait; None: any number.
+    chunked_prefill_size: prompt tokens per step. max_total_tokens: tokens of keys and values.
+    disable_radix_cache: no prefix is found again.
+    speculative_algorithm: "NEXTN" drafts speculative_num_steps tokens per step with the checkpoint's own head; the text
+        stays the same.
+    enable_deterministic_inference: an answer depends on its prompt, parameters and seed alone; the cpu always works so.
+    random_seed: of answers whose parameters give no sampling_seed; None: the operating system's.
+    threads: of the host; 0: every usable core.
+    progress: True draws bars on standard error (tqdm's where it is installed); or a function of what is done, how much, of
+        how much, and the unit.
+    log: a function of the level ("debug", "info", "warning") and the line.
+
+    Raises NotFound, BadFile, Unsupported and the other exceptions of this package with the library's sentence.
+    """
+
+    def __init__(self, model_path: str | os.PathLike[str], *, dtype: str = "auto", quantization: str | None = None,
+                 quantization_rest: str | None = None, device: str = "cpu", moe_runner_backend: str = "auto",
+                 context_length: int | None = None,
+                 max_running_requests: int | None = None, max_queued_requests: int | None = None,
+                 chunked_prefill_size: int | None = None, max_total_tokens: int | None = None,
+                 disable_radix_cache: bool = False, speculative_algorithm: str | None = None,
+                 speculative_num_steps: int = 3, enable_deterministic_inference: bool = False,
+                 nvfp4_per_token_activation: bool = False, random_seed: int | None = None, threads: int = 0,
+                 progress: bool | ProgressFn = False, log: Callable[[str, str], None] | None = None) -> None:
+        super().__init__()
+        folder = _library.text("model_path", os.fspath(model_path))
+        if speculative_algorithm not in (None, "NEXTN"):
+            raise ValueError(f"speculative_algorithm is {speculative_algorithm!r}; accepted: None, 'NEXTN'")
+        speculates = speculative_algorithm is not None
+
+        def size(name: str, value: int | None, most: int = 2**62) -> int:
+            return 0 if value is None else count(name, value, 1, most)
+
+        def option(name: str, value: str | None) -> bytes | None:
+            return None if value is None else _library.text(name, value)
+
+        model = _library.ModelOptions(
+            dtype=None if dtype == "auto" else option("dtype", dtype), quantization=option("quantization", quantization),
+            quantization_rest=option("quantization_rest", quantization_rest),
+            moe_backend=option("moe_runner_backend", moe_runner_backend),
+            nvfp4_per_token_activation=bool(nvfp4_per_token_activation),
+            deterministic=bool(enable_deterministic_inference) or speculates)
+        self._progress = progress_of(progress)
+        self._callbacks = callbacks_of(self._progress, log)  # as long as the engine: loading again uses them, too
+        options = _library.EngineOptions(
+            threads=count("threads", threads, 0, 4096), device=option("device", device), model=ctypes.pointer(model),
+            context_length=size("context_length", context_length),
+            max_running=size("max_running_requests", max_running_requests, 2**31 - 1),
+            max_queued=2**30 if max_queued_requests is None else size("max_queued_requests", max_queued_requests, 2**30),
+            prefill_chunk=size("chunked_prefill_size", chunked_prefill_size),
+            cache_tokens=size("max_total_tokens", max_total_tokens), no_prefix_cache=bool(disable_radix_cache),
+            speculative_steps=count("speculative_num_steps", speculative_num_steps, 1, 64) if speculates else 0,
+            **self._callbacks)
+        seed = None if random_seed is None else count("random_seed", random_seed, -2**63, 2**64 - 1)
+        self._seeds = random.Random(seed)
+        self._names = itertools.count()
+        self._handle = interruptible(lambda: _library.Handle(
+            "engine", lambda out: _library.call("sluice_engine_create", folder, options, out), "sluice_engine_destroy"))
+        info, limits = _library.ModelInfo(), _library.EngineInfo()
+        _library.call("sluice_engine_get_model_info", self._handle.get(), info)
+        _library.call("sluice_engine_get_info", self._handle.get(), limits)
+        self.model_path = os.fspath(model_path)
+        self._device = device
+        self.vocab_size: int = info.vocab
+        self.context_length: int = limits.context_length
+        self.model_info = {"vocab_size": info.vocab, "hidden_size": info.hidden, "num_hidden_layers": info.layers,
+                           "max_position_embeddings": info.max_positions, "weight_bytes": info.weight_bytes,
+                           "has_draft": bool(info.has_draft), "row_invariant": bool(info.row_invariant)}
+        _open_engines.add(self)
+
+    # --- Text
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, as the engine takes it for a prompt; special tokens in it are read as such."""
+        given = encoded("text", text)
+        return _library.read_ids("sluice_engine_encode", len(given) + 8, self._handle.get(), given, len(given))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ids."""
+        array = ids_of("ids", ids, None)
+        return _library.read_text("sluice_engine_decode", self._handle.get(), array, len(array),
+                                  bool(skip_special_tokens))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
+                    **variables: Any) -> list[int]:
+        """The ids of a chat by the checkpoint's template. variables: of the template: tools, enable_thinking, ..."""
+        if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+            raise TypeError(f"messages is {type(messages).__name__}; accepted: a list of dicts with role and content")
+        chat, more = as_json("messages", list(messages)), as_json("variables", variables) if variables else None
+        return _library.read_ids("sluice_engine_encode_chat", 256 + 2 * len(chat), self._handle.get(), chat, more,
+                                 bool(add_generation_prompt))
+
+    # --- Answers
+
+    def generate(self, prompt: Prompts | None = None, sampling_params: Any = None, input_ids: Any = None,
+                 return_logprob: Any = False, logprob_start_len: Any = None, top_logprobs_num: Any = None,
+                 token_ids_logprob: Any = None, stream: bool = False, return_text_in_logprobs: bool = False,
+                 rid: Any = None) -> Any:
+        """The answer to a prompt, or the answers to a list of them in its order.
+
+        prompt: a text or a list of texts; or input_ids: a list of token ids, or a list of such lists.
+        sampling_params: a dict for all prompts, or a list with one for each: max_new_tokens (128), min_new_tokens,
+            temperature (1; 0: greedy), top_p, top_k, min_p, frequency_penalty, presence_penalty, repetition_penalty, stop,
+            stop_token_ids, ignore_eos, no_stop_trim, skip_special_tokens, logit_bias, sampling_seed, n; and what the text
+            must be, one of json_schema (a string or a dict), regex, ebnf, structural_tag.
+        return_logprob: log probabilities in meta_info, natural logarithms of the model's own probabilities: of new tokens,
+            from logprob_start_len on (-1: none) of the prompt's, with the top_logprobs_num likeliest tokens and
+            those of token_ids_logprob. Each may be a list with a value for each prompt.
+        stream: an iterator of answers so far, one per step, in place of the answer.
+
+        An answer is a dict: text, output_ids, meta_info (id, finish_reason, prompt_tokens, completion_tokens,
+        cached_tokens, weight_version, e2e_latency, input_token_logprobs, output_token_logprobs, ...; a log probability is
+        (value, id, text or None)), and in lists index. Raises Busy when the queue is full, Error when a request fails in
+        the model. Other Python threads run meanwhile, and Ctrl-C cancels the requests.
+        """
+        batch = self._batch(prompt, sampling_params, input_ids, return_logprob, logprob_start_len, top_logprobs_num,
+                            token_ids_logprob, return_text_in_logprobs, rid)
+        running = Stream(self, batch)
+        return iterate(running) if stream else finish(running)
+
+    async def async_generate(self, prompt: Prompts | None = None, sampling_params: Any = None, input_ids: Any = None,
+                             return_logprob: Any = False, logprob_start_len: Any = None, top_logprobs_num: Any = None,
+                             token_ids_logprob: Any = None, stream: bool = False, return_text_in_logprobs: bool = False,
+                             rid: Any = None) -> Any:
+        """As generate(), in an asyncio event loop. With stream an asynchronous iterator. A cancelled task cancels its
+        requests."""
+        batch = self._batch(prompt, sampling_params, input_ids, return_logprob, logprob_start_len, top_logprobs_num,
+                            token_ids_logprob, return_text_in_logprobs, rid)
+        running = AsyncStream(self, batch)
+        if stream:
+            return running.answers()
+        async for _ in running.answers():
+            pass
+        return batch.result()
+
+    def chat(self, messages: Any, sampling_params: Any = None, *, stream: bool = False,
+             chat_template_kwargs: Mapping[str, Any] | None = None, tools: Any = None, **options: Any) -> Any:
+        """The assistant's answer to a list of messages (dicts with role and content), or the answers to several chats.
+
+        tools, chat_template_kwargs: variables of the checkpoint's template. options: generate()'s. Special tokens that a
+        message spells out are plain text.
+        """
+        if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
+            raise TypeError(f"messages is {type(messages).__name__}; accepted: a list of dicts with role and content, or "
+                            "a list of such lists")
+        for name in ("prompt", "input_ids"):
+            if name in options:
+                raise TypeError(f"{name} is given to chat(); accepted: messages")
+        variables = dict(chat_template_kwargs or {})
+        if tools is not None:
+            variables["tools"] = tools
+        several = not isinstance(messages[0], Mapping)
+        ids = [self.encode_chat(chat, **variables) for chat in (messages if several else [messages])]
+        return self.generate(sampling_params=sampling_params, input_ids=ids if several else ids[0], stream=stream,
+                             **options)
+
+    def score(self, query: Any, items: Any, label_token_ids: Sequence[int], apply_softmax: bool = False,
+              item_first: bool = False) -> list[list[float]]:
+        """For each item the probabilities of the label tokens as the next one after query + item (item_first: item +
+        query). apply_softmax: among the labels alone, so that they add up to 1. query and items are texts, or lists of
+        ids."""
+        labels = list(ids_of("label_token_ids", label_token_ids, self.vocab_size))
+        if not labels:
+            raise ValueError("label_token_ids is empty; accepted: at least one id")
+        single = isinstance(items, str) or (isinstance(items, Sequence) and bool(items) and isinstance(items[0], int))
+        items = [items] if single else list_of("items", items)
+        if not items:
+            return []
+        texts = isinstance(query, str)
+        for item in items:
+            if isinstance(item, str) != texts:
+                raise TypeError("query and items are of different kinds; accepted: texts, or lists of ids")
+        prompts: Any = [item + query if item_first else query + item for item in items] if texts else [
+            [*item, *query] if item_first else [*query, *item] for item in items]
+        answers = self.generate(prompts if texts else None, input_ids=None if texts else prompts, return_logprob=True,
+                                token_ids_logprob=[labels] * len(prompts),
+                                sampling_params={"max_new_tokens": 1, "temperature": 0, "ignore_eos": True})
+        import math
+        scores = []
+        for answer in answers:
+            logprobs = [row[0] for row in answer["meta_info"]["output_token_ids_logprobs"][0]]
+            values = [math.exp(l - max(logprobs) if apply_softmax else l) for l in logprobs]
+            total = sum(values) if apply_softmax else 1.0
+            scores.append([v / total for v in values])
+        return scores
+
+    # --- The engine itself
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Sizes of the cache, limits, and how many answers run and wait now."""
+        info = _library.EngineInfo()
+        _library.call("sluice_engine_get_info", self._handle.get(), info)
+        return {"model_path": self.model_path, "weight_version": self._versions.at(info.weight_updates),
+                "context_length": info.context_length, "max_total_num_tokens": info.cache_tokens,
+                "cache_bytes": info.cache_bytes, "max_running_requests": info.max_running,
+                "num_running_reqs": info.running, "num_queue_reqs": info.queued, "version": _library.version()}
+
+    def shutdown(self) -> None:
+        """Aborts what runs and frees the model."""
+        self._handle.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *unused: Any) -> None:
+        self.shutdown()
+
+    # --- Requests
+
+    def _batch(self, prompt: Any, params: Any, input_ids: Any, return_logprob: Any, start: Any, top: Any, named: Any,
+               texts: bool, rid: Any) -> Batch:
+        if (prompt is None) == (input_ids is None):
+            raise ValueError("prompt and input_ids: exactly one of them must be given")
+        if prompt is not None:
+            several = not isinstance(prompt, str)
+            if several and not isinstance(prompt, Sequence):
+                raise TypeError(f"prompt is {type(prompt).__name__}; accepted: str, or a list of str")
+            ids = [self.encode(p) for p in (prompt if several else [prompt])]
+        else:
+            input_ids = list_of("input_ids", input_ids)
+            several = len(input_ids) > 0 and not hasattr(input_ids[0], "__index__")
+            ids = [ids_of("input_ids", one, self.vocab_size)[:] for one in (input_ids if several else [input_ids])]
+        if not ids:
+            raise ValueError("there are no prompts; accepted: at least one")
+        batch = Batch(several, self._versions.at, self.decode if texts else None)
+        name = rid if isinstance(rid, str) else f"gen-{next(self._names)}"
+        for i, one in enumerate(ids):
+            values = {key: of_prompt(key, value, i, len(ids)) for key, value in (
+                ("sampling_params", params), ("return_logprob", return_logprob), ("logprob_start_len", start),
+                ("top_logprobs_num", top), ("rid", rid))}
+            labels = list_of("token_ids_logprob", () if named is None else named)
+            if labels and not hasattr(labels[0], "__index__"):
+                labels = of_prompt("token_ids_logprob", labels, i, len(ids))
+            values["token_ids_logprob"] = labels
+            own = values["rid"] if isinstance(rid, list) else name if len(ids) == 1 else f"{name}-{i}"
+            if not isinstance(own, str):
+                raise TypeError(f"rid is {type(own).__name__}; accepted: str, or a list of str")
+            batch.add(self._request(one, values, batch.keep), one, own, values)
+        if isinstance(rid, str):
+            batch.rids.add(rid)
+        return batch
+
+    def _request(self, ids: Sequence[int], values: dict[str, Any], keep: list[Any]) -> _library.Request:
+        params = dict(_SAMPLING)
+        given = values["sampling_params"]
+        if given is not None:
+            if not isinstance(given, Mapping):
+                raise TypeError(f"sampling_params is {type(given).__name__}; accepted: a dict, or a list of dicts")
+            for key, value in given.items():
+                if key not in params:
+                    raise TypeError(f"sampling_params has {key!r}; accepted: {', '.join(params)}")
+                if value is not None:
+                    params[key] = value
+        request = _library.Request()
+
+        def array(name: str, items: Any, length: str) -> None:
+            keep.append(items)
+            setattr(request, name, items)
+            setattr(request, length, len(items))
+
+        array("prompt", ids_of("input_ids", ids, self.vocab_size), "prompt_count")
+        request.n = count("n", params["n"], 1, 128)
+        room = max(self.context_length - len(ids), 0)
+        new = params["max_new_tokens"]
+        new = min(_DEFAULT_NEW_TOKENS, room) if new is None else count("max_new_tokens", new)
+        request.max_new_tokens, request.score_only = new, new == 0
+        request.min_new_tokens = count("min_new_tokens", params["min_new_tokens"])
+        for key in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+            setattr(request, key, number_of("sampling_params." + key, params[key]))
+        for key in ("top_p", "repetition_penalty"):  # 0 would be read as the default
+            if params[key] == 0:
+                raise ValueError(f"sampling_params.{key} is 0; accepted: more than 0")
+        top_k = count("top_k", params["top_k"], -1)
+        request.top_k = max(top_k, 0)
+        seed = params["sampling_seed"]
+        request.seed = (self._seeds.getrandbits(63) if seed is None else
+                        count("sampling_seed", seed, -2**63, 2**64 - 1)) & (2**64 - 1)
+        texts = [params["stop"]] if isinstance(params["stop"], str) else list_of("sampling_params.stop", params["stop"] or ())
+        stops: Any = [_library.text("sampling_params.stop", s) for s in texts]
+        array("stop", (ctypes.c_char_p * len(stops))(*stops), "stop_count")
+        keep.append(stops)
+        array("stop_tokens", ids_of("stop_token_ids", params["stop_token_ids"] or (), self.vocab_size),
+              "stop_token_count")
+        bias = params["logit_bias"] or {}
+        if not isinstance(bias, Mapping):
+            raise TypeError(f"sampling_params.logit_bias is {type(bias).__name__}; accepted: a dict of ids and numbers")
+        try:
+            tokens = [int(key) for key in bias]
+        except (TypeError, ValueError):
+            raise ValueError(f"sampling_params.logit_bias has keys {list(bias)!r:.80}; accepted: token ids") from None
+        numbers = [number_of("sampling_params.logit_bias", value) for value in bias.values()]
+        array("bias_tokens", ids_of("logit_bias", tokens, self.vocab_size), "bias_count")
+        array("bias_values", (ctypes.c_float * len(numbers))(*numbers), "bias_count")
+        request.ignore_eos, request.include_stop = bool(params["ignore_eos"]), bool(params["no_stop_trim"])
+        request.keep_special_tokens = not params["skip_special_tokens"]
+        grammars = [name for name in _GRAMMARS if params[name] is not None]
+        if len(grammars) > 1:
+            raise ValueError(f"sampling_params has {' and '.join(grammars)}; accepted: one of them")
+        for name in grammars:
+            text = params[name] if isinstance(params[name], str) or name in ("regex", "ebnf") else as_json(
+                "sampling_params." + name, params[name]).decode()
+            request.grammar = _library.text("sampling_params." + name, text)
+            request.grammar_kind = _GRAMMARS.index(name) + 1
+        if values["return_logprob"]:
+            request.logprobs = 1
+            request.top_logprobs = count("top_logprobs_num", values["top_logprobs_num"] or 0, 0, 2**31 - 1)
+            array("logprob_tokens", ids_of("token_ids_logprob", values["token_ids_logprob"] or (), self.vocab_size),
+                  "logprob_token_count")
+            start = values["logprob_start_len"]
+            start = -1 if start is None else count("logprob_start_len", start, -1, max(len(ids) - 1, 0))
+            request.prompt_logprobs, request.prompt_logprobs_from = start >= 0, max(start, 0)
+        return request
+
+
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter ends: an engine's thread must not call it afterwards."""
+    for engine in list(_open_engines):
+        engine.shutdown()
+
+
+_SAMPLING: dict[str, Any] = {
+    "max_new_tokens": None, "min_new_tokens": 0, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+    "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "stop": None, "stop_token_ids": None,
+    "ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+    "logit_bias": None, "sampling_seed": None, "n": 1, "json_schema": None, "regex": None, "ebnf": None,
+    "structural_tag": None,
+}
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")  # in the order of sluice_grammar, from 1 on

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of two quantised matrices."""
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _tensor, ops
+from ..specs import Matrices
+from ._layouts import bits, contiguous, linear_scales
+from ._refusal import refuse
+
+
+def check_out_dtype(out_dtype: Any) -> None:
+    given = "bfloat16" if out_dtype is None else out_dtype
+    name = str(getattr(given, "name", None) or getattr(given, "__name__", None) or given).removeprefix("torch.")
+    if name != "bfloat16":
+        refuse(f"out_dtype is {name}; accepted: bfloat16")
+
+
+def _product(coded: ops.Quantized, weights: Matrices, format: str, out: Any, exact: Any = None) -> Any:
+    """coded [m, k] times the transposed weights, in bfloat16. exact: float32 rows that the codes stand for; on the CPU,
+    whose kernels round rows themselves."""
+    if exact is None:
+        return ops.Gemm(weights, format)(coded, out=out)
+    wide = ops.gemm(exact, weights, format, inputs="plain", dtype="float32")
+    matrices = ops.quantize_weights(wide, "bf16", out=None if out is None else Matrices(out))
+    return matrices.codes if out is not None else matrices.codes[0]
+
+
+def mm_mxfp8(a: Any, b: Any, a_descale: Any, b_descale: Any, out: Any = None, out_dtype: Any = None,
+             use_8x4_sf_layout: bool = False, backend: str = "auto") -> Any:
+    """bfloat16 [m, n] = a b. a: e4m3 [m, k]; b: e4m3 [k, n], the transposed view of a matrix [n, k]; scales UE8M0 in the
+    128x4 layout (a's in 8x4 with use_8x4_sf_layout)."""
+    check_out_dtype(out_dtype)
+    (rows, cols), outputs = a.shape, b.shape[1]
+    layout = "8x4" if use_8x4_sf_layout else "128x4"
+    weights = Matrices(contiguous(b.T), linear_scales(b_descale, outputs, cols // 32))
+    coded = ops.Quantized(a, bits(contiguous(a_descale)).reshape(-1), None, None, "mxfp8", layout, cols)
+    exact = ops.dequantize(coded) if _tensor.view(a, "a").device == _tensor.CPU else None
+    return _product(coded, weights, "mxfp8", out, exact)
+
+
+def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, out_dtype: Any = None, out: Any = None,
+           block_size: int = 16, use_8x4_sf_layout: bool = False, backend: str = "auto", use_nvfp4: bool = True,
+           enable_pdl: bool = True) -> Any:
+    """bfloat16 [m, n] = alpha * a b for NVFP4. a: uint8 [m, k / 2]; b: uint8 [k / 2, n], the transposed view of [n, k / 2];
+    scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout); alpha: float32 [1], [m] or None."""
+    if block_size != 16 or not use_nvfp4:
+        refuse(f"block_size is {block_size} and use_nvfp4 {use_nvfp4}; accepted: 16, True (MXFP4 inputs run nowhere here)")
+    check_out_dtype(out_dtype)
+    (rows, half), outputs = a.shape, b.shape[1]
+    cols = 2 * half
+
+    def ones(count: int) -> Any:
+        x = _tensor.empty("float32", (count,), a)
+        x[:] = 1
+        return x
+
+    per_row = alpha is not None and len(alpha.shape) == 1 and alpha.shape[0] == rows and rows != 1
+    layout = "8x4" if use_8x4_sf_layout else "128x4"
+    scale = ones(1) if per_row or alpha is None else alpha.reshape(1)
+    weights = Matrices(contiguous(b.T), linear_scales(b_descale, outputs, cols // 16), scale)
+    row_scales = contiguous(alpha) if per_row else ones(rows)
+    coded = ops.Quantized(a, bits(contiguous(a_descale)).reshape(-1), row_scales, None, "nvfp4_token", layout, cols)
+    if _tensor.view(a, "a").device == _tensor.CPU:
+        return _product(coded, weights, "nvfp4", out, ops.dequantize(coded))
+    return ops.Gemm(weights, "nvfp4", inputs="nvfp4_token")(coded, out=out)

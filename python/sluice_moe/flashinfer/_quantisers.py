@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows to codes and scales."""
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _tensor, ops
+from ._enums import SfLayout
+from ._layouts import bits, shuffle_matrix_a, shuffle_matrix_sf_a
+from ._refusal import refuse
+
+_LAYOUTS = {SfLayout.layout_128x4: "128x4", SfLayout.layout_8x4: "8x4", SfLayout.layout_linear: "linear"}
+
+
+def _layout(name: str, layout: Any) -> str:
+    if layout not in _LAYOUTS:
+        raise ValueError(f"{name} is {layout!r}; accepted: {', '.join(str(l) for l in SfLayout)}")
+    return _LAYOUTS[layout]
+
+
+def _by_columns(scales: Any, groups: int) -> Any:
+    """FlashInfer's shape of scales, [.., groups]; flat where a layout's padding makes no whole rows of that."""
+    flat = bits(scales).reshape(-1)
+    return flat.reshape(-1, groups) if flat.shape[0] % groups == 0 else flat
+
+
+def mxfp8_quantize(input: Any, is_sf_swizzled_layout: bool = True, alignment: int = 32, enable_pdl: Any = None,
+                   backend: str = "cuda", sf_swizzle_layout: Any = None) -> tuple[Any, Any]:
+    """(e4m3 [M, K], flat UE8M0 scales of 32 columns): K is padded with zeros to a multiple of `alignment`."""
+    if sf_swizzle_layout is None:
+        sf_swizzle_layout = SfLayout.layout_128x4 if is_sf_swizzled_layout else SfLayout.layout_linear
+    layout = _layout("sf_swizzle_layout", sf_swizzle_layout)
+    if alignment % 32:
+        raise ValueError(f"alignment is {alignment}; accepted: multiples of 32")
+    rows, cols = input.shape
+    if cols % 32:
+        raise ValueError(f"input has {cols} columns; accepted: multiples of 32")
+    padded = -(-cols // alignment) * alignment
+    if padded != cols:
+        wide = _tensor.empty("bfloat16" if _tensor.view(input, "input").dtype != "float32" else "float32", (rows, padded),
+                             input)
+        wide[:] = 0
+        wide[:, :cols] = input
+        input = wide
+    q = ops.quantize(input, "mxfp8", layout=layout)
+    return q.codes, bits(q.scales).reshape(-1)
+
+
+def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf_use_ue8m0: bool = False,
+                 is_sf_swizzled_layout: bool = True, is_sf_8x4_layout: bool = False, is_global_scale_inversed: bool = False,
+                 enable_pdl: Any = None, backend: str = "cuda", nvfp4_4over6: Any = None) -> tuple[Any, Any]:
+    """(two e2m1 per byte [M, K / 2], scales [.., K / sf_vec_size], flat if padded columns leave no such shape): NVFP4 with 16 columns and e4m3 scales, MXFP4 with 32
+    and UE8M0. global_scale: float32 [1], 448 * 6 / amax, or its inverse; None: 1."""
+    coding = {(16, False): "nvfp4", (32, True): "mxfp4"}.get((sf_vec_size, bool(sf_use_ue8m0)))
+    if coding is None:
+        refuse(f"sf_vec_size is {sf_vec_size} with sf_use_ue8m0 {sf_use_ue8m0}; accepted: 16 without, 32 with")
+    if nvfp4_4over6:
+        refuse("nvfp4_4over6 is set; accepted: None")
+    layout = ("8x4" if is_sf_8x4_layout else "128x4") if is_sf_swizzled_layout else "linear"
+    scale = None
+    if coding == "nvfp4":
+        if global_scale is None:
+            scale = _tensor.empty("float32", (1,), input)
+            scale[:] = 1
+        else:
+            scale = (global_scale if is_global_scale_inversed else 1 / global_scale).reshape(1)
+    q = ops.quantize(input, coding, input_scale=scale, layout=layout)
+    return q.codes, _by_columns(q.scales, input.shape[1] // sf_vec_size)
+
+
+def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128x4, do_shuffle: bool = False,
+                   sf_vec_size: int = 16, enable_pdl: Any = None, backend: str = "cuda", per_token_activation: bool = False,
+                   expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = None) -> Any:
+    """fp4_quantize for NVFP4. do_shuffle: rows and 128x4 scales as shuffle_matrix_a leaves them. per_token_activation:
+    also float32 [M], each row's own global scale times out_scale, in place of a_global_sf."""
+    if sf_vec_size != 16 or expanded_idx_to_permuted_idx is not None or nvfp4_4over6:
+        refuse("sf_vec_size, expanded_idx_to_permuted_idx or nvfp4_4over6 are given; accepted: 16, None, None")
+    layout = _layout("sfLayout", sfLayout)
+    groups = a.shape[1] // 16
+    if per_token_activation:
+        q = ops.quantize(a, "nvfp4_token", layout=layout)
+        rows = q.row_scales if out_scale is None else q.row_scales * out_scale
+        return q.codes, _by_columns(q.scales, groups), rows
+    if not do_shuffle:
+        return fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=layout != "linear", is_sf_8x4_layout=layout == "8x4")
+    codes, scales = fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=False)
+    return shuffle_matrix_a(codes, 128), _by_columns(shuffle_matrix_sf_a(scales, 128), groups)
+
+
+def mxfp4_quantize(a: Any, backend: str = "cuda", enable_pdl: Any = None, sfLayout: Any = SfLayout.layout_128x4
+                   ) -> tuple[Any, Any]:
+    """(two e2m1 per byte [M, K / 2], UE8M0 scales of 32 columns)."""
+    layout = _layout("sfLayout", sfLayout)
+    return fp4_quantize(a, None, 32, True, layout != "linear", layout == "8x4")

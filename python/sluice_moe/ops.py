@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a layer: quantisers, dense products, routing."""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+from . import _device, _library, _tensor
+from ._tensor import CPU
+from .moe import _device_workspace, _number
+from .specs import (
+    Format, Matrices, SpecLike, as_matrices, count, dtype_number, format_info, positive, read_spec, run_dtype, view_matrices,
+)
+
+LAYOUTS = {"linear": 0, "128x4": 1, "8x4": 2, "transposed": 3}
+_FLOATS = ("float32", "bfloat16")
+
+
+class _Coding(NamedTuple):
+    group: int  # columns of a block scale; 0: none
+    four_bit: bool
+    calibrated: bool  # an input_scale is given
+    row_scales: bool
+    scale_type: str
+
+
+# As src/format/coding.h; the library checks every call against its own.
+CODINGS = {
+    "fp8_static": _Coding(0, False, True, False, ""),
+    "fp8_token": _Coding(0, False, False, True, ""),
+    "fp8_group": _Coding(128, False, False, False, "float32"),
+    "mxfp8": _Coding(32, False, False, False, "float8_e8m0fnu"),
+    "nvfp4": _Coding(16, True, True, False, "float8_e4m3fn"),
+    "nvfp4_token": _Coding(16, True, False, True, "float8_e4m3fn"),
+    "mxfp4": _Coding(32, True, False, False, "float8_e8m0fnu"),
+}
+
+
+class Quantized(NamedTuple):
+    """Rows as codes and scales: value = code * block scale * (row or input scale)."""
+
+    codes: Any  # float8_e4m3fn [rows, cols], or uint8 [rows, ceil(cols / 2)], two e2m1, low half = even column
+    scales: Any  # of each group of columns, in `layout`; None for fp8_static and fp8_token
+    row_scales: Any  # float32 [rows] of fp8_token and nvfp4_token
+    input_scale: Any  # float32 [1] of fp8_static and nvfp4
+    coding: str
+    layout: str
+    cols: int
+
+
+def _coding(coding: str, layout: str) -> _Coding:
+    if not isinstance(coding, str) or coding not in CODINGS:
+        raise ValueError(f"coding is {coding!r}; accepted: {', '.join(CODINGS)}")
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; accepted: {', '.join(LAYOUTS)}")
+    return CODINGS[coding]
+
+
+def scale_shape(coding: str, layout: str, rows: Any, cols: int) -> tuple[Any, ...]:
+    """Of the block scales: [rows, groups], [groups, rows], or flat with the layout's padding. rows may be torch's SymInt."""
+    groups = -(-cols // CODINGS[coding].group)
+    if layout == "linear":
+        return rows, groups
+    if layout == "transposed":
+        return groups, rows
+    tall = 128 if layout == "128x4" else 8
+    return ((rows + tall - 1) // tall * tall * (-(-groups // 4) * 4),)
+
+
+def _input_scale(c: _Coding, coding: str, given: Any, device: tuple[str, int], stream: int) -> Any:
+    if not c.calibrated:
+        if given is not None:
+            raise ValueError(f"input_scale is given; {coding} takes none")
+        return None
+    if given is None:
+        raise ValueError(f"input_scale is None; {coding} needs the decode factor: amax / 448 (fp8_static), amax / 2688 "
+                         "(nvfp4)")
+    if device == CPU and hasattr(given, "__float__") and not hasattr(given, "__len__") and not isinstance(given, bool):
+        return (ctypes.c_float * 1)(positive("input_scale", given))
+    v = _tensor.view(given, "input_scale", stream)
+    _tensor.read(v, "input_scale", "float32", (1,) if v.shape else (), device=device)
+    return given
+
+
+def _pointer(name: str, tensor: Any, device: tuple[str, int], stream: int) -> int | None:
+    return None if tensor is None else _tensor.view(tensor, name, stream).pointer
+
+
+def quantize(x: Any, coding: str, *, input_scale: Any = None, layout: str = "linear", out: Quantized | None = None,
+             threads: int = 0, stream: Any = None) -> Quantized:
+    """Rounds the rows of x as the layers round their inputs (docs/numerics.md), bit for bit on every device.
+
+    x: [rows, cols] float32 or bfloat16, on the host or a GPU (there aligned to 16 bytes).
+    coding: fp8_static, fp8_token, fp8_group, mxfp8, nvfp4, nvfp4_token, mxfp4.
+    input_scale: the decode factor of fp8_static and nvfp4: a number on the host, float32 [1] on any device.
+    layout: of the block scales: linear [rows, groups], 128x4 or 8x4 (flat, padding is zero), for fp8_group also
+        transposed [groups, rows].
+    out: a Quantized whose tensors are written; default: new ones.
+    Raises ValueError and TypeError with the name, the value and what is accepted; Unsupported without CUDA.
+    """
+    c = _coding(coding, layout)
+    device = _tensor.view(x, "x").device
+    on = _device.read_stream(stream, device)
+    align = 0 if device == CPU else 16
+    v = _tensor.read(x, "x", _FLOATS, (None, None), device=device, align=align, stream=on)
+    rows, cols = v.shape
+    scale = _input_scale(c, coding, input_scale, device, on)
+    code_type = "uint8" if c.four_bit else "float8_e4m3fn"
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {"codes": (code_type, (rows, -(-cols // 2) if c.four_bit else cols))}
+    if c.group:
+        shapes["scales"] = c.scale_type, scale_shape(coding, layout, rows, cols)
+    if c.row_scales:
+        shapes["row_scales"] = "float32", (rows,)
+    given = {name: _tensor.empty(kind, shape, x) if out is None else getattr(out, name)
+             for name, (kind, shape) in shapes.items()}
+    written = [(name, _tensor.read(given[name], f"out.{name}", kind, shape, device=device, write=True,
+                                   align=align if name == "codes" else 0, stream=on))
+               for name, (kind, shape) in shapes.items()]
+    _tensor.check_apart(written, [("x", v)])
+    pointers = {name: view.pointer for name, view in written}
+    args = _library.QuantizeArgs(
+        coding=coding.encode(), x=v.pointer, dtype=_number(v), rows=rows, cols=cols, layout=LAYOUTS[layout],
+        input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else
+        _pointer("input_scale", scale, device, on), **pointers)
+    if device == CPU:
+        _library.call("sluice_quantize", _library.context(threads).get(), args)
+    else:
+        _library.call("sluice_cuda_quantize", args, _library.CudaQueue(stream=on))
+    return Quantized(given["codes"], given.get("scales"), given.get("row_scales"), scale, coding, layout, cols)
+
+
+def dequantize(q: Quantized, *, out: Any = None, threads: int = 0) -> Any:
+    """float32 [rows, cols]: code * block scale * (row or input scale), each product in float32; host tensors.
+
+    q: what quantize() gave, or a Quantized of your own tensors. out: where it is written; default: a new tensor.
+    """
+    if not isinstance(q, Quantized):
+        raise TypeError(f"q is {type(q).__name__}; accepted: sluice_moe.Quantized")
+    c = _coding(q.coding, q.layout)
+    cols = count("q.cols", q.cols)
+    codes = _tensor.read(q.codes, "q.codes", "uint8" if c.four_bit else "float8_e4m3fn",
+                         (None, -(-cols // 2) if c.four_bit else cols))
+    rows = codes.shape[0]
+    parts: list[tuple[str, Any]] = [("codes", codes)]
+    if c.group:
+        parts.append(("scales", _tensor.read(q.scales, "q.scales", c.scale_type, scale_shape(q.coding, q.layout, rows, cols))))
+    if c.row_scales:
+        parts.append(("row_scales", _tensor.read(q.row_scales, "q.row_scales", "float32", (rows,))))
+    scale = _input_scale(c, q.coding, q.input_scale, CPU, 0)
+    if out is None:
+        out = _tensor.empty("float32", (rows, cols), q.codes)
+    x = _tensor.read(out, "out", "float32", (rows, cols), write=True)
+    _tensor.check_apart([("out", x)], parts)
+    args = _library.DequantizeArgs(
+        coding=q.coding.encode(), rows=rows, cols=cols, layout=LAYOUTS[q.layout], x=x.pointer,
+        input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else _pointer("input_scale", scale, CPU, 0),
+        **{name: view.pointer for name, view in parts})
+    _library.call("sluice_dequantize", _library.context(threads).get(), args)
+    return out
+
+
+def _empty_matrices(format: Format, matrices: int, rows: int, cols: int, like: Any) -> Matrices:
+    types = {"codes": format.code_type, "scales": format.scale_type, "global_scales": "float32"}
+    return Matrices(**{part: _tensor.empty(types[part], shape, like)
+                       for part, shape in format.shapes(matrices, rows, cols).items()})
+
+
+def quantize_weights(values: Any, format: str, *, out: Matrices | None = None, threads: int = 0) -> Matrices:
+    """Weights as the checkpoint loader quantises them, each matrix by itself; host tensors.
+
+    values: [L, N, K] or [N, K] float32 or bfloat16; K even for 4-bit codes.
+    format: bf16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4.
+    Returns Matrices, new ones or `out`, of format_info(format).shapes(L, N, K); L is 1 for [N, K].
+    """
+    f = format_info(format)
+    v = _tensor.view(values, "values")
+    v = _tensor.read(v, "values", _FLOATS, (None, None, None) if len(v.shape) == 3 else (None, None))
+    matrices, rows, cols = v.shape if len(v.shape) == 3 else (1, *v.shape)
+    if f.bits == 4 and cols % 2:
+        raise ValueError(f"values has {cols} columns; {format} stores two codes per byte and needs an even number")
+    if out is None:
+        out = _empty_matrices(f, matrices, rows, cols, values)
+    keep: list[_tensor.View] = []
+    to = view_matrices("out", out, f, matrices, rows, cols, device=CPU, write=True, keep=keep)
+    _tensor.check_apart([("out", view) for view in keep], [("values", v)])
+    _library.call("sluice_quantize_weights", _library.context(threads).get(), format.encode(), matrices, rows, cols,
+                  v.pointer, _number(v), to.codes, to.scales, to.global_scales)
+    return out
+
+
+def _matrices_and_codes(weights: Any, accepted: str) -> tuple[Matrices, _tensor.View]:
+    m = as_matrices("weights", weights)
+    if m.codes is None:
+        raise ValueError("weights.codes is None; accepted: a tensor")
+    codes = _tensor.view(m.codes, "weights.codes")
+    if len(codes.shape) not in (2, 3):
+        raise ValueError(f"weights.codes has {len(codes.shape)} dimensions; accepted: {accepted}")
+    return m, codes
+
+
+def dequantize_weights(weights: Any, format: str, *, out: Any = None, threads: int = 0) -> Any:
+    """float32 [L, N, K] = code * scale * global scale, each product in float32; host tensors."""
+    f = format_info(format)
+    m, codes = _matrices_and_codes(weights, "[L, N, K] or [N, K]")
+    matrices, rows, cols = codes.shape if len(codes.shape) == 3 else (1, *codes.shape)
+    cols *= 2 if f.bits == 4 else 1
+    keep: list[_tensor.View] = []
+    from_ = view_matrices("weights", m, f, matrices, rows, cols, device=CPU, keep=keep)
+    if out is None:
+        out = _tensor.empty("float32", (matrices, rows, cols), m.codes)
+    x = _tensor.read(out, "out", "float32", (matrices, rows, cols), write=True)
+    _tensor.check_apart([("out", x)], [("weights", view) for view in keep])
+    _library.call("sluice_dequantize_weights", _library.context(threads).get(), format.encode(), matrices, rows, cols,
+                  from_, x.pointer)
+    return out
+
+
+class Gemm:
+    """y [T, N] = x [T, K] W^T + bias: one dense matrix, ready to run.
+
+    weights: Matrices of one matrix [N, K] in `format`; copied. bias: float32 [N] in host memory.
+    inputs: what rows of x are rounded to first; default: the format's own. input_scale: of static inputs.
+    dtype: of x and y, bfloat16 or float32.
+    device, memory, stream: as FusedMoE; memory of prepared_size(...) bytes.
+    fp8_f32_sums: on a GPU, FP8 sums in float32 instead of the 14 bits of Hopper's tensor cores. deterministic: a row of y
+        depends on its row of x alone, as on the host.
+    """
+
+    def __init__(self, weights: Any, format: str, *, inputs: str | None = None, dtype: Any = "bfloat16",
+                 input_scale: float = 1.0, bias: Any = None, device: Any = None, memory: Any = None,
+                 fp8_f32_sums: bool = False, deterministic: bool = False, threads: int = 0, stream: Any = None) -> None:
+        f = format_info(format)
+        m, codes = _matrices_and_codes(weights, "[N, K] or [1, N, K]")
+        self.device = _device.read_device(device) if device is not None else codes.device
+        self.outputs, self.inputs = codes.shape[-2], codes.shape[-1] * (2 if f.bits == 4 else 1)
+        self.dtype = run_dtype("dtype", dtype)
+        keep: list[_tensor.View] = []
+        self._memory: Any = None
+        where = CPU if codes.device == CPU else self.device
+        options = _library.GemmOptions(
+            rows=self.outputs, cols=self.inputs, weights=format.encode(),
+            inputs=None if inputs is None else _library.text("inputs", inputs), dtype=dtype_number(self.dtype),
+            w=view_matrices("weights", m, f, 1, self.outputs, self.inputs, device=where,
+                            align=0 if where == CPU else 16, keep=keep),
+            input_scale=positive("input_scale", input_scale), fp8_f32_sums=bool(fp8_f32_sums),
+            deterministic=bool(deterministic))
+        if bias is not None:
+            keep.append(_tensor.read(bias, "bias", "float32", (self.outputs,)))
+            options.bias = keep[-1].pointer
+        if self.device == CPU:
+            if memory is not None:
+                raise ValueError("memory is given on the cpu, which allocates its own; accepted: None")
+            pool = _library.context(threads).get()
+            self._handle = _library.Handle(
+                "matrix", lambda out: _library.call("sluice_gemm_create", pool, options, out), "sluice_gemm_destroy")
+            return
+        on, index = _device.read_stream(stream, self.device), self.device[1]
+        if memory is None:
+            self._handle = _library.Handle(
+                "matrix", lambda out: _library.call("sluice_cuda_gemm_create", options, index, on, out),
+                "sluice_cuda_gemm_destroy")
+        else:
+            self._memory = _tensor.read(memory, "memory", "uint8", (None,), device=self.device, write=True, align=256)
+            self._handle = _library.Handle(
+                "matrix", lambda out: _library.call("sluice_cuda_gemm_prepare_into", options, index,
+                                                    self._memory.pointer, self._memory.bytes, on, out),
+                "sluice_cuda_gemm_destroy")
+
+    @staticmethod
+    def prepared_size(format: str, rows: int, cols: int, *, inputs: str | None = None, dtype: Any = "bfloat16") -> int:
+        """Bytes of `memory` for a matrix [rows, cols] on a GPU; needs no GPU, but a library with CUDA."""
+
+        out = ctypes.c_int64()
+        options = _library.GemmOptions(
+            rows=count("rows", rows), cols=count("cols", cols), weights=_library.text("format", format),
+            inputs=None if inputs is None else _library.text("inputs", inputs),
+            dtype=dtype_number(run_dtype("dtype", dtype)))
+        _library.call("sluice_cuda_gemm_prepared_bytes", options, out)
+        return out.value
+
+    def workspace_size(self, tokens: int) -> int:
+        """Bytes of workspace that a call of up to `tokens` rows needs."""
+        out = ctypes.c_int64()
+        name = "sluice_gemm_workspace_bytes" if self.device == CPU else "sluice_cuda_gemm_workspace_bytes"
+        _library.call(name, self._handle.get(), count("tokens", tokens), out)
+        return out.value
+
+    def close(self) -> None:
+        """Frees the matrix now. Calls on a GPU must have passed."""
+        self._handle.close()
+        self._memory = None
+
+    def __call__(self, x: Any, *, out: Any = None, workspace: Any = None, stream: Any = None) -> Any:
+        """y [T, N] in the matrix's dtype: `out`, or a new tensor. x: [T, K] in that dtype; on a GPU also a Quantized.
+
+        workspace: uint8 of workspace_size(T) bytes, aligned to 64 bytes (on a GPU 256). stream: as FusedMoE's.
+        """
+        on, device = _device.read_stream(stream, self.device), self.device
+        align = 0 if device == CPU else 16
+        coded = x if isinstance(x, Quantized) else None
+        if coded is not None and device == CPU:
+            raise ValueError("x is Quantized on the cpu; accepted: a tensor, which the call rounds")
+        like = coded.codes if coded is not None else x
+        views: list[tuple[str, Any]] = []
+        if coded is None:
+            views.append(("x", _tensor.read(x, "x", self.dtype, (None, self.inputs), device=device, align=align, stream=on)))
+        else:
+            c = _coding(coded.coding, coded.layout)
+            views.append(("codes", _tensor.read(
+                coded.codes, "x.codes", "uint8" if c.four_bit else "float8_e4m3fn",
+                (None, -(-self.inputs // 2) if c.four_bit else self.inputs), device=device, align=align, stream=on)))
+            rows = views[0][1].shape[0]
+            if c.group:
+                views.append(("scales", _tensor.read(coded.scales, "x.scales", c.scale_type, scale_shape(
+                    coded.coding, coded.layout, rows, self.inputs), device=device, stream=on)))
+            if c.row_scales:
+                views.append(("row_scales", _tensor.read(coded.row_scales, "x.row_scales", "float32", (rows,),
+                                                         device=device, stream=on)))
+        tokens = views[0][1].shape[0]
+        if out is None:
+            out = _tensor.empty(self.dtype, (tokens, self.outputs), like)
+        y = _tensor.read(out, "out", self.dtype, (tokens, self.outputs), device=device, write=True, align=align, stream=on)
+        written = [("out", y)]
+        if workspace is None and device != CPU:
+            workspace = _device_workspace(self.workspace_size(tokens), like)
+        space = None
+        if workspace is not None:
+            space = _tensor.read(workspace, "workspace", "uint8", (None,), device=device, write=True,
+                                 align=64 if device == CPU else 256, stream=on)
+            written.append(("workspace", space))
+        _tensor.check_apart(written, views)
+        memory = {} if space is None else {"workspace": space.pointer, "workspace_size": space.bytes}
+        pointers = {name: view.pointer for name, view in views}
+        if device == CPU:
+            _library.call("sluice_gemm_run", self._handle.get(),
+                          _library.GemmArgs(tokens=tokens, y=y.pointer, **pointers, **memory))
+        else:
+            args = _library.CudaGemmArgs(tokens=tokens, y=y.pointer, **pointers, **memory)
+            if coded is not None:
+                args.layout = LAYOUTS[coded.layout]
+            _library.call("sluice_cuda_gemm_run", self._handle.get(), args, _library.CudaQueue(stream=on))
+        return out
+
+
+def gemm(x: Any, weights: Any, format: str, *, out: Any = None, **options: Any) -> Any:
+    """x W^T once: Gemm(weights, format, **options)(x). The weights are repacked for every call; keep a Gemm instead."""
+    return Gemm(weights, format, **options)(x, out=out)
+
+
+def route(spec: SpecLike, logits: Any, *, bias: Any = None, out_ids: Any = None, out_weights: Any = None) -> tuple[Any, Any]:
+    """The routing of a spec alone, host tensors: (ids int32 [T, K], weights float32 [T, K]).
+
+    logits: [T, E] float32 or bfloat16. bias: [E], for routings that take one. Ids are global, in descending order of what
+    they were chosen by; weights are rounded to bfloat16 when that is the spec's dtype.
+    """
+    s = read_spec(spec)
+    l = _tensor.read(logits, "logits", _FLOATS, (None, s.experts))
+    tokens = l.shape[0]
+    args = _library.RouteArgs(tokens=tokens, logits=l.pointer, logits_dtype=_number(l))
+    inputs = [("logits", l)]
+    if bias is not None:
+        b = _tensor.read(bias, "bias", _FLOATS, (s.experts,))
+        args.bias, args.bias_dtype = b.pointer, _number(b)
+        inputs.append(("bias", b))
+    out_ids = _tensor.empty("int32", (tokens, s.top_k), logits) if out_ids is None else out_ids
+    out_weights = _tensor.empty("float32", (tokens, s.top_k), logits) if out_weights is None else out_weights
+    ids = _tensor.read(out_ids, "out_ids", "int32", (tokens, s.top_k), write=True)
+    weights = _tensor.read(out_weights, "out_weights", "float32", (tokens, s.top_k), write=True)
+    _tensor.check_apart([("out_ids", ids), ("out_weights", weights)], inputs)
+    args.ids, args.weights = ids.pointer, weights.pointer
+    _library.call("sluice_route", _library.text("spec", s.line), args)
+    return out_ids, out_weights

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's layouts and calls, on the CPU with numpy: layouts by their published formulas, results in double."""
+import numpy as np
+import pytest
+
+import sluice_moe
+import sluice_moe.flashinfer as fi
+from reference import E2M1, E4M3, E8M0, bf16, swiglu_moe, to_bf16, unpack
+from sluice_moe.flashinfer._layouts import linear_scales
+
+E, K, H, I, T = 4, 2, 128, 128, 9
+
+
+def place_128x4(m, k, groups):
+    return (m // 128 * -(-groups // 4) + k // 4) * 512 + m % 32 * 16 + m % 128 // 32 * 4 + k % 4
+
+
+def test_layouts(rng):
+    x = rng.integers(0, 256, size=(256, 6)).astype(np.uint8)
+    flat = fi.block_scale_interleave(x)
+    assert flat.shape == (256 * 8,)
+    for m, k in [(0, 0), (1, 5), (31, 3), (32, 0), (200, 4), (255, 5)]:
+        assert flat[place_128x4(m, k, 6)] == x[m, k]
+    assert (flat != 0).sum() == (x != 0).sum()
+    assert (linear_scales(flat, 256, 6) == x).all()
+    assert (fi.block_scale_interleave(np.stack([x, x])) == np.concatenate([flat, flat])).all()
+    out = np.empty(256 * 8, np.uint8)
+    assert fi.block_scale_interleave(x, out=out) is out and (out == flat).all()
+
+    # Published maps of old rows to new ones.
+    to32 = [0, 8, 16, 24, 1, 9, 17, 25]
+    shuffled = fi.shuffle_matrix_a(x, 128)
+    for old, new in enumerate(to32):
+        assert (shuffled[new] == x[old]).all() and (shuffled[new + 32] == x[old + 32]).all()
+    shuffled = fi.shuffle_matrix_a(x, 64)
+    for old, new in enumerate([0, 8, 1, 9, 2, 10]):
+        assert (shuffled[new] == x[old]).all()
+    assert (fi.shuffle_matrix_sf_a(x, 128) == fi.block_scale_interleave(fi.shuffle_matrix_a(x, 128))).all()
+    gated = fi.reorder_rows_for_gated_act_gemm(x)
+    assert (gated[0::2] == x[:128]).all() and (gated[1::2] == x[128:]).all()
+    blocks = fi.convert_to_block_layout(x, 2)
+    assert blocks.shape == (3, 256, 2) and (blocks[1] == x[:, 2:4]).all()
+
+
+def test_quantisers(rng):
+    x = rng.normal(size=(37, 96)).astype(np.float32)
+    codes, scales = fi.mxfp8_quantize(x, False)
+    assert codes.shape == (37, 96) and scales.shape == (37 * 3,)
+    value = E4M3[codes] * E8M0[scales.reshape(37, 3)].repeat(32, 1)
+    amax = np.abs(x).reshape(37, 3, 32).max(-1).repeat(32, 1)
+    assert (np.abs(value - x) <= amax / 14).all()  # half a step of 32 in 256 to 448
+    swizzled = fi.mxfp8_quantize(x)[1]
+    assert (linear_scales(swizzled, 37, 3).reshape(-1) == scales).all()
+    padded, more = fi.mxfp8_quantize(x, False, alignment=128)
+    assert padded.shape == (37, 128) and (padded[:, :96] == codes).all() and (padded[:, 96:] == 0).all()
+    assert (more.reshape(37, 4)[:, :3].reshape(-1) == scales).all()
+
+    encode = np.array([2688 / np.abs(x).max()], np.float32)
+    codes, scales = fi.fp4_quantize(x, encode, is_sf_swizzled_layout=False)
+    assert codes.shape == (37, 48) and scales.shape == (37, 6)
+    value = E2M1[unpack(codes)] * E4M3[scales].repeat(16, 1) / encode
+    amax = np.abs(x).reshape(37, 6, 16).max(-1).repeat(16, 1)
+    assert (np.abs(value - x) <= amax / 3).all()
+    assert (linear_scales(fi.nvfp4_quantize(x, encode)[1], 37, 6) == scales).all()
+    assert (linear_scales(fi.nvfp4_quantize(x, encode, fi.SfLayout.layout_8x4)[1], 37, 6, "8x4") == scales).all()
+    assert (fi.fp4_quantize(x, 1 / encode, is_global_scale_inversed=True)[0] == codes).all()
+    weights = rng.normal(size=(128, 64)).astype(np.float32)
+    shuffled, sf = fi.nvfp4_quantize(weights, encode, do_shuffle=True)
+    plain, plain_sf = fi.fp4_quantize(weights, encode, is_sf_swizzled_layout=False)
+    assert (shuffled == fi.shuffle_matrix_a(plain, 128)).all()
+    assert (sf.reshape(-1) == fi.shuffle_matrix_sf_a(plain_sf, 128)).all()
+    codes, scales, rows = fi.nvfp4_quantize(x, None, fi.SfLayout.layout_linear, per_token_activation=True)
+    np.testing.assert_allclose(rows, np.abs(x).max(1) / 2688, rtol=1e-6)
+    codes, scales = fi.mxfp4_quantize(x, sfLayout=fi.SfLayout.layout_linear)
+    assert (np.abs(E2M1[unpack(codes)] * E8M0[scales].repeat(32, 1) - x) <=
+            np.abs(x).reshape(37, 3, 32).max(-1).repeat(32, 1) / 3).all()
+
+
+def test_dense_products(rng):
+    a, w = rng.normal(size=(11, 128)).astype(np.float32), rng.normal(size=(48, 128)).astype(np.float32)
+    (qa, sa), (qw, sw) = fi.mxfp8_quantize(a), fi.mxfp8_quantize(w)
+    x = E4M3[qa] * E8M0[linear_scales(sa, 11, 4)].repeat(32, 1)
+    y = E4M3[qw] * E8M0[linear_scales(sw, 48, 4)].repeat(32, 1)
+    got = fi.mm_mxfp8(qa, qw.T, sa, sw)
+    bound = (2.0**-9 + 130 * 2.0**-24) * (np.abs(x) @ np.abs(y).T)
+    assert got.dtype == np.uint16 and (np.abs(bf16(got) - x @ y.T) <= bound).all()
+    out = np.empty((11, 48), np.uint16)
+    assert (fi.mm_mxfp8(qa, qw.T, sa, sw, out) == got).all() and (out == got).all()
+    small = fi.mxfp8_quantize(a, sf_swizzle_layout=fi.SfLayout.layout_8x4)[1]
+    assert (fi.mm_mxfp8(qa, qw.T, small, sw, use_8x4_sf_layout=True) == got).all()
+    with pytest.raises(ValueError, match="the scales have"):
+        fi.mm_mxfp8(qa, qw.T, sa, sw[:-4])
+    with pytest.raises(sluice_moe.Unsupported, match="out_dtype is float16"):
+        fi.mm_mxfp8(qa, qw.T, sa, sw, out_dtype=np.float16)
+
+    ga, gw = (np.array([2688 / np.abs(t).max()], np.float32) for t in (a, w))
+    (qa, sa), (qw, sw) = fi.nvfp4_quantize(a, ga), fi.nvfp4_quantize(w, gw)
+    x = E2M1[unpack(qa)] * E4M3[linear_scales(sa, 11, 8)].repeat(16, 1)
+    y = E2M1[unpack(qw)] * E4M3[linear_scales(sw, 48, 8)].repeat(16, 1)
+    alpha = 1 / (ga * gw)
+    bound = (2.0**-9 + 130 * 2.0**-24) * (np.abs(x) @ np.abs(y).T) * alpha
+    assert (np.abs(bf16(fi.mm_fp4(qa, qw.T, sa, sw, alpha)) - alpha * (x @ y.T)) <= bound).all()
+    per_row = np.repeat(alpha, 11) * np.arange(1, 12, dtype=np.float32)
+    got = bf16(fi.mm_fp4(qa, qw.T, sa, sw, per_row))
+    assert (np.abs(got - per_row[:, None] * (x @ y.T)) <= bound * np.arange(1, 12)[:, None]).all()
+    with pytest.raises(sluice_moe.Unsupported, match="use_nvfp4 False"):
+        fi.mm_fp4(qa, qw.T, sa, sw, alpha, use_nvfp4=False)
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_bf16_layers(rng, shuffled):
+    up, gate, down = (to_bf16(0.1 * rng.normal(size=s)) for s in ((E, I, H), (E, I, H), (E, H, I)))
+    hidden = to_bf16(rng.normal(size=(T, H)))
+    logits = rng.normal(size=(T, E)).astype(np.float32)
+    w1, w2 = np.concatenate([up, gate], 1), down
+    if shuffled:  # what FlashInfer's users do to their checkpoints
+        w1 = np.stack([fi.convert_to_block_layout(fi.shuffle_matrix_a(fi.reorder_rows_for_gated_act_gemm(w), 128), 64)
+                       for w in w1])
+        w2 = np.stack([fi.convert_to_block_layout(fi.shuffle_matrix_a(w, 128), 64) for w in w2])
+    layout = {"use_shuffled_weight": shuffled, "weight_layout": 2 if shuffled else 0}
+    replay = np.full((T + 3, K), -9, np.int16)
+    got = fi.trtllm_bf16_moe(logits, None, hidden, w1, w2, E, K, None, None, I, 0, E, None, 1, routing_replay_out=replay,
+                             **layout)
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :K]
+    weights = np.exp(np.take_along_axis(logits, ids, 1).astype(np.float64))
+    weights /= weights.sum(1, keepdims=True)
+    expected, size = swiglu_moe(bf16(hidden), ids, weights, bf16(up), bf16(gate), bf16(down))
+    bound = 4 * 2.0**-8 * size
+    assert (np.abs(bf16(got) - expected) <= bound).all()
+    assert (replay[:T] == ids).all() and (replay[T:] == -9).all()
+    output = np.empty((T, H), np.uint16)
+    assert fi.trtllm_bf16_moe(logits, None, hidden, w1, w2, E, K, None, None, I, 0, E, None, 1, output=output,
+                              **layout) is output
+    assert (output == got).all()
+
+    half = to_bf16(weights)
+    packed = (ids.astype(np.int32) << 16 | half.astype(np.int32)).astype(np.int32)
+    for given in (packed, (ids.astype(np.int32), half)):
+        routed = fi.trtllm_bf16_routed_moe(given, hidden, w1, w2, E, K, None, None, I, 0, E, **layout)
+        assert (np.abs(bf16(routed) - expected) <= bound).all()
+    # A rank with the last two experts.
+    part = fi.trtllm_bf16_moe(logits, None, hidden, w1[2:], w2[2:], E, K, None, None, I, 2, 2, None, 1, **layout)
+    expected, size = swiglu_moe(bf16(hidden), np.where(ids >= 2, ids, -1), weights, bf16(up), bf16(gate), bf16(down))
+    assert (np.abs(bf16(part) - expected) <= 4 * 2.0**-8 * size + 1e-30).all()
+    with pytest.raises(sluice_moe.Unsupported, match="do_finalize is False"):
+        fi.trtllm_bf16_moe(logits, None, hidden, w1, w2, E, K, None, None, I, 0, E, do_finalize=False, **layout)
+    with pytest.raises(sluice_moe.Unsupported, match="activation_type is 5"):
+        fi.trtllm_bf16_moe(logits, None, hidden, w1, w2, E, K, None, None, I, 0, E, activation_type=5, **layout)

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many requests through one model.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "capi/engine.h"
+#include "capi/model.h"
+#include "capi/status.h"
+#include "device/choose_device.h"
+#include "engine/event_queue.h"
+#include "io/template_value.h"
+#include "io/tokenizer_json.h"
+#include "text/chat_template.h"
+
+using namespace sluice;
+using capi::guard;
+using capi::read_struct;
+using capi::required;
+using capi::Running;
+using capi::write_struct;
+
+namespace {
+
+engine::EngineConfig read_config(const sluice_engine_options& o) {
+  engine::EngineConfig config;
+  const auto take = [](auto& value, auto given) {
+    if (given != 0) value = given;
+  };
+  take(config.context_length, o.context_length);
+  take(config.max_running, o.max_running);
+  take(config.max_queued, o.max_queued);
+  take(config.prefill_chunk, o.prefill_chunk);
+  take(config.cache_tokens, o.cache_tokens);
+  take(config.block_size, o.block_size);
+  config.prefix_cache = o.no_prefix_cache == 0;
+  if (o.state_snapshots != 0) config.state_snapshots = o.state_snapshots == -1 ? 0 : o.state_snapshots;
+  config.speculative_steps = o.speculative_steps;
+  return config;
+}
+
+// Where the engine's thread leaves events. Closed, it wakes nobody any more: the descriptor may be another file's then.
+struct Inbox {
+  Inbox(int64_t choices, int fd) : events(choices), wake_fd(fd) {}
+
+  void push(size_t request, const engine::Event& event, int64_t weight_updates) {
+    events.push(request, event, weight_updates);
+    const std::lock_guard lock(mutex);
+    constexpr uint64_t kOne = 1;
+    if (wake_fd > 0) [[maybe_unused]]
+      const ssize_t full_is_awake_too = ::write(wake_fd, &kOne, sizeof kOne);
+  }
+  void close() {
+    const std::lock_guard lock(mutex);
+    wake_fd = 0;
+  }
+
+  engine::EventQueue events;
+  std::mutex mutex;
+  int wake_fd;
+};
+
+template <class T>
+std::span<const T> list_of(const T* data, size_t count, const char* name) {
+  check(data != nullptr || count == 0, "{} is NULL and its count is {}", name, count);
+  return {data, count};
+}
+
+engine::Request read_request(const sluice_request& r, grammar::GrammarCompiler& grammars) {
+  engine::Request request;
+  engine::Params& p = request.params;
+  const auto ids = [](const int32_t* data, size_t count, const char* name) {
+    const auto list = list_of(data, count, name);
+    return std::vector<int32_t>(list.begin(), list.end());
+  };
+  request.prompt = ids(r.prompt, r.prompt_count, "prompt");
+  p.n = r.n == 0 ? 1 : r.n;
+  if (r.max_new_tokens != 0) p.max_tokens = r.max_new_tokens;
+  p.min_tokens = r.min_new_tokens;
+  sampling::SamplingOptions& s = p.sampling;
+  s.temperature = r.temperature;
+  s.top_k = r.top_k;
+  s.top_p = r.top_p == 0 ? 1 : r.top_p;
+  s.min_p = r.min_p;
+  s.repetition_penalty = r.repetition_penalty == 0 ? 1 : r.repetition_penalty;
+  s.frequency_penalty = r.frequency_penalty;
+  s.presence_penalty = r.presence_penalty;
+  s.seed = r.seed;
+  const auto bias_tokens = list_of(r.bias_tokens, r.bias_count, "bias_tokens");
+  const auto bias_values = list_of(r.bias_values, r.bias_count, "bias_values");
+  for (size_t i = 0; i < r.bias_count; ++i) s.logit_bias.emplace_back(bias_tokens[i], bias_values[i]);
+  for (const char* stop : list_of(r.stop, r.stop_count, "stop")) p.stop.emplace_back(&required(stop, "stop[i]"));
+  p.stop_tokens = ids(r.stop_tokens, r.stop_token_count, "stop_tokens");
+  p.ignore_eos = r.ignore_eos != 0;
+  p.include_stop = r.include_stop != 0;
+  p.skip_special_tokens = r.keep_special_tokens == 0;
+  p.logprobs = r.logprobs != 0;
+  p.top_logprobs = r.top_logprobs;
+  p.logprob_tokens = ids(r.logprob_tokens, r.logprob_token_count, "logprob_tokens");
+  if (r.prompt_logprobs != 0) p.prompt_logprobs_from = r.prompt_logprobs_from;
+  check(r.grammar_kind >= SLUICE_GRAMMAR_NONE && r.grammar_kind <= SLUICE_GRAMMAR_STRUCTURAL_TAG,
+        "grammar_kind is {}; accepted: SLUICE_GRAMMAR_NONE, _JSON_SCHEMA, _REGEX, _EBNF, _STRUCTURAL_TAG",
+        r.grammar_kind);
+  if (r.grammar_kind != SLUICE_GRAMMAR_NONE)
+    p.grammar = grammars.compile({static_cast<grammar::Kind>(r.grammar_kind - 1), &required(r.grammar, "grammar")});
+  if (r.score_only != 0) {
+    check(r.max_new_tokens == 0, "max_new_tokens is {} with score_only; accepted: 0", r.max_new_tokens);
+    p.max_tokens = 0;
+    // The engine takes a request without new tokens as one that scores its prompt: here the last token, for nobody.
+    if (!p.prompt_logprobs_from) p.prompt_logprobs_from = static_cast<int64_t>(request.prompt.size()) - 1;
+  }
+  return request;
+}
+
+sluice_logprob logprob_of(const sampling::Likelihood& l) { return {l.token, l.logprob}; }
+
+// Log probabilities in the C ABI's form, whose lists point into `flat`.
+struct Logprobs {
+  std::vector<sluice_token_logprobs> tokens;
+  std::vector<sluice_logprob> flat;
+
+  void assign(const std::vector<sampling::TokenLogprob>& from) {
+    tokens.clear();
+    flat.clear();
+    size_t count = 0;
+    for (const auto& t : from) count += t.top.size() + t.asked.size();
+    flat.reserve(count);  // the pointers below stay right
+    const auto list = [&](const std::vector<sampling::Likelihood>& all) {
+      const sluice_logprob* begin = flat.data() + flat.size();
+      for (const sampling::Likelihood& l : all) flat.push_back(logprob_of(l));
+      return begin;
+    };
+    for (const auto& t : from) {
+      const sluice_logprob* top = list(t.top);
+      tokens.push_back({logprob_of(t.chosen), top, t.top.size(), list(t.asked), t.asked.size()});
+    }
+  }
+};
+
+text::jinja::Fields read_variables(const char* variables, const text::SpecialGuard& special) {
+  text::jinja::Fields extra;
+  if (variables == nullptr) return extra;
+  const io::JsonValue json = io::parse_json_value(variables, "variables");
+  const auto* object = json.as<io::JsonValue::Object>();
+  check(object != nullptr, "variables is {}; accepted: a JSON object", io::describe(json));
+  for (const io::JsonMember& m : *object) extra.emplace_back(m.key, io::to_template_value(m.value, special));
+  return extra;
+}
+
+std::vector<int32_t> encode_chat(const Running& r, const char* messages, const char* variables, bool opens) {
+  check(!r.tokenizer.chat_template().empty(), "{} has no chat template", r.options.path.string());
+  const text::ChatTemplate chat(r.tokenizer.chat_template(), "the checkpoint's chat template");
+  const io::JsonValue json = io::parse_json_value(&required(messages, "messages"), "messages");
+  const auto* list = json.as<io::JsonValue::Array>();
+  check(list != nullptr && !list->empty(), "messages is {}; accepted: a JSON array of at least one message",
+        io::describe(json));
+  for (const io::JsonValue& m : *list)
+    check(m.find("role") != nullptr, "messages holds {}; accepted: objects with role and content", io::describe(m));
+  text::ChatOptions options;
+  options.messages = io::to_template_value(json, r.special);
+  options.add_generation_prompt = opens;
+  options.extra = read_variables(variables, r.special);
+  options.bos_token = r.tokenizer.bos_token();
+  options.eos_token = r.tokenizer.eos_token();
+  options.pad_token = r.tokenizer.pad_token();
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  options.now = *localtime_r(&now, &local);
+  return r.special.encode(r.tokenizer, chat.render(options));
+}
+
+}  // namespace
+
+namespace sluice::capi {
+
+Machine::Machine(const sluice_engine_options& o) : pool(o.threads) {
+  if (const DeviceId id = choose_device(o.device == nullptr ? "cpu" : o.device).id; !id.is_host()) {
+    device = make_cuda_device(id.index);
+    queue = device->make_queue();
+  }
+}
+
+Context Machine::context(const sluice_engine_options& o) {
+  Context ctx{.pool = pool, .queue = queue ? *queue : host_queue()};
+  if (o.log != nullptr)
+    ctx.log = [log = o.log, user = o.user](LogLevel level, std::string_view line) {
+      log(user, static_cast<int>(level), std::string(line).c_str());
+    };
+  if (o.progress != nullptr)
+    ctx.progress = [progress = o.progress, user = o.user](const Progress& p) {
+      progress(user, std::string(p.what).c_str(), p.done, p.total, std::string(p.unit).c_str());
+    };
+  return ctx;
+}
+
+Running::Running(const char* folder, const sluice_engine_options& o)
+    : options(read_load_options(folder, o.model)),
+      machine(o),
+      ctx(machine.context(o)),
+      tokenizer(io::read_tokenizer(options.path)),
+      special(tokenizer) {
+  model::LiveModel model = model::load_live_model(ctx, options);
+  info = model.model->info();
+  check_file(tokenizer.vocab_size() <= info.vocab,
+             "{}: tokenizer.json has ids up to {}, but config.json's vocab_size is {}", options.path.string(),
+             tokenizer.vocab_size() - 1, info.vocab);
+  grammars =
+      std::make_unique<grammar::GrammarCompiler>(grammar::vocabulary_of(tokenizer, info.vocab, info.stop_tokens));
+  live = std::make_unique<engine::LiveEngine>(ctx, std::move(model), options, &tokenizer, read_config(o));
+}
+
+}  // namespace sluice::capi
+
+struct sluice_stream {
+  std::shared_ptr<Running> running;
+  std::shared_ptr<Inbox> inbox;
+  std::vector<engine::RequestId> ids;
+  // What the last event's pointers point to.
+  engine::Event event;
+  Logprobs logprobs, prompt_logprobs;
+
+  void cancel() {
+    for (const engine::RequestId id : ids) running->live->async().cancel(id);
+  }
+  ~sluice_stream() {
+    inbox->close();
+    if (!inbox->events.done()) cancel();
+  }
+
+  sluice_event next_event(engine::EventQueue::Entry entry) {
+    event = std::move(entry.event);
+    logprobs.assign(event.logprobs);
+    prompt_logprobs.assign(event.prompt_logprobs);
+    sluice_event out{};
+    out.request = entry.source;
+    out.choice = event.choice;
+    out.tokens = event.tokens.data();
+    out.token_count = event.tokens.size();
+    out.text = event.text.c_str();
+    out.text_bytes = event.text.size();
+    out.logprobs = logprobs.tokens.data();
+    out.logprob_count = logprobs.tokens.size();
+    out.prompt_logprobs = prompt_logprobs.tokens.data();
+    out.prompt_logprob_count = prompt_logprobs.tokens.size();
+    out.finish = static_cast<sluice_finish>(event.reason);
+    out.stop_token = event.stop_token.value_or(-1);
+    out.stop_string = event.stop_string ? event.stop_string->c_str() : nullptr;
+    out.error = event.error.empty() ? nullptr : event.error.c_str();
+    const engine::Usage& u = event.usage;
+    out.prompt_tokens = u.prompt_tokens;
+    out.cached_tokens = u.cached_tokens;
+    out.completion_tokens = u.completion_tokens;
+    out.drafted = u.drafted;
+    out.accepted = u.accepted;
+    out.verify_rounds = u.verify_rounds;
+    out.preemptions = u.preemptions;
+    out.queue_seconds = u.queue_seconds;
+    out.first_token_seconds = u.first_token_seconds;
+    out.total_seconds = u.total_seconds;
+    out.weight_updates = entry.mark;
+    return out;
+  }
+};
+
+static_assert(static_cast<int>(grammar::Kind::json_schema) == SLUICE_GRAMMAR_JSON_SCHEMA - 1 &&
+              static_cast<int>(grammar::Kind::structural_tag) == SLUICE_GRAMMAR_STRUCTURAL_TAG - 1);
+static_assert(static_cast<int>(engine::FinishReason::stop) == SLUICE_FINISH_STOP &&
+              static_cast<int>(engine::FinishReason::length) == SLUICE_FINISH_LENGTH &&
+              static_cast<int>(engine::FinishReason::cancelled) == SLUICE_FINISH_CANCELLED &&
+              static_cast<int>(engine::FinishReason::timed_out) == SLUICE_FINISH_TIMED_OUT &&
+              static_cast<int>(engine::FinishReason::error) == SLUICE_FINISH_ERROR);
+
+extern "C" {
+
+sluice_status sluice_engine_create(const char* folder, const sluice_engine_options* given, sluice_engine** out) {
+  return guard([&] {
+    required(out, "out") = nullptr;
+    const sluice_engine_options options =
+        given == nullptr ? sluice_engine_options{} : read_struct(given, "options", sizeof(sluice_engine_options));
+    *out = new sluice_engine{std::make_shared<Running>(folder, options)};
+  });
+}
+
+void sluice_engine_destroy(sluice_engine* engine) { delete engine; }
+
+sluice_status sluice_engine_get_info(const sluice_engine* engine, sluice_engine_info* out) {
+  return guard([&] {
+    const Running& r = *required(engine, "engine").running;
+    const engine::EngineConfig& c = r.live->async().config();
+    const engine::Metrics m = r.live->async().metrics();
+    write_struct({0, c.context_length, c.cache_tokens, r.live->cache_bytes(), c.max_running, c.max_queued, m.running,
+                  m.queued, r.weight_updates},
+                 out, "out");
+  });
+}
+
+sluice_status sluice_engine_get_model_info(const sluice_engine* engine, sluice_model_info* out) {
+  return guard([&] { write_struct(capi::info_of(required(engine, "engine").running->info), out, "out"); });
+}
+
+sluice_status sluice_engine_encode(const sluice_engine* engine, const char* text, size_t bytes, int32_t* ids,
+                                   size_t capacity, size_t* count) {
+  return guard(
+      [&] { return capi::encode(required(engine, "engine").running->tokenizer, text, bytes, ids, capacity, count); });
+}
+
+sluice_status sluice_engine_decode(const sluice_engine* engine, const int32_t* ids, size_t count,
+                                   int skip_special_tokens, char* buffer, size_t size, size_t* needed) {
+  return guard([&] {
+    return capi::decode(required(engine, "engine").running->tokenizer, ids, count, skip_special_tokens, buffer, size,
+                        needed);
+  });
+}
+
+sluice_status sluice_engine_encode_chat(const sluice_engine* engine, const char* messages, const char* variables,
+                                        int generation_prompt, int32_t* ids, size_t capacity, size_t* count) {
+  return guard([&] {
+    return capi::copy_ids(encode_chat(*required(engine, "engine").running, messages, variables, generation_prompt != 0),
+                          ids, capacity, count);
+  });
+}
+
+sluice_status sluice_engine_submit(sluice_engine* engine, const sluice_request* given, size_t count, int wake_fd,
+                                   sluice_stream** out) {
+  return guard([&] {
+    required(out, "out") = nullptr;
+    const auto& running = required(engine, "engine").running;
+    check(count > 0, "count is 0; submit at least one request");
+    check(wake_fd >= 0, "wake_fd is {}; accepted: 0 for none, or a descriptor", wake_fd);
+    const int flags = wake_fd == 0 ? O_NONBLOCK : ::fcntl(wake_fd, F_GETFL);
+    check(flags >= 0 && (flags & O_NONBLOCK) != 0, "wake_fd is {}, which is not an open, non-blocking descriptor",
+          wake_fd);
+    std::vector<engine::Request> requests;
+    int64_t choices = 0;
+    for (size_t i = 0; i < count; ++i) {
+      requests.push_back(read_request(read_struct(&required(given, "requests") + i, "request", sizeof(sluice_request)),
+                                      *running->grammars));
+      engine::validate(requests.back(), running->live->async().limits());
+      choices += requests.back().params.n;
+    }
+    auto made = std::make_unique<sluice_stream>();
+    made->running = running;
+    made->inbox = std::make_shared<Inbox>(choices, wake_fd);
+    std::vector<engine::Sink> sinks;
+    for (size_t i = 0; i < count; ++i)
+      sinks.emplace_back([inbox = made->inbox, i, &updates = running->weight_updates](const engine::Event& event) {
+        inbox->push(i, event, updates);
+      });
+    made->ids = running->live->submit(std::move(requests), std::move(sinks));
+    *out = made.release();
+  });
+}
+
+sluice_status sluice_stream_next(sluice_stream* stream, int64_t timeout_ms, sluice_event* out, int32_t* state) {
+  return guard([&] {
+    sluice_stream& s = required(stream, "stream");
+    required(state, "state") = SLUICE_STREAM_WAITING;
+    constexpr int64_t kLongest = 3'600'000;  // "at most"; far from where a deadline would overflow
+    auto entry = s.inbox->events.next(std::chrono::milliseconds(std::clamp<int64_t>(timeout_ms, 0, kLongest)));
+    if (!entry) {
+      if (s.inbox->events.done()) *state = SLUICE_STREAM_DONE;
+      return;
+    }
+    write_struct(s.next_event(std::move(*entry)), out, "out");
+    *state = SLUICE_STREAM_EVENT;
+  });
+}
+
+void sluice_stream_cancel(sluice_stream* stream) {
+  if (stream != nullptr) stream->cancel();
+}
+
+void sluice_stream_destroy(sluice_stream* stream) { delete stream; }
+}

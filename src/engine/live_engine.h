@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine with the model that it runs: weights that other weights replace while requests are in it, and memory that
+// is given back for a while. What a trainer on the same machine needs.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/context.h"
+#include "engine/async_engine.h"
+#include "model/models.h"
+#include "text/tokenizer.h"
+
+namespace sluice::engine {
+
+enum class PauseMode : uint8_t { abort, retract, in_place };
+
+struct MemoryTags {
+  bool weights = false, kv_cache = false;
+};
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+// All calls that replace weights: the new ones are complete before the old ones go, which stay if anything throws.
+// What runs is cancelled, unless generation is paused and `abort` false: then it goes on with the new weights. The
+// prefix cache is flushed. `in_place` is called on the engine's thread between the last step with the old weights and
+// the first with the new ones.
+struct Replacement {
+  bool abort = false;
+  std::function<void()> in_place = [] {};
+};
+
+// Any thread may call anything.
+class LiveEngine {
+ public:
+  // `tokenizer` (null: tokens only) must live longer. `model` was loaded with `loaded`. Throws as Engine's constructor.
+  LiveEngine(const Context& ctx, model::LiveModel model, model::LoadOptions loaded, const text::Tokenizer* tokenizer,
+             const EngineConfig& config);
+  ~LiveEngine();
+
+  // For what is not here. submit() of it takes requests that this one's refuses.
+  AsyncEngine& async() { return *async_; }
+  const AsyncEngine& async() const { return *async_; }
+  int64_t cache_bytes() const { return cache_bytes_; }
+
+  // As AsyncEngine's; busy while memory is released.
+  RequestId submit(Request request, Sink sink);
+  std::vector<RequestId> submit(std::vector<Request> requests, std::vector<Sink> sinks);
+
+  // No step is run until resume(); requests that come meanwhile wait. What runs is ended (abort), gives its cache back
+  // and is computed anew afterwards (retract), or stays as it is (in_place).
+  void pause(PauseMode mode);
+  void resume();
+  bool paused() const;
+
+  // By the weights of another checkpoint of the same model. `options` is called on the engine's thread. Throws as
+  // loading does, and invalid_argument for another model.
+  void reload(const std::function<model::LoadOptions()>& options, const Replacement& how);
+  // By single tensors, as the checkpoint names and stores them; model::update_live_model() says what it throws. Between
+  // begin_update() and end_update() tensors are only kept; end_update() puts all of them in place at once.
+  void update(const NamedTensors& tensors, const Replacement& how);
+  void begin_update();
+  void end_update(const Replacement& how);
+  // The tensors that the running weights were made of. Those that wait for end_update() are not among them.
+  io::Checkpoint weights() const;
+
+  // Gives memory back. Throws busy while anything runs. Until all of it is resumed, and every tensor that update() had
+  // brought has been brought again, requests are refused (busy).
+  void release_memory(MemoryTags tags);
+  void resume_memory(MemoryTags tags);
+
+ private:
+  void check_available() const;
+  void put_in_place(Engine& engine, model::LiveModel next, const Replacement& how);
+  void apply(Engine& engine, const NamedTensors& tensors, const Replacement& how);
+  void let_go_if_complete();
+
+  Context ctx_;
+  // Of the engine's thread.
+  model::LoadOptions options_;
+  model::LiveModel live_;
+  bool updating_ = false;  // between begin_update() and end_update()
+  NamedTensors pending_;   // of an update that has begun
+
+  mutable std::mutex mutex_;  // of what other threads read too
+  io::Checkpoint source_;     // live_.source
+  MemoryTags released_;
+  std::set<std::string> awaited_;  // tensors that were lost when the weights were released
+
+  int64_t cache_bytes_ = 0;
+  std::unique_ptr<AsyncEngine> async_;
+};
+
+}  // namespace sluice::engine

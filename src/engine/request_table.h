@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The open requests: the sink of each, its output sequences by the scheduler's handle, and the delivery of events.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/metrics.h"
+#include "engine/output_sequence.h"
+#include "engine/scheduler.h"
+
+namespace sluice::engine {
+
+class RequestTable {
+ public:
+  // The scheduler hears of every finished sequence, and the metrics count it; both must live longer.
+  RequestTable(Scheduler& scheduler, Metrics& metrics) : scheduler_(scheduler), metrics_(metrics) {}
+
+  // The id of a new request: `wanted`, or for 0 the next free one. Throws invalid_argument when it is in use.
+  RequestId new_id(RequestId wanted) const;
+  // Registers a request with `choices` output sequences, each of which the caller inserts under the scheduler's handle.
+  void open(RequestId id, Sink sink, int choices);
+  void insert(Handle handle, std::unique_ptr<OutputSequence> output);
+  OutputSequence& at(Handle handle) { return *outputs_[static_cast<size_t>(handle)]; }
+
+  // Passes the sequence's event to the request's sink, if it holds anything new. A finished sequence is removed from
+  // this table and from the scheduler.
+  void publish(Handle handle, Clock::time_point now);
+  // False: no such request.
+  bool cancel(RequestId id);
+  void cancel_all();
+  // The same sequence is still open.
+  bool holds(Handle handle, const OutputSequence* output) const {
+    return outputs_[static_cast<size_t>(handle)].get() == output;
+  }
+  bool timed() const { return timed_ > 0; }
+  // Ends the sequences whose time is over.
+  void expire(Clock::time_point now);
+
+ private:
+  struct OpenRequest {
+    Sink sink;
+    int open = 0;  // output sequences that have not finished
+  };
+  void record_latencies(OutputSequence& output, Clock::time_point now);
+  void erase(Handle handle);
+
+  Scheduler& scheduler_;
+  Metrics& metrics_;
+  std::unordered_map<RequestId, OpenRequest> requests_;
+  std::vector<std::unique_ptr<OutputSequence>> outputs_;  // by handle
+  RequestId last_id_ = 0;
+  int64_t timed_ = 0;  // sequences with a timeout
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// One step of the engine: the planned sequences through the model, a token for each row that may choose one, and what
+// the scheduler, the states and the draft head learn of it.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/context.h"
+#include "engine/mask_worker.h"
+#include "engine/metrics.h"
+#include "engine/output_sequence.h"
+#include "engine/request_table.h"
+#include "engine/scheduler.h"
+#include "engine/step_observer.h"
+#include "model/runner.h"
+
+namespace sluice::engine {
+
+class Step {
+ public:
+  // The engine's own; they live longer.
+  struct Parts {
+    Context& ctx;
+    Scheduler& scheduler;
+    model::Runner& runner;
+    RequestTable& requests;
+    StepObserver& observer;
+    Metrics& metrics;
+  };
+  Step(Parts parts, int64_t vocab, bool speculative);
+
+  // Until publish() the outcome is in the sequences only. An error of one sequence ends that one with
+  // FinishReason::error, an error of the pass ends all.
+  void run(std::span<const PlanEntry> plan);
+
+  // The same in two halves, for plans that may_begin(): between them the step that follows may begin, whose rows take
+  // the tokens that this one chooses without the host. So the device has work while the host reads tokens.
+  bool may_begin(std::span<const PlanEntry> plan);
+  void begin(std::span<const PlanEntry> plan);
+  // The sequences of `before`, which has begun, with a row each; without those that end with their length. Nothing
+  // begins where memory is missing.
+  void begin_after(const Step& before);
+  bool begun() const { return begun_; }
+  void end();
+  // What has ended since this step began, of which nobody wants another token, is not looked at any more. Before and
+  // after `before` is published.
+  void drop_finished();
+  bool dropped_all() const;
+
+  // Gives the sinks their events and removes the sequences that have ended.
+  void publish();
+
+  // Of the last run().
+  double model_seconds() const { return model_seconds_; }
+  double sampling_seconds() const { return sampling_seconds_; }
+
+ private:
+  // A sequence's part.
+  struct Entry {
+    const PlanEntry* plan = nullptr;
+    OutputSequence* output = nullptr;  // null: it has ended before this step did
+    int32_t sampled = -1;              // 0 or more: its token is what this row of the step before chooses
+    bool all_logits = false;           // of every row, for the prompt's log probabilities
+    model::BatchPlace place;
+    int64_t first_sampled = 0;  // of `sampled_`: rows that score the prompt, then those that choose
+    int64_t num_sampled = 0;
+    int64_t scored = 0;  // of them, rows that score the prompt
+    int64_t new_tokens = 0;
+    int64_t first_mask = -1,
+            num_masks = 0;  // rows of `masks_`, for the rows that choose; -1: every token may be chosen
+    std::string mask_error;
+
+    std::span<const int32_t> drafts(const model::Runner& runner) const;
+  };
+
+  void prepare(std::span<const PlanEntry> plan);
+  bool run_model();
+  void begin();
+  void forward();
+  void start_masks();
+  void sample();
+  void add_sample_rows();
+  void read_named();
+  void accept();
+  void accept(Entry& entry);
+  void commit();
+  void fail_all(const char* sentence);
+  bool all_observed() const;  // whatever the sequences ask for
+  bool observed() const;
+  void keep_routes();
+
+  Parts parts_;
+  size_t mask_words_;
+  bool speculative_;
+  bool begun_ = false;
+  std::string begin_error_;
+  double model_seconds_ = 0, sampling_seconds_ = 0;
+  // Of the current step; reused.
+  std::vector<PlanEntry> plan_;  // of one that begins
+  std::vector<Entry> entries_;
+  std::vector<model::DraftRequest> draft_requests_;
+  std::vector<model::Accepted> accepted_;
+  std::vector<int32_t> rows_;
+  std::vector<sampling::SampleRow> sample_rows_;
+  std::vector<sampling::LogitEdit> edits_;
+  std::vector<uint32_t> masks_;  // [rows][mask_words_]
+  std::vector<sampling::Sampled> sampled_;
+  std::vector<std::span<const int32_t>> named_;  // by sample row: tokens whose log probabilities are wanted too
+  std::vector<double> named_values_;             // of all of them, in order
+  std::vector<BlockHash> hashes_;
+  MaskWorker mask_worker_;  // the last: it ends before what it uses
+};
+
+}  // namespace sluice::engine

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+// A JSON schema on its way to the library. xgrammar looks at one keyword of a schema object ($ref, const, enum, anyOf,
+// oneOf, allOf, then type) and passes over what stands beside it; it warns of some keywords that it does not know, and
+// resolves references without looking for circles. Here each of these is an error. Strings with a pattern or a format
+// would in some cases be no JSON: that is mended or refused too.
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "grammar/source.h"
+#include "io/json_text.h"
+#include "io/json_value.h"
+#include "io/quote.h"
+
+namespace sluice::grammar {
+
+namespace {
+using io::JsonMember;
+using io::JsonValue;
+using Names = std::span<const std::string_view>;
+
+// Those that decide alone, in xgrammar's order.
+constexpr std::string_view kDeciding[] = {"$ref", "const", "enum", "anyOf", "oneOf", "allOf"};
+constexpr std::string_view kObject[] = {"properties",    "required",      "additionalProperties", "patternProperties",
+                                        "propertyNames", "minProperties", "maxProperties"};
+constexpr std::string_view kArray[] = {"items", "prefixItems", "minItems", "maxItems"};
+constexpr std::string_view kString[] = {"minLength", "maxLength", "pattern"};
+constexpr std::string_view kNumber[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"};
+constexpr std::string_view kNever[] = {"not",
+                                       "if",
+                                       "dependentRequired",
+                                       "dependentSchemas",
+                                       "dependencies",
+                                       "contains",
+                                       "$dynamicRef",
+                                       "$recursiveRef",
+                                       "extends",
+                                       "unevaluatedItems",
+                                       "unevaluatedProperties",
+                                       "disallow",
+                                       "divisibleBy"};
+constexpr std::string_view kCounts[] = {"minItems",      "maxItems",      "minLength",  "maxLength",
+                                        "minProperties", "maxProperties", "minContains"};
+// Without a type, each of these says that there is one.
+constexpr std::string_view kMeansObject[] = {"properties", "additionalProperties"};
+constexpr std::string_view kMeansArray[] = {"items", "prefixItems"};
+// What holds schemas.
+constexpr std::string_view kLists[] = {"anyOf", "oneOf", "allOf", "prefixItems"};
+constexpr std::string_view kSingle[] = {"items", "additionalProperties", "propertyNames"};
+// Repetitions become parts of the grammar: a list of a million places compiles for minutes.
+constexpr int64_t kMostCounted = 10'000;
+
+// RFC 5321's addresses without quoted local parts, in which xgrammar's own form takes escapes that JSON has not.
+constexpr std::string_view kEmail =
+    "^[\\w!#$%&'*+/=?^`{|}~-]+(\\.[\\w!#$%&'*+/=?^`{|}~-]+)*@[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+    "(\\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$";
+
+bool is_one_of(std::string_view key, Names names) { return std::find(names.begin(), names.end(), key) != names.end(); }
+
+JsonValue* member(JsonValue& object, std::string_view key) {
+  auto* members = std::get_if<JsonValue::Object>(&object.value);
+  for (size_t i = 0; members != nullptr && i < members->size(); ++i)
+    if ((*members)[i].key == key) return &(*members)[i].value;
+  return nullptr;
+}
+const JsonValue* member(const JsonValue& object, std::string_view key) {
+  return member(const_cast<JsonValue&>(object), key);
+}
+
+// Characters beyond ASCII as \uXXXX: the library's sound way to match strings wants ASCII.
+std::string ascii_pattern(std::string_view pattern) {
+  std::string out;
+  for (size_t at = 0; at < pattern.size();) {
+    const auto c = static_cast<unsigned char>(pattern[at]);
+    const size_t bytes = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;  // JSON is valid UTF-8
+    if (bytes == 1) {
+      out += pattern[at];
+    } else {
+      uint32_t code = c & (0xffu >> (bytes + 1));
+      for (size_t i = 1; i < bytes; ++i) code = code << 6 | (static_cast<unsigned char>(pattern[at + i]) & 0x3fu);
+      out += code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\u{{{:x}}}", code);
+    }
+    at += bytes;
+  }
+  return out;
+}
+
+std::string_view type_of(const JsonValue& v) {
+  if (v.is_null()) return "null";
+  if (v.as<bool>() != nullptr) return "boolean";
+  if (v.as<int64_t>() != nullptr) return "integer";
+  if (const auto* d = v.as<double>()) return *d == std::floor(*d) ? "integer" : "number";
+  if (v.as<std::string>() != nullptr) return "string";
+  return v.as<JsonValue::Array>() != nullptr ? "array" : "object";
+}
+
+class SchemaCheck {
+ public:
+  SchemaCheck(JsonValue& root, bool closed, Prepared& out) : root_(root), closed_(closed), out_(out) {}
+
+  // Places that references lead to are looked at one after another: a chain of thousands of them must not be a stack.
+  void run() {
+    pending_.emplace_back(&root_, "#");
+    while (!pending_.empty()) {
+      const auto [target, path] = std::move(pending_.back());
+      pending_.pop_back();
+      schema(*target, path);
+    }
+  }
+
+ private:
+  static void refuse(const std::string& path, const std::string& what) {
+    fail(ErrorCode::invalid_argument, "the JSON schema at {} {}", path, what);
+  }
+
+  void schema(JsonValue& s, const std::string& path) {
+    if (!seen_.insert(&s).second) return;
+    if (s.as<bool>() != nullptr) return;
+    auto* object = std::get_if<JsonValue::Object>(&s.value);
+    if (object == nullptr) refuse(path, fmt::format("is {}; accepted: an object or a boolean", io::describe(s)));
+    for (const JsonMember& m : *object) keyword(m, path);
+    strings(*object, s, path);
+    const std::string_view deciding = check_deciding(*object, s, path);
+    if (deciding == "$ref") return reference(*member(s, "$ref"), path);
+    if (deciding.empty()) {
+      check_typed(*object, s, path);
+      check_names(s, path);
+    }
+    descend(*object, path);
+  }
+
+  void keyword(const JsonMember& m, const std::string& path) const {
+    if (is_one_of(m.key, kNever) || (m.key == "uniqueItems" && m.value != JsonValue{false}))
+      refuse(path, fmt::format("has {}, which constrained output does not support", m.key));
+    if (is_one_of(m.key, kCounts)) {
+      const auto* count = m.value.as<int64_t>();
+      if (count == nullptr || *count < 0 || *count > kMostCounted)
+        refuse(path,
+               fmt::format("has {} {}; accepted: integers from 0 to {}", m.key, io::describe(m.value), kMostCounted));
+    }
+    if (m.key == "pattern") {
+      const auto* pattern = m.value.as<std::string>();
+      if (pattern == nullptr)
+        refuse(path, fmt::format("has the pattern {}; accepted: a string", io::describe(m.value)));
+      check_bounded(*pattern, path + "/pattern");
+    }
+    if (m.key == "patternProperties")
+      for (const JsonMember& p : members(m.value, path, m.key)) check_bounded(p.key, path + "/patternProperties");
+  }
+
+  void strings(JsonValue::Object& object, JsonValue& s, const std::string& path) {
+    out_.lengths = out_.lengths || member(s, "minLength") != nullptr || member(s, "maxLength") != nullptr;
+    const JsonValue* format = member(s, "format");
+    const auto* name = format == nullptr ? nullptr : format->as<std::string>();
+    if (name != nullptr && (*name == "json-pointer" || *name == "relative-json-pointer"))
+      refuse(path, fmt::format("has the format {}, which constrained output does not support", *name));
+    for (JsonMember& m : object) {
+      if (m.key == "format" && name != nullptr && *name == "email") {
+        for (const std::string_view other : kString)
+          if (member(s, other) != nullptr)
+            refuse(path, fmt::format("has {} beside format; accepted: one of them", other));
+        m = {"pattern", {std::string(kEmail)}};
+        out_.patterns.emplace_back(kEmail);
+      } else if (m.key == "pattern") {
+        std::string& pattern = std::get<std::string>(m.value.value);
+        out_.patterns.push_back(pattern = ascii_pattern(pattern));
+      } else if (m.key == "patternProperties") {
+        for (JsonMember& p : std::get<JsonValue::Object>(m.value.value))
+          out_.patterns.push_back(p.key = ascii_pattern(p.key));
+      }
+    }
+  }
+
+  static void check_bounded(std::string_view pattern, const std::string& path) {
+    check(pattern.size() <= kMaxRegexBytes, "the pattern of the JSON schema at {} has {} bytes; accepted: at most {}",
+          path, pattern.size(), kMaxRegexBytes);
+    check_string_pattern(pattern, fmt::format("pattern of the JSON schema at {}", path));
+  }
+
+  static const JsonValue::Object& members(const JsonValue& v, const std::string& path, std::string_view key) {
+    return members(const_cast<JsonValue&>(v), path, key);
+  }
+  static JsonValue::Object& members(JsonValue& v, const std::string& path, std::string_view key) {
+    auto* object = std::get_if<JsonValue::Object>(&v.value);
+    if (object == nullptr) refuse(path, fmt::format("has {} {}; accepted: an object", key, io::describe(v)));
+    return *object;
+  }
+
+  // The keyword that decides alone, or ""; throws for one beside it that would then have no effect.
+  std::string_view check_deciding(const JsonValue::Object& object, const JsonValue& s, const std::string& path) const {
+    const auto deciding =
+        std::find_if(std::begin(kDeciding), std::end(kDeciding), [&](auto key) { return member(s, key) != nullptr; });
+    if (deciding == std::end(kDeciding)) return {};
+    const bool values = *deciding == "enum" || *deciding == "const";
+    for (const JsonMember& m : object) {
+      if (m.key == *deciding || !constrains(m.key)) continue;
+      if (values && m.key == "type") {
+        check_values(*member(s, *deciding), *deciding, m.value, path);
+        continue;
+      }
+      refuse(path, fmt::format("has {} beside {}; accepted: {} alone", m.key, *deciding, *deciding));
+    }
+    return *deciding;
+  }
+
+  static bool constrains(std::string_view key) {
+    return key == "type" || is_one_of(key, kDeciding) || is_one_of(key, kObject) || is_one_of(key, kArray) ||
+           is_one_of(key, kString) || is_one_of(key, kNumber);
+  }
+
+  // enum and const give their values whatever the type says.
+  static void check_values(const JsonValue& given, std::string_view keyword, const JsonValue& type,
+                           const std::string& path) {
+    const std::span<const JsonValue> values = keyword == "enum" && given.as<JsonValue::Array>() != nullptr
+                                                  ? std::span<const JsonValue>(*given.as<JsonValue::Array>())
+                                                  : std::span<const JsonValue>(&given, 1);
+    for (const JsonValue& v : values) {
+      const std::string_view is = type_of(v);
+      const auto fits = [&](const JsonValue& t) {
+        const auto* name = t.as<std::string>();
+        return name != nullptr && (*name == is || (*name == "number" && is == "integer"));
+      };
+      const auto* types = type.as<JsonValue::Array>();
+      if (types == nullptr ? !fits(type) : std::none_of(types->begin(), types->end(), fits))
+        refuse(path, fmt::format("has the value {} in {}, which is not of its type {}", io::describe(v), keyword,
+                                 io::describe(type)));
+    }
+  }
+
+  // Without a type, some keywords mean objects or arrays to xgrammar, and the others nothing.
+  static void check_typed(const JsonValue::Object& object, const JsonValue& s, const std::string& path) {
+    if (member(s, "type") != nullptr) return;
+    const auto any = [&](Names names) {
+      return std::any_of(names.begin(), names.end(), [&](auto key) { return member(s, key) != nullptr; });
+    };
+    if (any(kMeansObject) || any(kMeansArray)) return;
+    for (const JsonMember& m : object)
+      if (constrains(m.key))
+        refuse(path, fmt::format("has {} without a type; accepted: with the type it is for", m.key));
+  }
+
+  // A required property must have a place in the order of the properties. And where others may stand, a name that JSON
+  // writes with escapes would be taken for another one.
+  void check_names(const JsonValue& s, const std::string& path) const {
+    const JsonValue* properties = member(s, "properties");
+    if (const JsonValue* required = member(s, "required")) {
+      const auto* names = required->as<JsonValue::Array>();
+      if (names == nullptr) refuse(path, fmt::format("has required {}; accepted: an array", io::describe(*required)));
+      for (const JsonValue& name : *names) {
+        const auto* text = name.as<std::string>();
+        if (text == nullptr || properties == nullptr || member(*properties, *text) == nullptr)
+          refuse(path, fmt::format("requires {}; accepted: names of its properties", io::describe(name)));
+      }
+    }
+    const JsonValue* more = member(s, "additionalProperties");
+    const bool open = more == nullptr ? !closed_ : *more != JsonValue{false};
+    if (!open || properties == nullptr) return;
+    for (const JsonMember& p : members(*properties, path, "properties"))
+      if (std::any_of(p.key.begin(), p.key.end(), [](char c) { return c == '"' || c == '\\' || c < 0x20 || c > 0x7e; }))
+        refuse(path, fmt::format("names the property {}; accepted where other properties may stand: "
+                                 "names of ASCII without quotation marks, backslashes and control characters",
+                                 io::quote(p.key)));
+  }
+
+  void descend(JsonValue::Object& object, const std::string& path) {
+    for (JsonMember& m : object) {
+      const std::string inner = fmt::format("{}/{}", path, m.key);
+      if (m.key == "properties" || m.key == "patternProperties") {
+        for (JsonMember& p : members(m.value, path, m.key)) schema(p.value, fmt::format("{}/{}", inner, p.key));
+      } else if (is_one_of(m.key, kLists)) {
+        auto* list = std::get_if<JsonValue::Array>(&m.value.value);
+        if (list == nullptr || list->empty())
+          refuse(path, fmt::format("has {} {}; accepted: an array of schemas", m.key, io::describe(m.value)));
+        for (size_t i = 0; i < list->size(); ++i) schema((*list)[i], fmt::format("{}/{}", inner, i));
+      } else if (is_one_of(m.key, kSingle)) {
+        schema(m.value, inner);
+      }
+    }
+  }
+
+  // Follows the reference; a circle of references alone would be followed for ever.
+  void reference(const JsonValue& ref, const std::string& path) {
+    std::set<std::string> followed;
+    const JsonValue* at = &ref;
+    for (;;) {
+      const auto* uri = at->as<std::string>();
+      if (uri == nullptr || (*uri != "#" && !uri->starts_with("#/")))
+        refuse(path,
+               fmt::format("has the $ref {}; accepted: a place in this schema, \"#/$defs/name\"", io::describe(*at)));
+      if (!followed.insert(*uri).second) refuse(path, fmt::format("has the $ref {}, which leads back to itself", *uri));
+      JsonValue* target = resolve(*uri, path);
+      at = member(*target, "$ref");
+      if (at != nullptr && at->as<std::string>() != nullptr) continue;
+      pending_.emplace_back(target, *uri);
+      return;
+    }
+  }
+
+  JsonValue* resolve(std::string_view uri, const std::string& path) const {
+    JsonValue* at = &root_;
+    for (size_t begin = 1; begin < uri.size();) {
+      const size_t end = std::min(uri.find('/', begin + 1), uri.size());
+      const std::string_view key = uri.substr(begin + 1, end - begin - 1);
+      at = key.empty() ? nullptr : member(*at, key);
+      if (at == nullptr) refuse(path, fmt::format("has the $ref {}, which leads nowhere", io::quote(uri)));
+      begin = end;
+    }
+    return at;
+  }
+
+  JsonValue& root_;
+  bool closed_;
+  Prepared& out_;
+  std::set<const JsonValue*> seen_;
+  std::vector<std::pair<JsonValue*, std::string>> pending_;
+};
+
+// The schemas, patterns and grammars in a structural tag, wherever they stand.
+void prepare_formats(JsonValue& v, Prepared& out) {
+  if (auto* array = std::get_if<JsonValue::Array>(&v.value))
+    for (JsonValue& element : *array) prepare_formats(element, out);
+  auto* object = std::get_if<JsonValue::Object>(&v.value);
+  if (object == nullptr) return;
+  for (JsonMember& m : *object) {
+    const auto* text = m.value.as<std::string>();
+    if (m.key == "json_schema") {
+      SchemaCheck(m.value, true, out).run();
+    } else if (m.key == "pattern" && text != nullptr) {
+      prepare({Kind::regex, *text});
+    } else if (m.key == "grammar" && text != nullptr) {
+      prepare({Kind::ebnf, *text});
+    } else if (const auto* count = m.value.as<int64_t>(); (m.key == "min" || m.key == "max") && count != nullptr) {
+      check(*count <= kMostCounted, "the structural tag repeats a format {} times; accepted: at most {}", *count,
+            kMostCounted);
+    } else {
+      prepare_formats(m.value, out);
+    }
+  }
+  const JsonValue* type = member(v, "type");
+  if (type == nullptr || type->as<std::string>() == nullptr || *type->as<std::string>() != "json_schema") return;
+  if (JsonValue* most = member(v, "max_whitespace_cnt"))
+    *most = {int64_t{kMostWhiteSpace}};
+  else
+    object->push_back({"max_whitespace_cnt", {int64_t{kMostWhiteSpace}}});
+}
+
+JsonValue parse(std::string_view text, const char* what) {
+  try {
+    return io::parse_json_value(text, what);
+  } catch (const Error& error) {
+    fail(ErrorCode::invalid_argument, "{}", error.what());
+  }
+}
+}  // namespace
+
+Prepared prepare_schema(std::string_view text, bool closed) {
+  JsonValue schema = parse(text, "the JSON schema");
+  Prepared out;
+  SchemaCheck(schema, closed, out).run();
+  out.text = io::to_json_line(schema);
+  return out;
+}
+
+Prepared prepare_structural_tag(std::string_view text) {
+  JsonValue tag = parse(text, "the structural tag");
+  Prepared out;
+  prepare_formats(tag, out);
+  out.text = io::to_json_line(tag);
+  return out;
+}
+
+}  // namespace sluice::grammar

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// grammar/compiler.h by xgrammar.
+#include <xgrammar/xgrammar.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <variant>
+
+#include "base/error.h"
+#include "grammar/compile_queue.h"
+#include "grammar/compiler.h"
+#include "grammar/xgrammar_log.h"
+#include "grammar/xgrammar_pattern.h"
+#include "grammar/xgrammar_strings.h"
+#include "sampling/choose.h"
+
+namespace sluice::grammar {
+
+namespace {
+
+struct Words {
+  explicit Words(Vocabulary v) : vocabulary(std::move(v)) {}
+  const xgrammar::TokenizerInfo& info(bool tagged, bool printable);
+  CompileQueue::Compiled compile(const Source& source, const Prepared& prepared);
+
+  const Vocabulary vocabulary;
+  std::mutex mutex;
+  std::optional<xgrammar::TokenizerInfo> infos[2][2];  // by the arguments of info()
+};
+}  // namespace
+
+std::string_view why_not_available() { return {}; }
+
+struct CompiledGrammar {
+  xgrammar::CompiledGrammar compiled;
+  int64_t vocab;
+};
+
+struct GrammarCompiler::Impl {
+  std::shared_ptr<CompileQueue> queue;
+};
+
+GrammarCompiler::GrammarCompiler(Vocabulary vocabulary, CompilerLimits limits) : impl_(std::make_unique<Impl>()) {
+  const auto words = std::make_shared<Words>(std::move(vocabulary));
+  impl_->queue = std::make_shared<CompileQueue>(
+      [words](const Source& source, const Prepared& prepared) { return words->compile(source, prepared); }, limits);
+}
+GrammarCompiler::~GrammarCompiler() { impl_->queue->on_change(nullptr); }
+
+GrammarPtr GrammarCompiler::compile(const Source& source) { return impl_->queue->compile(source); }
+GrammarPtr GrammarCompiler::try_compile(const Source& source) { return impl_->queue->try_compile(source); }
+std::optional<Clock::time_point> GrammarCompiler::pending_until(const Source& source) const {
+  return impl_->queue->pending_until(source);
+}
+void GrammarCompiler::on_change(std::function<void()> call) { impl_->queue->on_change(std::move(call)); }
+GrammarCompiler::Stats GrammarCompiler::stats() const { return impl_->queue->stats(); }
+
+// tagged: with the control tokens. printable: without control characters but the end of a line. No JSON has those in
+// its strings; xgrammar allows them where a string's length is bounded.
+const xgrammar::TokenizerInfo& Words::info(bool tagged, bool printable) {
+  const std::lock_guard lock(mutex);
+  std::optional<xgrammar::TokenizerInfo>& made = infos[tagged ? 1 : 0][printable ? 1 : 0];
+  if (made) return *made;
+  const auto has_control = [](const std::string& word) {
+    return std::any_of(word.begin(), word.end(),
+                       [](char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\n'; });
+  };
+  // Tokens without bytes are never taken. Stop tokens are not text either: who samples allows them where the text may
+  // end, so that a request's own ones count too.
+  std::vector<std::string> words = vocabulary.bytes;
+  for (size_t id = 0; id < words.size(); ++id)
+    if ((!tagged && vocabulary.special[id]) || (printable && has_control(words[id]))) words[id].clear();
+  for (const int32_t id : vocabulary.stops)
+    if (static_cast<size_t>(id) < words.size()) words[static_cast<size_t>(id)].clear();
+  made.emplace(words, xgrammar::VocabType::RAW, static_cast<int>(vocabulary.size), std::vector<int32_t>());
+  return *made;
+}
+
+CompileQueue::Compiled Words::compile(const Source& source, const Prepared& prepared) try {
+  const bool tagged = source.kind == Kind::structural_tag;
+  const xgrammar::TokenizerInfo& tokens = info(tagged, source.kind == Kind::json_schema || prepared.lengths);
+  const KeptWarnings warnings;
+  for (const std::string& pattern : prepared.patterns) check_json_string_pattern(pattern);
+  xgrammar::GrammarCompiler compiler(tokens, 1, false);
+  const auto compiled = [&] {
+    switch (source.kind) {
+      case Kind::json_schema:
+        return compiler.CompileGrammar(with_closed_strings(xgrammar::Grammar::FromJSONSchema(
+            prepared.text, true, std::nullopt, std::nullopt, source.closed, kMostWhiteSpace)));
+      case Kind::regex:
+        return compiler.CompileRegex(prepared.text);
+      case Kind::ebnf:
+        return compiler.CompileGrammar(prepared.text);
+      case Kind::structural_tag: {
+        const auto made = xgrammar::Grammar::FromStructuralTag(prepared.text, tokens);
+        if (const auto* grammar = std::get_if<xgrammar::Grammar>(&made))
+          return compiler.CompileGrammar(with_closed_strings(*grammar));
+        return compiler.CompileStructuralTag(prepared.text);  // throws what is wrong
+      }
+    }
+    fail(ErrorCode::internal, "no such kind of grammar");
+  }();
+  // It warns of what it will not keep. A constraint that holds in parts only is none.
+  if (!warnings.all().empty()) fail(ErrorCode::invalid_argument, "{}", warnings.all().front());
+  return {std::make_shared<const CompiledGrammar>(CompiledGrammar{compiled, vocabulary.size}),
+          compiled.MemorySizeBytes()};
+} catch (const std::bad_alloc&) {
+  throw;
+} catch (const std::exception& error) {
+  const std::string sentence = sentence_of(error);
+  fail(ErrorCode::invalid_argument, "{}", sentence.empty() ? "xgrammar does not say why" : sentence);
+}
+
+struct GrammarState::Impl {
+  explicit Impl(GrammarPtr g) : grammar(std::move(g)), matcher(grammar->compiled) {}
+  GrammarPtr grammar;
+  xgrammar::GrammarMatcher matcher;
+};
+
+GrammarState::GrammarState(GrammarPtr grammar) : impl_(std::make_unique<Impl>(std::move(grammar))) {}
+GrammarState::~GrammarState() = default;
+GrammarState::GrammarState(GrammarState&&) noexcept = default;
+GrammarState& GrammarState::operator=(GrammarState&&) noexcept = default;
+
+bool GrammarState::accept(int32_t token) { return impl_->matcher.AcceptToken(token); }
+bool GrammarState::accept_bytes(std::string_view bytes) { return impl_->matcher.AcceptString(std::string(bytes)); }
+void GrammarState::rollback(int steps) {
+  if (steps > 0) impl_->matcher.Rollback(steps);
+}
+bool GrammarState::may_end() const { return impl_->matcher.IsCompleted(); }
+
+void GrammarState::fill_mask(std::span<uint32_t> mask) {
+  int64_t shape = sampling::mask_words(impl_->grammar->vocab);
+  check(static_cast<int64_t>(mask.size()) == shape, "the mask has {} words; expected: {}", mask.size(), shape);
+  DLTensor tensor{};
+  tensor.data = mask.data();
+  tensor.device = {kDLCPU, 0};
+  tensor.ndim = 1;
+  tensor.dtype = {kDLInt, 32, 1};
+  tensor.shape = &shape;
+  impl_->matcher.FillNextTokenBitmask(&tensor);
+}
+
+}  // namespace sluice::grammar

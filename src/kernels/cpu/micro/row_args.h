@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arguments of the row operations: packing an input row, an activation, a weighted sum of rows, rounding to bf16.
+#pragma once
+
+#include "kernels/cpu/micro/packed_layout.h"
+
+namespace sluice::kernels::cpu {
+
+// The two enumerations below repeat format::InputFormat and activation::Activation, which files that are compiled for
+// one instruction set cannot include (kernel_table.h says why). cpu_kernel.cc asserts that they agree.
+//
+// How an input row is quantised before the product.
+enum class InputRounding : uint8_t { plain, fp8_static, fp8_token, fp8_group, mxfp8, nvfp4, nvfp4_token };
+
+struct PackSource {
+  const void* data = nullptr;  // bfloat16 or float [n]
+  bool bf16 = false;
+  bool round_to_bf16_first = false;  // float sources: rounded to bfloat16 before anything else
+  int64_t n = 0;                     // K
+};
+
+// One packed row. `type` fixes the form of `data`; padded_n is K'.
+//   row_scale     never null, always written
+//   group_scale   [ceil(padded_n / 128)], always written; null unless the weights are fp8_block
+struct PackTarget {
+  PackedType type = PackedType::f32;
+  void* data = nullptr;
+  float* row_scale = nullptr;
+  float* group_scale = nullptr;
+  int64_t padded_n = 0;
+};
+
+// One input row -> one packed row, quantised as format/quantize.h defines, with the same bits.
+struct PackRowArgs {
+  InputRounding rounding = InputRounding::plain;
+  float input_scale = 1.0f;  // read by fp8_static and nvfp4 only
+  PackSource source;
+  PackTarget target;
+  float* staging = nullptr;  // float[padded_n]; may be null if target.type is f32
+};
+using PackRowFn = void (*)(const PackRowArgs&);
+
+enum class ActivationCode : uint8_t {
+  gelu = 0,
+  silu = 2,
+  swiglu = 3,
+  geglu = 4,
+  relu2 = 6,
+  geglu_tanh = 8,
+  identity = 9
+};
+
+// out[i] = activation(up[i], gate[i]) for `cols` neighbouring columns of one row.
+struct ActivateArgs {
+  ActivationCode act = ActivationCode::identity;
+  const float* up = nullptr;
+  const float* gate = nullptr;  // null exactly if the activation is not gated
+  float* out = nullptr;         // may be `up`
+  int64_t cols = 0;
+  float alpha = 1.0f, beta = 0.0f, limit = __builtin_inff();  // swiglu's
+};
+using ActivateFn = void (*)(const ActivateArgs&);
+
+// out[n] = sum over i ascending of weights[i] * rows[i][n]: one chain of fused multiply-adds from zero, then rounded to
+// the type of the rows.
+struct WeightedSumArgs {
+  const void* const* rows = nullptr;  // [count], each bfloat16 or float [cols]
+  const float* weights = nullptr;     // [count]
+  int count = 0;                      // 0 gives zeros
+  bool bf16 = false;                  // rows and out; otherwise float
+  int64_t cols = 0;
+  void* out = nullptr;
+};
+using WeightedSumFn = void (*)(const WeightedSumArgs&);
+
+// out[i][j] = keep[i] * out[i][j] + sum over l ascending of a[i][l] * b[l][j], i in [0, m), j in [0, n), l in [0, k),
+// in float32, for tiles that are in the cache: attention's scores and weighted sums. Strides count floats.
+struct TileProductArgs {
+  const float* a = nullptr;     // [m][a_stride]
+  const float* b = nullptr;     // [k][b_stride]
+  float* out = nullptr;         // [m][out_stride]
+  const float* keep = nullptr;  // [m]; null: out is not read, its factor is zero
+  int64_t a_stride = 0, b_stride = 0, out_stride = 0;
+  int64_t m = 0, n = 0, k = 0;  // n is a multiple of 16
+};
+using TileProductFn = void (*)(const TileProductArgs&);
+
+// float [n] -> bfloat16 [n], round to nearest, ties to even.
+using RoundBf16Fn = void (*)(const float* in, uint16_t* out, int64_t n);
+
+}  // namespace sluice::kernels::cpu

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/attention/attention_bf16.cuh"
+#include "kernels/sm90/attention/attention_cluster.cuh"
+#include "kernels/sm90/attention/attention_f32.cuh"
+#include "kernels/sm90/launch.cuh"
+
+namespace sluice::sm90 {
+
+namespace {
+
+template <int kWidth>
+void launch_in_clusters(const AttentionArgs& a, dim3 blocks, Stream stream, bool pdl) {
+  blocks.z = static_cast<unsigned>(a.plan.cluster);
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(kAttentionThreads);
+  config.dynamicSmemBytes = AttentionShared<kWidth>::bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = blocks.z;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = pdl ? 2 : 1;
+  check_cuda(cudaLaunchKernelEx(&config, attention_cluster_kernel<kWidth>, a), "cudaLaunchKernelEx");
+}
+
+template <int kWidth>
+void launch_bf16(const AttentionArgs& a, dim3 blocks, Stream stream, bool pdl) {
+  if (a.plan.cluster > 1) return launch_in_clusters<kWidth>(a, blocks, stream, pdl);
+  launch(attention_bf16_kernel<kWidth>, blocks, kAttentionThreads, AttentionShared<kWidth>::bytes, stream, pdl, a);
+  if (!a.plan.split()) return;
+  const int64_t items = a.rows * a.shape.heads;
+  launch(attention_fold_kernel<kWidth>, static_cast<unsigned>(ceil_div<int64_t>(items, kAttentionThreads / 32)),
+         kAttentionThreads, 0, stream, pdl, a);
+}
+
+template <class Q>
+void launch_f32(const AttentionArgs& a, dim3 blocks, Stream stream, bool pdl) {
+  const int smem = static_cast<int>(f32_shared_bytes(a.shape, a.values == nullptr));
+  if (a.pages_f32)
+    launch(attention_f32_kernel<Q, float>, blocks, kF32Threads, smem, stream, pdl, a);
+  else
+    launch(attention_f32_kernel<Q, bf16_t>, blocks, kF32Threads, smem, stream, pdl, a);
+}
+
+}  // namespace
+
+void allow_attention() {
+  allow_shared_memory(attention_bf16_kernel<64>, AttentionShared<64>::bytes);
+  allow_shared_memory(attention_bf16_kernel<128>, AttentionShared<128>::bytes);
+  allow_shared_memory(attention_cluster_kernel<64>, AttentionShared<64>::bytes);
+  allow_shared_memory(attention_cluster_kernel<128>, AttentionShared<128>::bytes);
+  for (auto* kernel : {attention_cluster_kernel<64>, attention_cluster_kernel<128>})
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
+  for (auto* kernel : {attention_f32_kernel<float, float>, attention_f32_kernel<float, bf16_t>,
+                       attention_f32_kernel<bf16_t, float>, attention_f32_kernel<bf16_t, bf16_t>})
+    allow_shared_memory(kernel, kMaxSharedBytes);
+}
+
+void launch_attention(const AttentionArgs& a, Stream stream, bool pdl) {
+  if (a.rows == 0 || a.sequences == 0) return;
+  const dim3 blocks(static_cast<unsigned>(a.plan.row_tiles), static_cast<unsigned>(a.shape.key_heads),
+                    static_cast<unsigned>(a.plan.parts));
+  if (a.plan.tensor_cores) {
+    a.shape.key_width == 64 ? launch_bf16<64>(a, blocks, stream, pdl) : launch_bf16<128>(a, blocks, stream, pdl);
+    return;
+  }
+  a.q.f32 ? launch_f32<float>(a, blocks, stream, pdl) : launch_f32<bf16_t>(a, blocks, stream, pdl);
+}
+
+}  // namespace sluice::sm90

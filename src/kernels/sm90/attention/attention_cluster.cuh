@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// New tokens of few sequences: a cluster of blocks shares the positions of one sequence and key head and folds its
+// results through shared memory, in one launch. Each block takes as many tiles in a row as the sequence's own length
+// asks for, so a recorded launch suits short and long ones. How the positions are cut depends on the size of the
+// cluster, and so do the last bits.
+#pragma once
+
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/sm90/attention/attention_bf16.cuh"
+
+namespace sluice::sm90 {
+
+// Folds the pairs that are this block's over the results of the first blocks of the cluster, in order of position.
+// o: [16][kWidth], stats: [16] of (maximum, sum), the same places in each block.
+template <int kWidth>
+__device__ __forceinline__ void fold_cluster(const AttentionArgs& a, const AttentionTask& t, int chunk, int blocks,
+                                             const float* o, const float* stats) {
+  const int column = static_cast<int>(threadIdx.x), group = a.shape.group();
+  if (column >= kWidth) return;
+  for (int pair = static_cast<int>(blockIdx.z); pair < t.pairs; pair += blocks) {
+    const int parts = ceil_div(positions_seen(t, pair, group), chunk);
+    float next[kMaxCluster], maxima[kMaxCluster], sums[kMaxCluster];
+#pragma unroll
+    for (int i = 0; i < kMaxCluster; ++i) {
+      if (i >= parts) continue;
+      maxima[i] = ptx::ld_cluster(stats + 2 * pair, static_cast<uint32_t>(i));
+      sums[i] = ptx::ld_cluster(stats + 2 * pair + 1, static_cast<uint32_t>(i));
+      next[i] = ptx::ld_cluster(o + pair * kWidth + column, static_cast<uint32_t>(i));
+    }
+    float sum = 0.0f, weights = 0.0f, maximum = kMinusInfinity;
+#pragma unroll
+    for (int i = 0; i < kMaxCluster; ++i) {
+      if (i >= parts) continue;
+      const FoldFactors f = fold_factors(maximum, maxima[i]);
+      sum = folded(sum, next[i], f);
+      weights = folded(weights, sums[i], f);
+    }
+    const int64_t row = t.first_row + (t.first_pair + pair) / group;
+    const int head = t.key_head * group + (t.first_pair + pair) % group;
+    const int64_t at = row * a.out.stride + static_cast<int64_t>(head) * kWidth + column;
+    const float result = weighted_mean(sum, weights);
+    if (a.out.f32)
+      static_cast<float*>(a.out.data)[at] = result;
+    else
+      static_cast<bf16_t*>(a.out.data)[at] = static_cast<bf16_t>(ptx::cvt_bf16x2_f32(0.0f, result));
+  }
+}
+
+// Grid: row tiles x key heads x blocks of a cluster. No sequence has more than kAttentionFewRows pairs.
+template <int kWidth>
+__global__ void __launch_bounds__(kAttentionThreads, 2)
+    attention_cluster_kernel(const __grid_constant__ AttentionArgs a) {
+  extern __shared__ __align__(128) uint8_t attention_smem[];
+  ptx::griddepcontrol_launch_dependents();
+  // Before the kernel ahead has finished: that one writes the queries and the pages of the new rows, and no kernel of a
+  // step writes its integers or pages of older positions. A block that leaves waits too, since the kernel behind this
+  // one waits for this one only.
+  AttentionTask t;
+  if (!find_task(a, kAttentionRows, t)) return ptx::griddepcontrol_wait();
+  const int tiles = ceil_div(t.end, kAttentionTile), own = ceil_div(tiles, static_cast<int>(gridDim.z));
+  const int blocks = ceil_div(tiles, own), rank = static_cast<int>(blockIdx.z);
+  if (rank >= blocks) return ptx::griddepcontrol_wait();  // the barriers below do not wait for it
+  t.split = false;
+  t.first_tile = rank * own;
+  t.last_tile = min(t.first_tile + own, tiles);
+  AttentionSums<kWidth / 32> sums;
+  few_tiles<kWidth>(
+      a, t, a.scale * 1.4426950408889634f, attention_smem, sums, [] { ptx::griddepcontrol_wait(); }, [](int) {});
+
+  // Over the tiles, which all warps have read when they meet here.
+  auto* o = reinterpret_cast<float*>(attention_smem + AttentionShared<kWidth>::stages);
+  float* stats = o + kAttentionFewRows * kWidth;
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, column = warp * (kWidth / 4) + 2 * (lane % 4);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int pair = lane / 4 + 8 * h;
+#pragma unroll
+    for (int n = 0; n < kWidth / 32; ++n)
+      *reinterpret_cast<float2*>(o + pair * kWidth + column + 8 * n) = {sums.o[n][2 * h], sums.o[n][2 * h + 1]};
+    if (warp == 0 && lane % 4 == 0)
+      *reinterpret_cast<float2*>(stats + 2 * pair) = {sums.maximum[h], sums.weights[2 * h]};
+  }
+  ptx::cluster_sync();
+  fold_cluster<kWidth>(a, t, own * kAttentionTile, blocks, o, stats);
+  ptx::cluster_sync();  // until all have read
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which attention kernel runs, and how its work is spread over blocks: pure functions, tested on the host. A block
+// finds its sequence from the batch's own arrays, so a plan holds bounds only and a recorded launch serves every batch
+// within them.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.h"
+#include "base/math.h"
+#include "kernels/sm90/flashinfer/kernels.h"
+
+namespace sluice::sm90 {
+
+// 128 doubles the partial results (13 % of the pages' bytes for 8 heads per key head), 512 leaves a single sequence of
+// 1000 tokens on 8 of 132 multiprocessors.
+inline constexpr int kAttentionChunk = 256;
+inline constexpr int kAttentionTile = 64;     // positions that are in shared memory together
+inline constexpr int kAttentionRows = 64;     // pairs (row, head of the key head's group) of a block
+inline constexpr int kAttentionFewRows = 16;  // sequences of at most as many pairs share a tile between four warps
+inline constexpr int kF32Rows = 16, kF32Tile = 32;  // pairs of a block and positions of a tile of attention_f32.cuh
+inline constexpr int64_t kMaxPartialBytes = int64_t{192} << 20;
+
+struct AttentionShape {
+  int heads, key_heads, key_width, value_width;
+  HD int group() const { return heads / key_heads; }
+};
+
+// Whether attention_bf16.cuh has this shape; attention_f32.cuh takes all others that fit in shared memory.
+constexpr bool attention_on_tensor_cores(const AttentionShape& s, bool q_f32, bool pages_f32, bool shared_values) {
+  return !q_f32 && !pages_f32 && !shared_values && s.key_width == s.value_width &&
+         (s.key_width == 64 || s.key_width == 128);
+}
+
+struct AttentionPlan {
+  bool tensor_cores;
+  int64_t row_tiles;    // blocks for the rows of all sequences together, at least
+  int64_t parts;        // blocks that share the positions of one row tile
+  int64_t part_chunks;  // chunks of each
+  int64_t max_chunks;   // of one sequence
+  int cluster = 0;      // blocks that share a sequence's positions through their shared memory; 0: parts do
+  HD bool split() const { return parts > 1; }
+};
+
+// Prompts, where FlashInfer's kernel computes them (prefill.h): sequences with at least kPrefillMinRows new rows.
+// 32/4 heads after 0, 2048 and 16384 positions: 128 rows take 10.0, 39, 243 us in place of 10.0, 47, 281; 64 rows 9.3,
+// 38, 242 in place of 8.9, 27, 148.
+inline constexpr int kPrefillMinRows = 128;
+inline constexpr int kMaxPrefillTiles = 2048;  // of all sequences
+inline constexpr bool kPrefillLists = true;    // PrefillPlan::lists
+
+struct PrefillPlan {
+  int64_t tiles =
+      0;  // of rows, of all sequences together: at least as many as there are; 0: no sequence is long enough
+  int64_t items = 0;  // tiles of all heads
+  int blocks = 0;     // the grid: one for each item, or one for each multiprocessor, which work through lists of items
+  bool lists = false;
+};
+// `lists`: the second kind of grid. Bounds as below.
+PrefillPlan plan_prefill(const AttentionShape& shape, int64_t rows, int64_t sequences, int64_t longest_rows,
+                         int multiprocessors, bool lists);
+// int32 values of the arrays that a block finds its work in (FlashWork).
+int64_t prefill_work_ints(const PrefillPlan& plan);
+
+// Where item `item` of `items`, counted from the longest to the shortest, lies in the arrays of work. With lists they
+// are dealt forth and back (0 1 2 2 1 0 0 1 ...), so that each block gets about the same sum.
+struct PrefillSlots {
+  int blocks;
+  int64_t items;
+  bool lists;
+
+  HD int64_t begin(int64_t block) const {
+    if (!lists) return block < items ? block : items;
+    const int64_t rounds = items / blocks, rest = items % blocks, late = block - (blocks - rest);
+    return block * rounds + (rounds % 2 == 0 ? (block < rest ? block : rest) : (late > 0 ? late : 0));
+  }
+  HD int64_t of(int64_t item) const {
+    if (!lists) return item;
+    const int64_t round = item / blocks, at = item % blocks;
+    return begin(round % 2 == 0 ? at : blocks - 1 - at) + round;
+  }
+};
+
+// rows, sequences, longest_rows, longest_context: Batch's bounds.
+AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, int64_t rows, int64_t sequences,
+                             int64_t longest_rows, int64_t longest_context, int multiprocessors);
+// The plan where a row's bits may depend on the rest of the batch: with few new rows in all, a cluster of blocks takes
+// each sequence (attention_cluster.cuh), else as given. Clusters of up to 16: more than the 8 that every GPU has room
+// for.
+inline constexpr int kMaxCluster = 16;
+AttentionPlan with_clusters(const AttentionPlan& plan, const AttentionShape& shape, int64_t longest_rows,
+                            int64_t longest_context, int multiprocessors);
+// Bytes of AttentionArgs::partial and partial_stats; 0 where nothing is split.
+int64_t partial_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows);
+int64_t partial_stats_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows);
+// attention_f32.cuh's rows in shared memory, in floats: an odd number of 16 bytes, so that eight lanes reading 16 bytes
+// of neighbouring rows meet no bank twice.
+HD constexpr int f32_key_stride(int width) { return 4 * (ceil_div(width, 4) | 1); }
+HD constexpr int f32_value_stride(int width) { return round_up(width, 4); }
+// Shared memory of attention_f32.cuh, in bytes.
+int64_t f32_shared_bytes(const AttentionShape& shape, bool shared_values);
+inline constexpr int kMaxSharedBytes = 227 * 1024;
+
+}  // namespace sluice::sm90

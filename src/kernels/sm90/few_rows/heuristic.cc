@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/few_rows/heuristic.h"
+
+#include "kernels/sm90/tuning.h"
+
+namespace sluice::sm90 {
+
+int few_rows_splits(const WeightShape& shape, int multiprocessors) {
+  const int units = ceil_div(shape.k_blocks(), few_rows_unit(shape.operand));
+  int splits = 1;
+  while (splits < kMaxFewRowsSplits && shape.m_tiles() * splits < tuning::kFewRowsFilled * multiprocessors &&
+         units >= 2 * splits * tuning::kFewRowsMinUnits)
+    splits *= 2;
+  return splits;
+}
+
+}  // namespace sluice::sm90

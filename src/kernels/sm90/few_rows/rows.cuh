@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of x to the stages: rounded as the format of the products asks, in 128-byte swizzled k-blocks.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/sm90/elements.cuh"
+#include "kernels/sm90/few_rows/shared.cuh"
+#include "kernels/sm90/quantize/round.cuh"
+
+namespace sluice::sm90 {
+
+// Whether an operand's rows are ever rounded so (format::fits): the kernel of BF16 weights has no rounding code.
+template <WeightOperand op>
+__device__ constexpr bool rounds_to(Round r) {
+  switch (r) {
+    case Round::plain:
+      return !is_fp8(op) && !block_scaled(op);
+    case Round::fp8_static:
+    case Round::fp8_token:
+      return op == WeightOperand::fp8 || op == WeightOperand::fp8_f32;
+    case Round::fp8_group:
+      return block_scaled(op);
+    case Round::mxfp8:
+      return op == WeightOperand::mxfp8 || op == WeightOperand::mxfp4;
+    default:
+      return op == WeightOperand::nvfp4;
+  }
+}
+// Formats whose rows have a scale of their own.
+template <WeightOperand op>
+__device__ constexpr bool scales_few_rows(Round r) {
+  return (rounds_to<op>(Round::fp8_token) && r == Round::fp8_token) ||
+         (rounds_to<op>(Round::nvfp4_token) && r == Round::nvfp4_token);
+}
+
+__device__ __forceinline__ float past_l1(const float* p) { return __ldcg(p); }
+__device__ __forceinline__ bf16_t past_l1(const bf16_t* p) {
+  return static_cast<bf16_t>(__ldcg(reinterpret_cast<const unsigned short*>(p)));
+}
+
+// Eight neighbouring values as they are in memory.
+template <class X>
+struct Eight {
+  uint4 words[sizeof(X) / 2];
+};
+// kWide: the row's elements come in whole eights, aligned. Zeros beyond the row. Past the L1 cache, where a kernel that
+// ran beside this one's start may have left what the row held before.
+template <bool kWide, class X>
+__device__ __forceinline__ Eight<X> load_eight(const X* row, int column, int columns, bool real) {
+  Eight<X> v{};
+  if constexpr (kWide) {
+    if (real && column < columns) {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(X)) / 2; ++i)
+        v.words[i] = __ldcg(reinterpret_cast<const uint4*>(row + column) + i);
+    }
+  } else {
+    X values[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = real && column + i < columns ? past_l1(row + column + i) : X{};
+    memcpy(&v, values, sizeof(v));
+  }
+  return v;
+}
+__device__ __forceinline__ void widen(const Eight<bf16_t>& from, float (&v)[8]) {
+  const uint32_t words[4] = {from.words[0].x, from.words[0].y, from.words[0].z, from.words[0].w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    v[2 * i] = __uint_as_float(words[i] << 16), v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+}
+__device__ __forceinline__ void widen(const Eight<float>& from, float (&v)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    v[4 * i] = __uint_as_float(from.words[i].x), v[4 * i + 1] = __uint_as_float(from.words[i].y);
+    v[4 * i + 2] = __uint_as_float(from.words[i].z), v[4 * i + 3] = __uint_as_float(from.words[i].w);
+  }
+}
+
+// Where a lane's eight values of a stage lie.
+template <class T>
+struct Place {
+  static constexpr int columns = T::k_blocks * k_block_columns(T::op);
+  static constexpr int row_lanes = columns / 8, rows_at_once = 32 / row_lanes, pieces = T::max_n / rows_at_once;
+  static_assert(row_lanes <= 32 && T::max_n % rows_at_once == 0);
+  int row, column;  // within the stage, of piece 0
+  __device__ Place() {
+    const int lane = threadIdx.x & 31;
+    row = lane / row_lanes;
+    column = lane % row_lanes * 8;
+  }
+};
+
+template <class T, class X>
+__device__ __forceinline__ void store_eight(const FewRowsArgs& a, const FewShared<T>& smem, const InputScale& scale,
+                                            int stage, int row, int column, const Eight<X>& values, bool real) {
+  uint8_t* x = smem.x(stage);
+  constexpr bool kPlain = rounds_to<T::op>(Round::plain), kGroups = T::block_scaled;
+  uint4* bf16 = reinterpret_cast<uint4*>(x + (column >> 6) * (T::max_n * 128) + swizzled(row, (column & 63) >> 3));
+  if constexpr (kPlain)
+    if (T::op == WeightOperand::bf16 || a.round == Round::plain) {
+      if constexpr (sizeof(X) == 2) {
+        if (real) *bf16 = values.words[0];
+      } else {
+        float v[8];
+        widen(values, v);
+        if (real) *bf16 = rounded_bf16(Round::plain, v, 0, {}, 1.0f, 1.0f);
+      }
+      return;
+    }
+  if constexpr (T::op != WeightOperand::bf16) {
+    constexpr bool kTwo = rounds_to<T::op>(Round::fp8_static) || rounds_to<T::op>(Round::nvfp4);
+    constexpr Round kOnly = kGroups ? Round::fp8_group : Round::mxfp8;
+    const Round round = kTwo ? a.round : kOnly;
+    float v[8];
+    widen(values, v);
+    format::Nvfp4Global global = scale.global;
+    float divisor = scale.inverse;
+    if (scales_few_rows<T::op>(round)) {
+      const float2 of_row = smem.globals[row];
+      global = {of_row.x, of_row.y};
+      divisor = of_row.x;
+    }
+    constexpr int kGroup = kGroups ? 128 : T::op == WeightOperand::nvfp4 ? 16 : kTwo ? 0 : 32;
+    const uint32_t amax = kGroup == 0 ? 0 : amax_lanes(amax8(v), kGroup / 8);
+    if constexpr (is_fp8(T::op)) {
+      if constexpr (kGroups) divisor = format::fp8_scale(format::amax_value(amax));
+      const uint2 codes = rounded_e4m3(round, v, divisor);
+      if (real) *reinterpret_cast<uint2*>(x + swizzled(row, column >> 4) + (column & 8)) = codes;
+    } else {
+      if constexpr (kGroups) divisor = group_scale(amax);
+      const uint4 packed = rounded_bf16(round, v, amax, global, scale.inverse, divisor);
+      if (real) *bf16 = packed;
+    }
+    if constexpr (kGroups)
+      if (real && column == 0) smem.x_scale(stage)[row] = divisor;
+  }
+}
+
+// A warp fills every x_warps-th stage. The loads of several stages, or of half of one, are under way together.
+template <class T, class X, bool kWide>
+__device__ __forceinline__ void stream_few_rows_of(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part,
+                                                   int rows) {
+  using P = Place<T>;
+  // Of a lane at once: what registers hold.
+  constexpr int kLoads = !kWide ? 1 : T::op == WeightOperand::bf16 ? (sizeof(X) == 4 ? 4 : 8) : sizeof(X) == 4 ? 1 : 4;
+  constexpr int kPieces = P::pieces < kLoads ? P::pieces : kLoads, kStages = kLoads / kPieces;
+  static_assert(P::pieces % kPieces == 0);
+  const P place;
+  const int warp = (threadIdx.x >> 5) - 9, lane = threadIdx.x & 31;
+  const int steps = ceil_div(part.end - part.begin, T::k_blocks);
+  const int total = part.first < a.m_tiles ? steps * ceil_div(a.m_tiles - part.first, part.step) : 0;
+  const int columns = min(a.k, part.end * k_block_columns(T::op));
+  const X* x = static_cast<const X*>(a.x);
+  const InputScale scale = *a.scale;
+  const auto load = [&](int i, int piece) {
+    const int row = place.row + piece * P::rows_at_once;
+    const int column = part.begin * k_block_columns(T::op) + i % steps * P::columns + place.column;
+    return load_eight<kWide>(x + row * a.x_stride, column, columns, i < total && row < rows);
+  };
+  for (int first = warp; first < total; first += T::x_warps * kStages) {
+    Eight<X> v[kStages][kPieces];
+#pragma unroll
+    for (int g = 0; g < kStages; ++g)
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) v[g][p] = load(first + g * T::x_warps, p);
+#pragma unroll
+    for (int g = 0; g < kStages; ++g) {
+      const int i = first + g * T::x_warps;
+      if (i >= total) break;
+      const int stage = i % T::stages;
+      ptx::mbarrier_wait(smem.empty + stage, (i / T::stages & 1) ^ 1);
+#pragma unroll 1
+      for (int batch = 0; batch < P::pieces && batch * P::rows_at_once < rows; batch += kPieces) {
+        if (batch > 0) {
+#pragma unroll
+          for (int p = 0; p < kPieces; ++p) v[g][p] = load(i, batch + p);
+        }
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p) {
+          const int row = place.row + (batch + p) * P::rows_at_once;
+          if ((batch + p) * P::rows_at_once >= rows) break;  // the whole warp
+          store_eight<T, X>(a, smem, scale, stage, row, place.column, v[g][p], row < rows);
+        }
+      }
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(smem.full + stage);
+    }
+  }
+}
+
+// BF16 rows that are not rounded are copied past the registers. A warp's next stage is under way, if there is room for
+// it, while it waits for this one: with 64 rows a stage took 0.8 us in the form above.
+template <class T>
+__device__ __forceinline__ void copy_few_rows(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part,
+                                              int rows) {
+  using P = Place<T>;
+  static_assert(T::op == WeightOperand::bf16 && T::k_blocks == 1);
+  const P place;
+  const int lane = threadIdx.x & 31, steps = part.end - part.begin;
+  const int total = part.first < a.m_tiles ? steps * ceil_div(a.m_tiles - part.first, part.step) : 0;
+  const auto* x = static_cast<const bf16_t*>(a.x) + place.row * a.x_stride + part.begin * P::columns + place.column;
+  const int columns = a.k - part.begin * P::columns - place.column;  // from this lane's on
+  const auto empty_phase = [](int i) { return static_cast<uint32_t>(i / T::stages & 1) ^ 1u; };
+  const auto issue = [&](int i) {
+    const int stage = i % T::stages, column = i % steps * P::columns;
+    ptx::mbarrier_wait(smem.empty + stage, empty_phase(i));
+    const uint32_t to = ptx::smem_address(smem.x(stage));
+    const bf16_t* from = x + column;
+#pragma unroll
+    for (int piece = 0; piece < P::pieces; ++piece) {
+      if (piece * P::rows_at_once >= rows) break;  // the whole warp
+      const int row = place.row + piece * P::rows_at_once;
+      const bool valid = row < rows && column < columns;
+      ptx::cp_async_16(to + swizzled(row, place.column / 8),
+                       valid ? static_cast<const void*>(from + piece * P::rows_at_once * a.x_stride) : a.x, valid);
+    }
+    ptx::cp_async_commit();
+  };
+  int i = (threadIdx.x >> 5) - 9;
+  if (i < total) issue(i);
+  for (; i < total; i += T::x_warps) {
+    const int next = i + T::x_warps;
+    const bool room = next < total && ptx::mbarrier_complete(smem.empty + next % T::stages, empty_phase(next));
+    const bool ahead = __all_sync(0xffffffffu, room);
+    if (ahead) {
+      issue(next);
+      ptx::cp_async_wait<1>();
+    } else {
+      ptx::cp_async_wait<0>();
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(smem.full + i % T::stages);
+    if (!ahead && next < total) issue(next);
+  }
+}
+
+// What row n is divided by (an NVFP4 row: its encode factor) and its decode factor.
+template <class T>
+__device__ __forceinline__ float2 row_global(const FewRowsArgs& a, const FewShared<T>& smem, int n) {
+  const float amax = n < a.rows ? row_maximum(smem, a.splits, n) : 0.0f;
+  if constexpr (T::op == WeightOperand::nvfp4) {
+    const format::Nvfp4Global global = format::nvfp4_row_global(amax);
+    return {global.encode, global.decode};
+  } else {
+    const float scale = format::fp8_scale(amax);
+    return {scale, scale};
+  }
+}
+
+// The largest magnitude of every row over this block's part of K, to all blocks of the cluster. By warps 0 to 7.
+template <class T, class X>
+__device__ __forceinline__ void send_maxima(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part,
+                                            int rows) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int first = part.begin * k_block_columns(T::op), end = min(a.k, part.end * k_block_columns(T::op));
+  for (int row = warp; row < a.rows; row += 8) {
+    uint32_t bits = 0;
+    if (row < rows) {
+      const X* x = static_cast<const X*>(a.x) + row * a.x_stride;
+      for (int column = first + 8 * lane; column < end; column += 256) {
+        float v[8];
+        widen(a.k % 8 == 0 ? load_eight<true>(x, column, end, true) : load_eight<false>(x, column, end, true), v);
+        const uint32_t b = amax8(v);
+        bits = b > bits ? b : bits;
+      }
+    }
+    const float amax = format::amax_value(amax_lanes(bits, 32));
+    if (a.splits == 1) {  // a launch without clusters has no st.async
+      if (lane == 0) smem.maxima[row] = amax;
+    } else if (lane < a.splits) {
+      ptx::st_async_f32(ptx::mapa(ptx::smem_address(smem.maxima + part.rank * T::max_n + row), lane), amax,
+                        ptx::mapa(ptx::smem_address(smem.maxima_full), lane));
+    }
+  }
+  if (a.splits == 1 && lane == 0) ptx::mbarrier_arrive(smem.maxima_full);
+}
+
+template <class T, class X>
+__device__ __forceinline__ void stream_few_rows(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part) {
+  const int rows = static_cast<int>(real_tokens(a.num_rows, a.rows));
+  if (scales_few_rows<T::op>(a.round)) {
+    // Each warp all of it, for itself; they write the same.
+    ptx::mbarrier_wait_cluster(smem.maxima_full, 0);
+    for (int row = threadIdx.x & 31; row < T::max_n; row += 32) smem.globals[row] = row_global<T>(a, smem, row);
+    __syncwarp();
+  }
+  if constexpr (T::op == WeightOperand::bf16 && sizeof(X) == 2) {
+    if (a.k % 8 == 0) return copy_few_rows<T>(a, smem, part, rows);
+    return stream_few_rows_of<T, X, false>(a, smem, part, rows);
+  }
+  if (a.k % 8 == 0)
+    stream_few_rows_of<T, X, true>(a, smem, part, rows);
+  else
+    stream_few_rows_of<T, X, false>(a, smem, part, rows);
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory of the product of few rows, and the part of the work that a block has.
+#pragma once
+
+#include "kernels/ptx/st_async.cuh"
+#include "kernels/sm90/few_rows/config.h"
+#include "kernels/sm90/grouped_gemm/task.cuh"
+
+namespace sluice::sm90 {
+
+template <class T>
+struct FewShared : Shared<T> {
+  uint64_t *sums_full, *maxima_full;
+  float* maxima;     // [splits][max_n]: of the rows of x, over each part of K
+  float2* globals;   // [max_n] what rows with a scale of their own are divided by, and their decode factor
+  uint8_t* partial;  // [splits][rows of a block / 16][max_n / 8][32 lanes][16]
+
+  __device__ explicit FewShared(uint8_t* raw) : Shared<T>(raw) {
+    uint8_t* barriers = reinterpret_cast<uint8_t*>(this->full);
+    sums_full = reinterpret_cast<uint64_t*>(barriers + 448);
+    maxima_full = sums_full + 1;
+    static_assert(8 * (2 * T::stages + 2 * T::queue + 3 * T::params_slots) + 4 * (T::queue + 2) <= 448);
+    maxima = reinterpret_cast<float*>(barriers + 512);
+    globals = reinterpret_cast<float2*>(maxima + kMaxFewRowsSplits * T::max_n);
+    partial = T::partial_apart ? this->staging : this->stages;
+  }
+  // By one thread, before the cluster's barrier.
+  __device__ void init(int splits, int rows) const {
+    ptx::mbarrier_init(sums_full, 1);
+    ptx::mbarrier_init(maxima_full, splits > 1 ? 1 : 8);
+    this->init_barriers();
+    if (splits == 1) return;
+    ptx::mbarrier_arrive_expect_tx(sums_full, T::partial_bytes);
+    ptx::mbarrier_arrive_expect_tx(maxima_full, splits * rows * 4);
+  }
+};
+
+struct Part {
+  int rank;         // in the cluster
+  int begin, end;   // k-blocks
+  int first, step;  // M-tiles
+};
+template <class T>
+__device__ __forceinline__ Part part_of(const FewRowsArgs& a) {
+  constexpr int kUnit = few_rows_unit(T::op);
+  const int units = ceil_div(a.k_blocks, kUnit);
+  Part p;
+  p.rank = static_cast<int>(blockIdx.x) % a.splits;  // clusters are neighbours along x
+  p.begin = units * p.rank / a.splits * kUnit;
+  p.end = min(units * (p.rank + 1) / a.splits * kUnit, a.k_blocks);
+  p.first = static_cast<int>(blockIdx.x) / a.splits;
+  p.step = static_cast<int>(gridDim.x) / a.splits;
+  return p;
+}
+
+// The largest magnitude of row n, once all parts of K have sent theirs.
+template <class T>
+__device__ __forceinline__ float row_maximum(const FewShared<T>& smem, int splits, int n) {
+  float amax = 0.0f;
+  for (int s = 0; s < splits; ++s) amax = fmaxf(amax, smem.maxima[s * T::max_n + n]);
+  return amax;
+}
+
+}  // namespace sluice::sm90

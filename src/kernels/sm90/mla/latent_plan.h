@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// How latent attention's work is spread over blocks: pure functions, tested on the host.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.h"
+#include "base/math.h"
+#include "kernels/sm90/flashinfer/latent.h"
+
+namespace sluice::sm90 {
+
+// Lengths of pieces that a row's positions may be cut into, in tiles: 1, 2, 3, 4, 6, 8, 12 ... 128. The kernel that
+// fills the arrays takes the one that the multiprocessors finish first with.
+inline constexpr int kLatentPieces = 14;
+HD constexpr int latent_piece(int i) { return i == 0 ? 1 : i % 2 == 1 ? 2 << i / 2 : 3 << (i / 2 - 1); }
+// Items for each multiprocessor, at most, where rows are cut.
+inline constexpr int kLatentItems = 4;
+
+// Bounds of a batch.
+struct LatentBounds {
+  int64_t rows, sequences, longest_rows, longest_context;
+};
+struct LatentPlan {
+  int64_t tiles = 0;     // of kLatentRows pairs, at least as many as there are
+  int rows_of_tile = 1;  // neighbouring rows of a sequence that share a tile; with 1 a row has a tile for each 64 heads
+  int64_t items = 0;     // room for as many
+  int blocks = 0;
+  bool cut = false;  // rows may be cut into pieces: their partial results are merged by another kernel
+};
+// row_invariant: a row's bits depend on nothing but its own sequence: no row is cut, none shares a tile.
+LatentPlan plan_latent(int heads, const LatentBounds& bounds, bool row_invariant, int multiprocessors);
+int64_t latent_work_ints(const LatentPlan& plan);
+// Bytes of LatentArgs::partial and partial_stats; 0 where nothing is cut.
+int64_t latent_partial_bytes(const LatentPlan& plan);
+int64_t latent_stats_bytes(const LatentPlan& plan);
+
+// What `items` of `tiles` tiles of positions each cost on `blocks` blocks, in eighths of the time of one tile (1.8 us):
+// an item has a beginning and an end, and `pieces` partial results of a row are read one after another.
+HD constexpr int64_t latent_cost(int64_t items, int tiles, int pieces, int blocks) {
+  return ceil_div<int64_t>(items, blocks) * (8 * tiles + (pieces > 1 ? 32 : 12)) + (pieces > 1 ? pieces : 0);
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mamba-2: the causal convolution and the recurrence over states.
+#pragma once
+
+#include "kernels/sm90/device.h"
+#include "kernels/sm90/rows.h"
+
+namespace sluice::sm90 {
+
+// The rows and states of a batch (ops/batch.h).
+struct StateRows {
+  int64_t rows, longest_rows;
+  int sequences;
+  const int32_t* row_begin;  // [sequences + 1]
+  const int32_t* state_in;   // [sequences]: place; -1: zeros
+  const int32_t* state_out;  // [rows]: place; -1: not stored
+  float* states;             // [places, state_floats]
+  int64_t state_floats;
+};
+
+struct CausalConvArgs {
+  StateRows batch;      // a state: the last taps - 1 rows, [taps - 1, channels]
+  ConstRowsView xbc;    // D [rows, channels]
+  const float* weight;  // [taps, channels], the last tap the newest
+  const float* bias;    // [channels] or null
+  RowsView out;         // float32 or D [rows, channels]
+  int channels, taps;   // taps <= kMaxConvTaps
+};
+inline constexpr int kMaxConvTaps = 16;
+void launch_causal_conv(const CausalConvArgs& args, Stream stream, bool pdl);
+
+struct StateScanArgs {
+  StateRows batch;                     // a state: [heads, state, head_dim]
+  ConstRowsView xbc;                   // float32 or D [rows, heads * head_dim + 2 groups * state]: x | B | C
+  ConstRowsView dt;                    // D [rows, heads]
+  const float *dt_bias, *a, *skip;     // [heads]
+  RowsView y;                          // float32 [rows, heads * head_dim]
+  int heads, head_dim, groups, state;  // scan_fits()
+  // Sequences of at least this many new rows are left to, or taken by, launch_chunked_scan; 0: none.
+  int64_t chunked_rows;
+  bool warpgroups;  // launch_chunked_scan: products of warpgroups, not of warps
+};
+// Each of 256 threads holds up to 64 values of a head's state.
+constexpr bool scan_fits(int head_dim, int state) {
+  return head_dim >= 1 && head_dim <= 256 && state <= 64 * (256 / head_dim) && state <= 512;
+}
+// Row by row: a row's bits depend on its own sequence alone, however that is cut into batches.
+void launch_state_scan(const StateScanArgs& args, Stream stream, bool pdl);
+
+// The heads that published models have; kernels for them alone.
+inline constexpr int kScanDim = 64, kScanState = 128;
+// 64 rows at once, on tensor cores. A chunk begins with the first new row of its sequence and after every row that
+// stores a state, so a row's bits depend on both.
+inline constexpr int kScanChunk = 64;
+// From here on chunks are quicker than rows one after another.
+inline constexpr int64_t kChunkedMinRows = 16;
+inline constexpr bool kScanOnWarpgroups = true;
+bool chunked_scan_fits(const StateScanArgs& args);
+void allow_chunked_scan();  // on the current device, once before the first launch
+void launch_chunked_scan(const StateScanArgs& args, Stream stream, bool pdl);
+
+}  // namespace sluice::sm90

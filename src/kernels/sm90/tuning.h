@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers that were measured and not derived: where one way becomes quicker than another on an H200. Each says what it
+// decides; the measurements are in bench/results/moe_h200.md and in the page of docs/kernels that is named.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::sm90::tuning {
+
+// ---- grouped GEMM: tile and split-K (docs/kernels/sm90_grouped_gemm.md) ----------------------------------------
+
+// A tile holds the rows that an expert gets at the mean plus this many standard deviations, which is enough for 19 of
+// 20 experts. An expert with more rows takes two narrow tiles. With 4 deviations NVFP4, Nemotron-3-Nano, 512 and 2048
+// tokens took 351 and 660 us instead of 316 and 576.
+inline constexpr double kExpectedRowsDeviations = 1.65;
+
+// A wider tile is not taken where its tasks would fill less than this share of the blocks (one small matrix, 128
+// tokens: 120 us in a wide tile with split-K, 26 in a narrow one; docs/kernels/sm90_dense.md).
+inline constexpr double kMinBusyShare = 0.24;
+// One matrix, more than kSplitTokens: so for tiles of more than kNarrowTile rows, whose tasks have a multiprocessor
+// each (BF16, [5120, 2048], 256 tokens: 40 tasks of 256 rows 30.2 us, 160 of 64 rows 24.8; [2048, 4096], 512: 50.3
+// and 40.2; but 80 tasks of 256 rows, [5120, 2048], 512 tokens: 31.6 and 42.3).
+inline constexpr double kMinBusyShareWide = 0.6;
+inline constexpr int kNarrowTile = 64;
+
+// One block per multiprocessor instead of two ("blocks per multiprocessor" there): the range of tasks of 128 weight
+// rows per multiprocessor in which it is quicker, where five shapes at 1 to 16 tokens cross over.
+inline constexpr int kOneBlockMinColumns = 512;  // of GEMM2's K at least: shorter tasks are mostly epilogue
+inline constexpr double kTwoBlocksFrom = 1;      // between one task and two only two blocks hold all at once
+inline constexpr double kTwoBlocksTo = 2;        // (of weights that are not decoded, or if GEMM2 is a separate launch)
+inline constexpr double kOneBlockTasks = 10;     // BF16, FP8
+inline constexpr double kOneBlockTasksE4m3 = 8.5;  // decoded e4m3
+inline constexpr double kOneBlockTasksE2m1 = 5;    // decoded e2m1
+
+// Split-K ("split-K" there). Adding partial sums costs two round trips through memory, so splits are few and not short.
+inline constexpr int64_t kSplitTokens = 64;  // a call of more tokens is not split
+inline constexpr int kMinKBlocksPerSplit = 4;
+inline constexpr int kMaxSplits = 4;         // of weights that are not decoded
+inline constexpr int kMaxSplitsDecoded = 2;  // per M-tile of a task and block per multiprocessor
+// One matrix without a second GEMM is split if its tasks take less than this share of the blocks ...
+inline constexpr double kSplitBelowShare = 0.35, kSplitBelowShareDecoded = 0.45;
+// ... into as many tasks as fill this share, which is what it takes to keep the memory busy
+// (docs/kernels/sm90_dense.md).
+inline constexpr double kFilledShare = 0.4;
+
+// ---- product of few rows (docs/kernels/sm90_dense.md) -------------------------------------------------------------
+
+// K is cut into parts, each a block's, until this many blocks per multiprocessor stream weights ...
+inline constexpr double kFewRowsFilled = 0.9;
+// ... but into none with fewer units (few_rows_unit).
+inline constexpr int kFewRowsMinUnits = 2;
+// Up to this many rows if they are rounded: each block rounds all of them over its part of K (FP8, Qwen3-30B-A3B, a
+// step of 64: 15.2 ms, 13.2 with the grouped GEMM).
+inline constexpr int64_t kFewRowsRounded = 16;
+// Up to this many rows of matrices whose K is not cut: beyond, the grouped GEMM is quicker (64 rows, [151936, 2048]:
+// 185 and 200 us; [131072, 2688]: 174 and 198).
+inline constexpr int64_t kFewRowsOnePart = 32;
+
+// ---- around it -----------------------------------------------------------------------------------------------------
+
+// Weights are streamed before the tables are there if rows have at least this many columns. Rounding a long row takes
+// long enough (DeepSeek-V3, 8 tokens, BF16 163 -> 157 us, NVFP4 84 -> 79). After a short row the GEMM would only start
+// later (NVFP4, 2048 columns, 28 -> 31 us; docs/kernels/sm90_grouped_gemm.md, "early weights").
+inline constexpr int64_t kEarlyColumns = 4096;
+
+// Up to this many tokens several blocks of route_permute share the columns of a row, so that its loads and stores are
+// one step deep (docs/kernels/sm90_route_permute.md).
+inline constexpr int64_t kSharedRowTokens = 32;
+
+// Up to this many tokens the finalize kernel spreads the columns of a token over blocks, so that all reads are under
+// way at once (docs/kernels/sm90_finalize.md).
+inline constexpr int64_t kSpreadColumnsTokens = 1024;
+
+// Up to this many columns, a block repacks four k-blocks of e2m1, else eight: -1 to 3 % quicker up to 2688 columns, 9 %
+// more time for MXFP4 at 7168 (docs/kernels/sm90_repack.md).
+inline constexpr int64_t kNarrowRepackColumns = 3072;
+
+}  // namespace sluice::sm90::tuning

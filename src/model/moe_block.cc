@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/moe_block.h"
+
+namespace sluice::model {
+
+void MoeBlock::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
+  ops::Workspace::Scope scope(step.ops.workspace());
+  ops::Workspace& workspace = step.ops.workspace();
+  const MoeSpec& spec = experts->spec();
+  const ops::Matrix logits = router_floats ? step.floats(spec.experts) : step.matrix(spec.experts);
+  router.run(step, x, logits);
+  if (random_routing) step.ops.random_order(static_cast<uint64_t>(index), step.batch.positions, logits);
+
+  ops::ConstMatrix input = x;
+  ops::Matrix routed = y;
+  if (latent_in) {
+    const ops::Matrix latent = step.matrix(latent_in->rows());
+    latent_in->run(step, x, latent);
+    input = latent;
+    routed = step.matrix(latent_in->rows());
+  }
+  moe::MoeArgs args;
+  args.tokens = step.rows();
+  args.num_tokens = step.batch.num_rows;  // rows of no sequence would read experts that nobody else needs
+  args.hidden = input.data;
+  args.logits = logits.data;
+  args.logits_dtype = logits.dtype;
+  if (!router_bias.empty() && !random_routing) args.bias = router_bias.address();
+  args.output = routed.data;
+  args.workspace_size = experts->workspace_bytes(args.tokens);
+  args.workspace = workspace.take_bytes(args.workspace_size);
+  const auto choices = args.tokens * spec.top_k;
+  moe::Trace trace;
+  if (step.observer != nullptr) {
+    args.chosen_ids = workspace.take<int32_t>(choices);
+    args.chosen_weights = workspace.take<float>(choices);
+    if (step.observer->activations() != nullptr) args.trace = &trace;
+  }
+  experts->run(step.ops.ctx(), args);
+  if (args.trace != nullptr && args.tokens > 0 && trace.input.empty())
+    fail(ErrorCode::unsupported, "this MoE backend keeps no traces, which calibration reads; cpu and reference do");
+  if (latent_out) latent_out->run(step, routed, y);
+
+  ops::Matrix before_shared = y;
+  if (step.observer != nullptr && shared) {
+    before_shared = step.matrix(y.cols);
+    step.ops.copy(y, before_shared);
+  }
+  if (shared) {
+    const ops::Matrix extra = step.matrix(y.cols);
+    shared->run(step, x, extra);
+    step.ops.add(y, extra);
+  }
+  if (step.observer == nullptr) return;
+  const auto n = static_cast<size_t>(choices);
+  step.observer->moe({index, x, logits, {args.chosen_ids, n}, {args.chosen_weights, n}, before_shared, y});
+  observe(step, trace);
+}
+
+void MoeBlock::observe(const Step& step, const moe::Trace& trace) const {
+  weights::ActivationObserver* activations = step.observer->activations();
+  if (activations == nullptr) return;
+  const weights::ExpertInputs names = weights::expert_inputs(experts_name);
+  activations->observe(names.gemm1, trace.input.as<float>(), trace.input.elements());
+  activations->observe(names.gemm2, trace.activated.as<float>(), trace.activated.elements());
+}
+
+int64_t MoeBlock::weight_bytes() const {
+  return router.weight_bytes() + experts->weight_bytes() + (shared ? shared->weight_bytes() : 0) +
+         (latent_in ? latent_in->weight_bytes() + latent_out->weight_bytes() : 0);
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mixture-of-experts block of a model: the router's projection, the fused experts of the backend that
+// moe::select chose, shared experts, and NemotronH's latent projections around the routed part.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "model/mlp.h"
+#include "moe/backend.h"
+
+namespace sluice::model {
+
+struct MoeBlock {
+  int index = 0;                               // of the layer, for observers
+  std::string experts_name;                    // "model.layers.3.mlp.experts", for calibration
+  Dense router;                                // [E, hidden]
+  bool router_floats = true;                   // logits in float32 whatever D (DeepSeek, NemotronH), or in D (Qwen3)
+  bool random_routing = false;                 // benchmarks: a random order of the experts replaces the logits
+  Tensor router_bias;                          // f32 [E] or empty
+  std::optional<Dense> latent_in, latent_out;  // hidden -> latent before the experts, back after them
+  std::shared_ptr<const moe::MoeLayer> experts;
+  std::optional<Mlp> shared;  // sees the full hidden state, added with weight 1
+
+  void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
+  int64_t weight_bytes() const;
+
+ private:
+  void observe(const Step& step, const moe::Trace& trace) const;
+};
+
+}  // namespace sluice::model

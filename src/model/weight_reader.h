@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads a model's weights from a checkpoint: tensors by name, checked against the sizes that the configuration states.
+#pragma once
+
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "io/checkpoint.h"
+#include "model/dense.h"
+#include "model/load_options.h"
+#include "moe/backend.h"
+
+namespace sluice::model {
+
+// A size and the configuration keys that it comes from, for the sentence when a tensor contradicts it.
+struct Dim {
+  int64_t n = 0;
+  std::string_view keys;
+};
+using Dims = std::initializer_list<Dim>;
+
+// A module by its checkpoint name, and the rows of its weight.
+struct DenseModule {
+  std::string name;
+  Dim rows;
+};
+
+struct ExpertDims {
+  Dim experts, inter, hidden;
+};
+
+// The large modules that a reader has made, by checkpoint name. Models of which only other tensors differ share them.
+struct WeightParts {
+  std::map<std::string, Dense> dense;
+  std::map<std::string, std::shared_ptr<const moe::MoeLayer>> experts;
+};
+
+enum class Bias : uint8_t { none, present };  // as the configuration says; the tensors must agree
+
+class WeightReader {
+ public:
+  WeightReader(Context& ctx, const LoadOptions& options);
+  // Of a checkpoint that differs from the one that `parts` were made of, with the same options, in the tensors
+  // `changed` (sorted): modules without any of these are taken from there.
+  WeightReader(Context& ctx, const LoadOptions& options, io::Checkpoint checkpoint,
+               std::shared_ptr<const WeightParts> parts, std::vector<std::string> changed);
+  ~WeightReader();
+
+  const io::Config& config() const;
+  const io::Checkpoint& checkpoint() const;
+  const LoadOptions& options() const { return options_; }
+  bool contains(std::string_view name) const;
+  // The same for a tensor that the configuration requires. Dummy weights have every required tensor and no optional
+  // one.
+  bool has_required(std::string_view name) const { return options_.dummy || contains(name); }
+  // The first of the names that the checkpoint has; throws bad_file naming all of them.
+  std::string first_of(std::initializer_list<std::string> names) const;
+
+  // All throw bad_file, naming file, tensor, shape and configuration keys, when the tensor is missing or another shape.
+  Tensor floats(const std::string& name, Dims shape) const;               // float32 copy
+  Tensor embedding(const std::string& name, Dims shape) const;            // [V, hidden], bf16 or f32, as stored
+  ops::RmsNorm norm(const std::string& name, Dim size, float eps) const;  // on the device
+  Dense dense(const std::string& module, Dim rows, Dim cols, Bias bias = Bias::none) const;
+  // Modules that read the same rows, as one product where their number formats agree.
+  Dense dense(const std::vector<DenseModule>& modules, Dim cols, Bias bias = Bias::none) const;
+  Dense tied_head(const std::string& module, const Tensor& weight) const;   // the embedding as output head
+  Tensor dequantized(const std::string& module, Dim rows, Dim cols) const;  // bf16 or f32 [N, K]
+
+  // Copies the tensor to the memory of the device that the model runs on; the tensor itself if that is the host.
+  Tensor to_device(const Tensor& host) const;
+
+  // What was made so far. Dummy weights are not kept: no part of them can be replaced.
+  std::shared_ptr<const WeightParts> parts() const;
+
+  void end_progress() const;  // everything is read: the progress bar ends full
+
+  // The experts under `module` ("model.layers.0.mlp.experts"), one by one or fused, prepared by `backend`
+  // (moe::select). `spec` says everything but sizes and number formats.
+  std::shared_ptr<const moe::MoeLayer> experts(const std::string& module, const ExpertDims& dims, MoeSpec spec,
+                                               std::string_view backend) const;
+
+ private:
+  struct Impl;
+  // With dummy weights, makes these tensors; without, does nothing.
+  void add_dummies(std::initializer_list<std::pair<std::string, Shape>> tensors, DType dtype) const;
+  bool makes_dummies() const;  // in the memory of the GPU that the model runs on
+  struct Module;
+  Module read_module(const std::string& module, Dim rows, Dim cols, Bias bias) const;
+  void verify_shape(const std::string& name, Dims shape) const;
+  void verify_module(const std::string& module, Dim rows, Dim cols) const;
+  bool unchanged(const std::string& module) const;
+  Dense read_dense(const std::vector<DenseModule>& modules, Dim cols, Bias bias) const;
+  std::shared_ptr<const moe::MoeLayer> read_experts(const std::string& module, const ExpertDims& dims, MoeSpec spec,
+                                                    std::string_view backend) const;
+  void verify_experts(const std::string& module, const ExpertDims& dims, bool gated) const;
+  Context& ctx_;
+  LoadOptions options_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sluice::model

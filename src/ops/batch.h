@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of one step as plain integers: the only thing that a model receives. Prompts in chunks, single new tokens
+// and drafts to verify mix freely; a row's result does not depend on the rest of the batch.
+//
+// All arrays lie in the memory of the device that runs the step, at addresses that stay from step to step
+// (model::BatchBuilder), so that a step is one upload and recorded work can read the next one. They are written by
+// copies, never by an operation: a GPU's operations read them, and pages of positions before a sequence's new rows,
+// while the operation ahead still runs. Paged memory is described as FlashInfer describes it (begin offsets into one
+// list of blocks): what travels is what is used, not a table of sequences x the longest context.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::ops {
+
+struct Batch {
+  int64_t rows = 0, sequences = 0, logit_rows = 0;
+
+  // [rows]
+  const int32_t* tokens = nullptr;
+  const int32_t* positions = nullptr;  // of the rotary embedding: context + row within the sequence
+  // block * block_size + offset: where the row's keys and values are stored; -1: not stored.
+  const int32_t* kv_slots = nullptr;
+  // Where the recurrent state after this row is stored; -1: not stored. The last row of a sequence stores its state,
+  // which may be where state_in lies; no place of one sequence is another's in the same step. Rows of drafts store one
+  // each, in places of their own, so that accepting some of them moves no memory.
+  const int32_t* state_out = nullptr;
+
+  // [sequences + 1]: the rows of sequence s are [row_begin[s], row_begin[s + 1]); its blocks, in order of position, are
+  // blocks[block_begin[s]] to blocks[block_begin[s + 1] - 1]. A step that is padded to the size of a recorded one ends
+  // in sequences without rows and in rows of no sequence, from row_begin[sequences] on: what operations compute for
+  // these is not specified, they store neither keys, values nor states, and no other row depends on them.
+  const int32_t* row_begin = nullptr;
+  const int32_t* block_begin = nullptr;
+  const int32_t* blocks = nullptr;
+
+  // [sequences]
+  const int32_t* contexts = nullptr;  // tokens in the cache before the first row: the position of that row
+  const int32_t* state_in = nullptr;  // place of the recurrent state before the first row; -1: zeros, a new sequence
+
+  const int32_t* logits_of = nullptr;  // [logit_rows]: rows whose logits are wanted, ascending
+  // [1]: rows that belong to sequences, where that is not `rows` at every use of these addresses; null: all.
+  const int32_t* num_rows = nullptr;
+
+  // Bounds that the host knows, for the geometry of launches.
+  int64_t longest_rows = 0;     // rows of one sequence
+  int64_t longest_context = 0;  // context + rows of one sequence
+};
+
+}  // namespace sluice::ops

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+#include "kernels/cpu/cpu_kernel.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cpu/row.h"
+#include "routing/random_order.h"
+
+namespace sluice::ops::cpu {
+
+namespace {
+// body(x, y, n) on float32 copies of each piece of each row; x is written back.
+template <class Body>
+void for_pieces(Context& ctx, Matrix x, ConstMatrix y, int64_t work, Body&& body) {
+  parallel_rows(ctx, x.rows, x.cols * work, [&](int64_t begin, int64_t end) {
+    float a[kPiece], b[kPiece];
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t i = 0; i < x.cols; i += kPiece) {
+        const int64_t n = std::min(kPiece, x.cols - i);
+        load(offset(x.row(r), x.dtype, i), x.dtype, a, n);
+        if (y.data != nullptr) load(offset(y.row(r), y.dtype, i), y.dtype, b, n);
+        body(a, b, n);
+        store(a, offset(x.row(r), x.dtype, i), x.dtype, n);
+      }
+  });
+}
+}  // namespace
+
+CpuOps::CpuOps(Context& ctx)
+    : Ops(ctx),
+      scratch_(static_cast<size_t>(ctx.pool.size())),
+      tile_product_(kernels::cpu::row_operations(kernels::cpu::best_isa()).tile_product) {}
+
+void CpuOps::add(Matrix x, ConstMatrix y) {
+  for_pieces(ctx(), x, y, 1, [](float* a, const float* b, int64_t n) { cpu::add(a, b, a, n); });
+}
+
+void CpuOps::silu_multiply(Matrix gate, ConstMatrix up) {
+  for_pieces(ctx(), gate, up, 16, [&](float* a, const float* b, int64_t n) {
+    silu(a, a, n);
+    round_to(gate.dtype, a, n);
+    multiply(a, b, a, n);
+  });
+}
+
+void CpuOps::relu_squared(Matrix x) {
+  // relu of a value of D is a value of D: one rounding, after the square.
+  for_pieces(ctx(), x, {}, 1, [](float* a, const float*, int64_t n) { relu2(a, a, n); });
+}
+
+void CpuOps::embed(const int32_t* ids, const Tensor& table, Matrix y) {
+  const ConstMatrix rows{table.data(), table.dtype(), table.dim(0), table.dim(1), table.dim(1)};
+  parallel_rows(ctx(), y.rows, y.cols, [&](int64_t begin, int64_t end) {
+    float piece[kPiece];
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t i = 0; i < y.cols; i += kPiece) {
+        const int64_t n = std::min(kPiece, y.cols - i);
+        load(offset(rows.row(ids[r]), rows.dtype, i), rows.dtype, piece, n);
+        store(piece, offset(y.row(r), y.dtype, i), y.dtype, n);
+      }
+  });
+}
+
+void CpuOps::gather_rows(ConstMatrix x, const int32_t* rows, Matrix y) {
+  const auto bytes = static_cast<size_t>(y.cols * bytes_of(y.dtype));
+  for (int64_t i = 0; i < y.rows; ++i) std::memcpy(y.row(i), x.row(rows[i]), bytes);
+}
+
+void CpuOps::copy(ConstMatrix x, Matrix y) {
+  const auto bytes = static_cast<size_t>(y.cols * bytes_of(y.dtype));
+  for (int64_t r = 0; r < y.rows; ++r) std::memcpy(y.row(r), x.row(r), bytes);
+}
+
+float CpuOps::amax(ConstMatrix x) {
+  float piece[kPiece], largest = 0;
+  for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t i = 0; i < x.cols; i += kPiece) {
+      const int64_t n = std::min(kPiece, x.cols - i);
+      load(offset(x.row(r), x.dtype, i), x.dtype, piece, n);
+      for (int64_t j = 0; j < n; ++j)
+        if (!(std::abs(piece[j]) <= largest)) largest = std::abs(piece[j]);  // a NaN is taken and stays
+    }
+  return largest;
+}
+
+void CpuOps::random_order(uint64_t seed, const int32_t* positions, Matrix logits) {
+  check(logits.cols <= 4096, "a random order of {} experts; at most 4096 are supported", logits.cols);
+  parallel_rows(ctx(), logits.rows, logits.cols * logits.cols, [&](int64_t begin, int64_t end) {
+    std::vector<uint64_t> keys(static_cast<size_t>(logits.cols));
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t e = 0; e < logits.cols; ++e)
+        keys[static_cast<size_t>(e)] = routing::random_order_key(seed, positions[r], r, e);
+      for (int64_t e = 0; e < logits.cols; ++e) {
+        const uint64_t mine = keys[static_cast<size_t>(e)];
+        int64_t place = 0;
+        for (int64_t i = 0; i < logits.cols; ++i) {
+          const uint64_t other = keys[static_cast<size_t>(i)];
+          place += other < mine || (other == mine && i < e) ? 1 : 0;
+        }
+        const float logit = routing::random_order_logit(place);
+        store(&logit, offset(logits.row(r), logits.dtype, e), logits.dtype, 1);
+      }
+    }
+  });
+}
+
+}  // namespace sluice::ops::cpu

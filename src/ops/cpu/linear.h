@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products with packed weights.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "kernels/cpu/cpu_kernel.h"
+#include "kernels/cpu/packed_weights.h"
+#include "ops/linear.h"
+
+namespace sluice::ops::cpu {
+
+class CpuLinear : public Linear {
+ public:
+  // isa: nothing: the best that this machine runs.
+  CpuLinear(Context& ctx, std::span<const weights::QuantTensor> parts, const Tensor& bias, const LinearOptions& options,
+            std::optional<kernels::cpu::Isa> isa = {});
+
+  int64_t inputs() const override { return parts_.front().k(); }
+  int64_t outputs() const override { return outputs_; }
+  int64_t weight_bytes() const override;
+  int64_t workspace_bytes(int64_t rows) const override;
+  void run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const override;
+
+ private:
+  struct Memory;
+  int64_t carve(void* base, int64_t rows, Memory* out) const;
+  void multiply(Context& ctx, const Memory& memory, int64_t rows, const kernels::cpu::PackedWeights& part,
+                int64_t first_col, Matrix y) const;
+
+  LinearOptions options_;
+  kernels::cpu::CpuKernel choice_;
+  std::vector<kernels::cpu::PackedWeights> parts_;  // one, unless their scales could not be put into one stack
+  int64_t outputs_ = 0;
+  int threads_ = 1;
+  Tensor bias_;  // f32
+};
+
+// Weights in float32, multiplied in float32.
+class CpuFloatLinear : public Linear {
+ public:
+  CpuFloatLinear(Context& ctx, Tensor weight, Tensor bias);
+
+  int64_t inputs() const override { return weight_.dim(1); }
+  int64_t outputs() const override { return weight_.dim(0); }
+  int64_t weight_bytes() const override { return weight_.bytes(); }
+  int64_t workspace_bytes(int64_t rows) const override;
+  void run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const override;
+
+ private:
+  Tensor weight_, bias_;
+  int threads_;
+};
+
+}  // namespace sluice::ops::cpu

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cpu/tile.h"
+
+#include <cstring>
+#include <limits>
+
+#include "ops/cpu/clones.h"
+#include "ops/cpu/exp.h"
+
+namespace sluice::ops::cpu {
+
+namespace {
+// Sixteen floats whatever the machine's width: the compiler splits them, the arithmetic stays the same.
+typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+
+typedef float Lanes8 __attribute__((vector_size(32)));
+typedef float Lanes4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Always the same tree: lane j + lane j + 8, then + 4, + 2, + 1.
+inline __attribute__((always_inline)) void fold(const Lanes& v, Lanes4& out) {
+  const Lanes8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                   __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  out = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+}
+
+inline __attribute__((always_inline)) float sum_lanes(const Lanes& v) {
+  Lanes4 s;
+  fold(v, s);
+  return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+// The four sums at once: fold, transpose, add.
+inline __attribute__((always_inline)) void store_sums(const Lanes& a, const Lanes& b, const Lanes& c, const Lanes& d,
+                                                      float factor, float* out) {
+  Lanes4 p, q, r, s;
+  fold(a, p), fold(b, q), fold(c, r), fold(d, s);
+  const Lanes4 pq01 = __builtin_shufflevector(p, q, 0, 4, 1, 5), pq23 = __builtin_shufflevector(p, q, 2, 6, 3, 7);
+  const Lanes4 rs01 = __builtin_shufflevector(r, s, 0, 4, 1, 5), rs23 = __builtin_shufflevector(r, s, 2, 6, 3, 7);
+  const Lanes4 pq = pq01 + pq23, rs = rs01 + rs23;  // [p0 + p2, q0 + q2, p1 + p3, q1 + q3]
+  const Lanes4 even = __builtin_shufflevector(pq, rs, 0, 1, 4, 5), odd = __builtin_shufflevector(pq, rs, 2, 3, 6, 7);
+  *reinterpret_cast<Lanes4*>(out) = (even + odd) * factor;
+}
+
+// One step of a transpose: the upper right block of every square of 2n x 2n values changes places with the lower left.
+inline __attribute__((always_inline)) void exchange8(Lanes& a, Lanes& b) {
+  const Lanes low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+  b = __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  a = low;
+}
+inline __attribute__((always_inline)) void exchange4(Lanes& a, Lanes& b) {
+  const Lanes low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+  b = __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  a = low;
+}
+inline __attribute__((always_inline)) void exchange2(Lanes& a, Lanes& b) {
+  const Lanes low = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+  b = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  a = low;
+}
+inline __attribute__((always_inline)) void exchange1(Lanes& a, Lanes& b) {
+  const Lanes low = __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+  b = __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+  a = low;
+}
+}  // namespace
+
+SLUICE_CLONES void dot_rows(const float* q, const float* rows, int64_t stride, int64_t count, float factor,
+                            float* out) {
+  for (int64_t i = 0; i < count; i += 4) {
+    const float* k = rows + i * stride;
+    Lanes a{}, b{}, c{}, d{};
+    for (int64_t j = 0; j < stride; j += 16) {
+      const Lanes x = *reinterpret_cast<const Lanes*>(q + j);
+      a += x * *reinterpret_cast<const Lanes*>(k + j);
+      b += x * *reinterpret_cast<const Lanes*>(k + stride + j);
+      c += x * *reinterpret_cast<const Lanes*>(k + 2 * stride + j);
+      d += x * *reinterpret_cast<const Lanes*>(k + 3 * stride + j);
+    }
+    store_sums(a, b, c, d, factor, out + i);
+  }
+}
+
+SLUICE_CLONES void mix_rows(const float* p, const float* rows, int64_t stride, int64_t count, int64_t dims, float keep,
+                            float* acc) {
+  int64_t j = 0;
+  for (; j + 64 <= dims; j += 64) {
+    Lanes* out = reinterpret_cast<Lanes*>(acc + j);
+    Lanes a = out[0] * keep, b = out[1] * keep, c = out[2] * keep, d = out[3] * keep;
+    const float* row = rows + j;
+    for (int64_t i = 0; i < count; ++i, row += stride) {
+      const Lanes* v = reinterpret_cast<const Lanes*>(row);
+      a += v[0] * p[i];
+      b += v[1] * p[i];
+      c += v[2] * p[i];
+      d += v[3] * p[i];
+    }
+    out[0] = a, out[1] = b, out[2] = c, out[3] = d;
+  }
+  for (; j < dims; j += 16) {
+    Lanes* out = reinterpret_cast<Lanes*>(acc + j);
+    Lanes a = out[0] * keep;
+    const float* row = rows + j;
+    for (int64_t i = 0; i < count; ++i, row += stride) a += *reinterpret_cast<const Lanes*>(row) * p[i];
+    out[0] = a;
+  }
+}
+
+SLUICE_CLONES float softmax_tile(float* scores, int64_t count, float scale, float& maximum, float& sum) {
+  float m = maximum;
+  for (int64_t i = 0; i < kTile; ++i) scores[i] *= scale;
+  for (int64_t i = 0; i < count; ++i) m = scores[i] > m ? scores[i] : m;
+  for (int64_t i = count; i < kTile; ++i) scores[i] = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < kTile; ++i) scores[i] = exp_float(scores[i] - m);
+  Lanes lanes{};
+  for (int64_t i = 0; i < kTile; i += 16) lanes += *reinterpret_cast<const Lanes*>(scores + i);
+  const float keep = exp_float(maximum - m);
+  sum = sum * keep + sum_lanes(lanes);
+  maximum = m;
+  return keep;
+}
+
+SLUICE_CLONES void transpose_tile(const float* rows, int64_t stride, int64_t width, float* out) {
+  static_assert(kTile % 16 == 0);
+  for (int64_t r = 0; r < kTile; r += 16)
+    for (int64_t c = 0; c < width; c += 16) {
+      Lanes v[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) v[i] = *reinterpret_cast<const Lanes*>(rows + (r + i) * stride + c);
+#pragma GCC unroll 16
+      for (int i = 0; i < 8; ++i) exchange8(v[i], v[i + 8]);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i)
+        if ((i & 4) == 0) exchange4(v[i], v[i + 4]);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i)
+        if ((i & 2) == 0) exchange2(v[i], v[i + 2]);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; i += 2) exchange1(v[i], v[i + 1]);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) *reinterpret_cast<Lanes*>(out + (c + i) * kTile + r) = v[i];
+    }
+}
+
+}  // namespace sluice::ops::cpu

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention, latent attention and Mamba-2.
+#include <algorithm>
+
+#include "kernels/sm90/attention/prefill.h"
+#include "kernels/sm90/float_linear/float_linear.h"
+#include "kernels/sm90/mla/latent_attention.h"
+#include "kernels/sm90/mla/mla.h"
+#include "kernels/sm90/ssm/ssm.h"
+#include "ops/sm90/sm90_ops.h"
+#include "ops/sm90/views.h"
+
+namespace sluice::ops::sm90 {
+
+using namespace sluice::sm90;
+
+void Sm90Ops::prefill(const Batch& batch, AttentionArgs& args) {
+  PrefillArgs p{};
+  p.attention = &args;
+  p.rows = batch.rows;
+  // Alone in its batch a sequence is computed here whatever its length: its bound may be above it.
+  p.min_rows = batch.sequences == 1 ? 1 : kPrefillMinRows;
+  p.plan = plan_prefill(args.shape, batch.rows, batch.sequences, batch.longest_rows, multiprocessors_, kPrefillLists);
+  if (p.plan.tiles > kMaxPrefillTiles) return;
+  p.work = prefill_work(p.plan, workspace().take<int32_t>(prefill_work_ints(p.plan)));
+  const DeviceGuard guard(index_);
+  launch_prefill(p, stream(), true);
+  args.prefill_rows = p.min_rows;
+}
+
+void Sm90Ops::latent_attention(const Batch& batch, bool row_invariant, const AttentionArgs& args) {
+  LatentCall call{};
+  call.attention = &args;
+  const LatentBounds bounds{batch.rows, batch.sequences, batch.longest_rows, batch.longest_context};
+  call.plan = plan_latent(args.shape.heads, bounds, row_invariant, multiprocessors_);
+  call.work = workspace().take<int32_t>(latent_work_ints(call.plan));
+  call.partial = workspace().take_bytes(latent_partial_bytes(call.plan));
+  call.partial_stats = static_cast<float*>(workspace().take_bytes(latent_stats_bytes(call.plan)));
+  const DeviceGuard guard(index_);
+  launch_latent_attention(call, stream(), true);
+}
+
+void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, const Pages& values, int64_t value_width,
+                        const AttentionOptions& options, Matrix out) {
+  AttentionArgs args{};
+  args.q = view(q, "q");
+  args.keys = keys.data;
+  args.values = values.data;
+  args.pages_f32 = is_f32(keys.dtype, "the pages");
+  args.out = view(out, "out");
+  args.shape = {static_cast<int>(q.cols / keys.width), static_cast<int>(keys.heads), static_cast<int>(keys.width),
+                static_cast<int>(value_width)};
+  args.block_size = static_cast<int>(keys.block_size);
+  args.scale = options.scale;
+  args.rows = q.rows;
+  args.sequences = static_cast<int>(batch.sequences);
+  args.one_row_each = batch.longest_rows == 1 && batch.rows == batch.sequences;
+  args.row_begin = batch.row_begin;
+  args.block_begin = batch.block_begin;
+  args.blocks = batch.blocks;
+  args.contexts = batch.contexts;
+  const bool shared = values.data == nullptr;
+  const bool tensor_cores = attention_on_tensor_cores(args.shape, args.q.f32, args.pages_f32, shared);
+  if (!tensor_cores && f32_shared_bytes(args.shape, shared) > kMaxSharedBytes)
+    fail(ErrorCode::unsupported, "attention with keys of {} and values of {} does not fit in the GPU's shared memory",
+         keys.width, value_width);
+  const Workspace::Scope scope(workspace());
+  if (latent_fits(args)) return latent_attention(batch, options.row_invariant, args);
+  int64_t longest_rows = batch.longest_rows;
+  if (!options.row_invariant && longest_rows >= kPrefillMinRows && prefill_fits(args)) {
+    prefill(batch, args);
+    if (args.prefill_rows == 1) return;
+    if (args.prefill_rows > 0) longest_rows = std::min<int64_t>(longest_rows, args.prefill_rows - 1);
+  }
+  args.plan = plan_attention(args.shape, tensor_cores, q.rows, batch.sequences, longest_rows, batch.longest_context,
+                             multiprocessors_);
+  if (!options.row_invariant)
+    args.plan = with_clusters(args.plan, args.shape, longest_rows, batch.longest_context, multiprocessors_);
+  if (args.plan.split()) {
+    args.partial = static_cast<float*>(workspace().take_bytes(partial_bytes(args.shape, args.plan, q.rows)));
+    args.partial_stats =
+        static_cast<float*>(workspace().take_bytes(partial_stats_bytes(args.shape, args.plan, q.rows)));
+  }
+  const DeviceGuard guard(index_);
+  launch_attention(args, stream(), true);
+}
+
+DType Sm90Ops::absorbed_type(const MlaShape& shape, DType dtype) const {
+  const bool fits = has_flashinfer() && shape.latent == kLatent && shape.rope == kLatentRope;
+  return fits ? dtype : DType::f32;
+}
+
+void Sm90Ops::mla_absorb(const MlaShape& shape, const Tensor& kv_b, ConstMatrix q, Matrix out) {
+  check(shape.nope <= kMaxNope, "heads have {} values without position; at most {} are supported on the GPU",
+        shape.nope, kMaxNope);
+  MlaAbsorbArgs args{};
+  args.q = view(q, "q");
+  args.kv_b = kv_b.address();
+  args.kv_b_f32 = is_f32(kv_b.dtype(), "kv_b");
+  args.out = view(out, "out");
+  args.rows = q.rows;
+  args.heads = static_cast<int>(shape.heads);
+  args.nope = static_cast<int>(shape.nope);
+  args.rope = static_cast<int>(shape.rope);
+  args.value = static_cast<int>(shape.value);
+  args.latent = static_cast<int>(shape.latent);
+  const DeviceGuard guard(index_);
+  launch_mla_absorb(args, stream(), true);
+}
+
+void Sm90Ops::mla_expand(const MlaShape& shape, const Tensor& kv_b, ConstMatrix mixed, Matrix out) {
+  FloatLinearArgs args{};
+  args.x = view(mixed, "mixed");
+  args.weight_f32 = is_f32(kv_b.dtype(), "kv_b");
+  // The value rows of each head follow its key rows.
+  args.weight = static_cast<const std::byte*>(kv_b.address()) + shape.nope * shape.latent * bytes_of(kv_b.dtype());
+  args.head_stride = (shape.nope + shape.value) * shape.latent;
+  args.y = view(out, "out");
+  args.rows = mixed.rows;
+  args.heads = static_cast<int>(shape.heads);
+  args.n = static_cast<int>(shape.value);
+  args.k = static_cast<int>(shape.latent);
+  const DeviceGuard guard(index_);
+  launch_float_linear(args, stream(), true);
+}
+
+namespace {
+StateRows state_rows(const Batch& batch, const States& states) {
+  return {batch.rows,      batch.longest_rows, static_cast<int>(batch.sequences),
+          batch.row_begin, batch.state_in,     batch.state_out,
+          states.data,     states.floats};
+}
+}  // namespace
+
+void Sm90Ops::causal_conv(const Batch& batch, const MambaShape& shape, ConstMatrix xbc, const Tensor& weight,
+                          const Tensor& bias, const States& states, Matrix out) {
+  check(shape.taps <= kMaxConvTaps, "the convolution has {} taps; at most {} are supported", shape.taps, kMaxConvTaps);
+  CausalConvArgs args{};
+  args.batch = state_rows(batch, states);
+  args.xbc = view(xbc, "xbc");
+  args.weight = floats(weight, "the convolution's weight");
+  args.bias = floats(bias, "the convolution's bias");
+  args.out = view(out, "out");
+  args.channels = static_cast<int>(shape.channels());
+  args.taps = static_cast<int>(shape.taps);
+  const DeviceGuard guard(index_);
+  launch_causal_conv(args, stream(), true);
+}
+
+void Sm90Ops::state_scan(const Batch& batch, const MambaShape& shape, ConstMatrix xbc, ConstMatrix dt,
+                         const StateScanOptions& options, const States& states, Matrix y) {
+  const int dim = static_cast<int>(shape.head_dim), state = static_cast<int>(shape.state);
+  if (!scan_fits(dim, state))
+    fail(ErrorCode::unsupported, "Mamba heads of {} values with a state of {} do not fit in the GPU's registers", dim,
+         state);
+  StateScanArgs args{};
+  args.batch = state_rows(batch, states);
+  args.xbc = view(xbc, "xbc");
+  args.dt = view(dt, "dt");
+  args.dt_bias = floats(options.dt_bias, "dt_bias");
+  args.a = floats(options.a, "A");
+  args.skip = floats(options.skip, "D");
+  args.y = view(y, "y");
+  args.heads = static_cast<int>(shape.heads);
+  args.head_dim = dim;
+  args.groups = static_cast<int>(shape.groups);
+  args.state = state;
+  const bool chunked = !options.row_invariant && batch.longest_rows >= kChunkedMinRows && chunked_scan_fits(args);
+  // Alone in its batch a sequence is computed in chunks whatever its length: its bound may be above it.
+  args.warpgroups = kScanOnWarpgroups;
+  args.chunked_rows = !chunked ? 0 : batch.sequences == 1 ? 1 : kChunkedMinRows;
+  const DeviceGuard guard(index_);
+  if (!chunked || batch.sequences > 1) launch_state_scan(args, stream(), true);
+  if (chunked) launch_chunked_scan(args, stream(), true);
+}
+
+void Sm90Ops::copy_states(const States& states, std::span<const std::pair<int32_t, int32_t>> places) {
+  for (const auto& [from, to] : places)
+    if (from != to) ctx().queue.copy(states.at(to), states.at(from), states.floats * 4);
+}
+
+}  // namespace sluice::ops::sm90

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/sm90/linear.h"
+
+#include <algorithm>
+
+#include "base/bf16.h"
+#include "base/math.h"
+#include "kernels/sm90/elementwise/elementwise.h"
+#include "kernels/sm90/float_linear/float_linear.h"
+#include "ops/sm90/views.h"
+
+namespace sluice::ops::sm90 {
+
+using namespace sluice::sm90;
+
+namespace {
+// Inputs whose rows are not aligned and outputs that are a part of wider rows go through memory of their own, in pieces
+// of at most so many bytes.
+constexpr int64_t kPieceBytes = int64_t{16} << 20;
+
+// Whether the kernels read rows where they are.
+bool readable(ConstMatrix x) { return x.cols % 8 == 0 ? rows_aligned(view(x, "x")) : true; }
+
+void check_run(const Linear& linear, ConstMatrix x, Matrix y, const void* workspace, int64_t workspace_size) {
+  check(x.cols == linear.inputs() && y.cols == linear.outputs() && x.rows == y.rows,
+        "x is [{}, {}] and y [{}, {}]; the layer maps [T, {}] to [T, {}]", x.rows, x.cols, y.rows, y.cols,
+        linear.inputs(), linear.outputs());
+  is_f32(x.dtype, "x");
+  is_f32(y.dtype, "y");
+  const int64_t needed = linear.workspace_bytes(x.rows);
+  check(workspace_size >= needed && (needed == 0 || workspace != nullptr),
+        "the workspace has {} bytes; {} rows need {}", workspace_size, x.rows, needed);
+}
+
+// float32 in host memory; empty stays empty.
+Tensor float_bias(const Tensor& bias, int64_t rows) {
+  if (bias.empty()) return {};
+  check(bias.elements() == rows && (bias.dtype() == DType::f32 || bias.dtype() == DType::bf16),
+        "bias has {} elements of {}; {} of float32 or bfloat16 are expected", bias.elements(), to_string(bias.dtype()),
+        rows);
+  if (bias.dtype() == DType::f32) return bias;
+  Tensor out(DType::f32, {rows});
+  std::transform(bias.as<bf16_t>(), bias.as<bf16_t>() + rows, out.as<float>(),
+                 [](bf16_t b) { return bf16_to_float(b); });
+  return out;
+}
+
+void check_parts(std::span<const weights::QuantTensor> parts) {
+  check(!parts.empty(), "a linear layer takes at least one matrix");
+  for (const weights::QuantTensor& w : parts) {
+    check(w.experts == 1, "a linear layer takes one matrix, not a stack of {}", w.experts);
+    check(w.format == parts[0].format && w.cols == parts[0].cols,
+          "matrices of one product are [{}, {}] of {} and [{}, {}] of {}; K and format must be equal", parts[0].rows,
+          parts[0].cols, name_of(format::kFormats, parts[0].format), w.rows, w.cols,
+          name_of(format::kFormats, w.format));
+  }
+}
+
+// Parts whose whole matrices have different scales, as one format in which each row has its own: the kernels read both
+// alike, so the product is the same, bit for bit, and one instead of several.
+std::vector<weights::QuantTensor> scaled_by_row(std::span<const weights::QuantTensor> parts) {
+  std::vector<weights::QuantTensor> out(parts.begin(), parts.end());
+  if (parts.size() < 2 || parts[0].format != format::Format::fp8_tensor) return out;
+  for (weights::QuantTensor& w : out) {
+    const float scale = *w.scales.as<float>();
+    w.format = format::Format::fp8_channel;
+    w.scales = Tensor(DType::f32, {1, w.rows});
+    std::fill_n(w.scales.as<float>(), w.rows, scale);
+  }
+  return out;
+}
+}  // namespace
+
+struct Sm90Linear::Memory {
+  void *x = nullptr, *y = nullptr, *gemm = nullptr;
+  int64_t gemm_bytes = 0;
+  int64_t x_rows = 0, y_rows = 0;  // that fit in x and y
+};
+
+Sm90Linear::Sm90Linear(Context& ctx, std::span<const weights::QuantTensor> parts, const Tensor& bias,
+                       const LinearOptions& options)
+    : options_(options) {
+  check_parts(parts);
+  const std::vector<weights::QuantTensor> alike = scaled_by_row(parts);
+  const std::optional<weights::QuantTensor> one = weights::concatenate_rows(alike, ctx.queue);
+  const std::span<const weights::QuantTensor> matrices = one ? std::span(&*one, 1) : parts;
+  inputs_ = parts[0].cols;
+  for (const weights::QuantTensor& w : matrices) {
+    outputs_ += w.rows;
+    widest_ = std::max(widest_, w.rows);
+  }
+  const Tensor biases = float_bias(bias, outputs_);
+  const DeviceGuard guard(ctx.device().id().index);
+  int64_t first = 0;
+  for (const weights::QuantTensor& w : matrices) {
+    DenseSpec spec{w.rows, w.cols, w.format, options.inputs, options.dtype};
+    spec.fp8_f32_sums = options.fp8_f32_sums && format::is_fp8(w.format);
+    spec.deterministic = options.deterministic;
+    if (const Support s = supports_dense(spec); !s) fail(ErrorCode::unsupported, "{}", s.reason);
+    DenseGemm& gemm = parts_.emplace_back(spec);
+    gemm.set_weights(w, options.input_scale, biases.empty() ? Tensor() : biases.rows(first, first + w.rows),
+                     ctx.queue.stream());
+    first += w.rows;
+  }
+  ctx.queue.wait();  // the weights and the bias may go away
+}
+
+int64_t Sm90Linear::weight_bytes() const {
+  int64_t bytes = 0;
+  for (const DenseGemm& g : parts_) bytes += g.weight_bytes();
+  return bytes;
+}
+
+int64_t Sm90Linear::carve(void* base, int64_t rows, Memory* out) const {
+  int64_t used = 0;
+  const auto take = [&](int64_t bytes) -> void* {
+    void* at = base == nullptr ? nullptr : static_cast<std::byte*>(base) + used;
+    used += round_up<int64_t>(bytes, Device::kAlignment);
+    return at;
+  };
+  const auto piece_rows = [&](int64_t row_bytes) {
+    return std::min(rows, std::max<int64_t>(1, kPieceBytes / row_bytes));
+  };
+  out->x_rows = piece_rows(inputs_ * 4);
+  out->x = take(out->x_rows * inputs_ * 4);
+  out->y_rows = piece_rows(widest_ * 4);
+  out->y = take(out->y_rows * widest_ * 4);
+  for (const DenseGemm& g : parts_) out->gemm_bytes = std::max(out->gemm_bytes, g.workspace_bytes(rows));
+  out->gemm = take(out->gemm_bytes);
+  return used;
+}
+
+int64_t Sm90Linear::workspace_bytes(int64_t rows) const {
+  Memory unused;
+  return rows == 0 ? 0 : carve(nullptr, rows, &unused);
+}
+
+void Sm90Linear::run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const {
+  check_run(*this, x, y, workspace, workspace_size);
+  if (x.rows == 0) return;
+  const DeviceGuard guard(ctx.device().id().index);
+  Memory m;
+  carve(workspace, x.rows, &m);
+  DenseCall call;
+  call.tokens = x.rows;
+  call.x = x.data;
+  // The kernel for few rows writes them wherever they are.
+  const bool few =
+      std::all_of(parts_.begin(), parts_.end(), [&](const DenseGemm& gemm) { return gemm.few_rows_parts(call) > 0; });
+  const bool y_fits =
+      few || (parts_.size() == 1 && y.stride == y.cols && reinterpret_cast<uintptr_t>(y.data) % 16 == 0);
+  const int64_t step = std::min(readable(x) ? x.rows : m.x_rows, y_fits ? x.rows : m.y_rows);
+  for (int64_t first = 0; first < x.rows; first += step) {
+    const int64_t rows = std::min(step, x.rows - first);
+    run_rows(ctx, {x.row(first), x.dtype, rows, x.cols, x.stride}, {y.row(first), y.dtype, rows, y.cols, y.stride}, m);
+  }
+}
+
+void Sm90Linear::run_rows(Context& ctx, ConstMatrix x, Matrix y, const Memory& m) const {
+  void* stream = ctx.queue.stream();
+  DenseCall call;
+  call.tokens = x.rows;
+  call.x = x.data;
+  call.x_dtype = x.dtype;
+  call.x_stride = x.stride;
+  if (!readable(x)) {
+    launch_gather_rows({view(x, "x"), nullptr, {m.x, x.cols, x.dtype == DType::f32}, x.rows, x.cols}, stream, true);
+    call.x = m.x;
+    call.x_stride = x.cols;
+  }
+  call.y_dtype = y.dtype;
+  call.workspace = m.gemm;
+  call.workspace_size = m.gemm_bytes;
+  int64_t first = 0;
+  for (const DenseGemm& gemm : parts_) {
+    const int64_t n = gemm.spec().rows;
+    const Matrix part = y.columns(first, n);
+    first += n;
+    const bool few = gemm.few_rows_parts(call) > 0;
+    const bool direct = few || (part.stride == n && reinterpret_cast<uintptr_t>(part.data) % 16 == 0);
+    call.y = direct ? part.data : m.y;
+    call.y_stride = direct && few ? part.stride : 0;
+    gemm.run(call, stream);
+    if (!direct)
+      launch_gather_rows({{m.y, n, y.dtype == DType::f32}, nullptr, view(part, "y"), y.rows, n}, stream, true);
+  }
+}
+
+Sm90FloatLinear::Sm90FloatLinear(Context& ctx, const Tensor& weight, const Tensor& bias) {
+  check(weight.rank() == 2 && weight.dtype() == DType::f32, "the weight is {} {}; a float32 matrix is expected",
+        to_string(weight.dtype()), to_string(weight.shape()));
+  const Tensor biases = float_bias(bias, weight.dim(0));
+  weight_ = weight.to(ctx.device().id(), ctx.queue);
+  bias_ = biases.to(ctx.device().id(), ctx.queue);
+  ctx.queue.wait();  // the host's copies may go away
+}
+
+void Sm90FloatLinear::run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const {
+  check_run(*this, x, y, workspace, workspace_size);
+  FloatLinearArgs args{};
+  args.x = view(x, "x");
+  args.weight = weight_.address();
+  args.weight_f32 = true;
+  args.bias = floats(bias_, "the bias");
+  args.y = view(y, "y");
+  args.rows = x.rows;
+  args.heads = 1;
+  args.n = static_cast<int>(outputs());
+  args.k = static_cast<int>(inputs());
+  const DeviceGuard guard(ctx.device().id().index);
+  launch_float_linear(args, ctx.queue.stream(), true);
+}
+
+std::unique_ptr<Linear> make_sm90_linear(Context& ctx, std::span<const weights::QuantTensor> parts, const Tensor& bias,
+                                         const LinearOptions& options) {
+  if (options.dtype != DType::f32 || options.inputs != format::InputFormat::plain)
+    return std::make_unique<Sm90Linear>(ctx, parts, bias, options);
+  check_parts(parts);
+  int64_t rows = 0;
+  for (const weights::QuantTensor& w : parts) rows += w.rows;
+  Tensor weight(DType::f32, {rows, parts[0].cols});
+  float* to = weight.as<float>();
+  for (const weights::QuantTensor& w : parts) {
+    const Tensor values = weights::dequantize(w);
+    to = std::copy_n(values.as<float>(), values.elements(), to);
+  }
+  return std::make_unique<Sm90FloatLinear>(ctx, weight, bias);
+}
+
+}  // namespace sluice::ops::sm90

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows, norms, rotary embedding: what the CPU's folder has in elementwise, norm and rope.
+#include "kernels/sm90/attention/prefill.h"
+#include "kernels/sm90/elementwise/elementwise.h"
+#include "kernels/sm90/flashinfer/latent.h"
+#include "kernels/sm90/norm/norm.h"
+#include "kernels/sm90/rope/rope.h"
+#include "kernels/sm90/route/random_order.h"
+#include "kernels/sm90/sample/sample.h"
+#include "kernels/sm90/ssm/ssm.h"
+#include "ops/sm90/sm90_ops.h"
+#include "ops/sm90/views.h"
+
+namespace sluice::ops::sm90 {
+
+using namespace sluice::sm90;
+
+Sm90Ops::Sm90Ops(Context& ctx) : Ops(ctx), index_(ctx.device().id().index) {
+  const DeviceGuard guard(index_);
+  multiprocessors_ = multiprocessors();
+  allow_attention();
+  allow_flash();
+  allow_latent();
+  allow_sample();
+  allow_chunked_scan();
+}
+
+void Sm90Ops::embed(const int32_t* ids, const Tensor& table, Matrix y) {
+  const DeviceGuard guard(index_);
+  const ConstRowsView rows{table.address(), table.dim(1), is_f32(table.dtype(), "the embedding table")};
+  launch_gather_rows({rows, ids, view(y, "y"), y.rows, y.cols}, stream(), true);
+}
+
+void Sm90Ops::gather_rows(ConstMatrix x, const int32_t* rows, Matrix y) {
+  check_same_type(x.dtype, y.dtype, "gather_rows");
+  const DeviceGuard guard(index_);
+  launch_gather_rows({view(x, "x"), rows, view(y, "y"), y.rows, y.cols}, stream(), true);
+}
+
+void Sm90Ops::copy(ConstMatrix x, Matrix y) { gather_rows(x, nullptr, y); }
+
+void Sm90Ops::add(Matrix x, ConstMatrix y) {
+  check_same_type(x.dtype, y.dtype, "add");
+  const DeviceGuard guard(index_);
+  launch_elementwise({Elementwise::add, view(x, "x"), view(y, "y"), x.rows, x.cols}, stream(), true);
+}
+
+void Sm90Ops::silu_multiply(Matrix gate, ConstMatrix up) {
+  check_same_type(gate.dtype, up.dtype, "silu_multiply");
+  const DeviceGuard guard(index_);
+  launch_elementwise({Elementwise::silu_multiply, view(gate, "gate"), view(up, "up"), gate.rows, gate.cols}, stream(),
+                     true);
+}
+
+void Sm90Ops::relu_squared(Matrix x) {
+  const DeviceGuard guard(index_);
+  launch_elementwise({Elementwise::relu_squared, view(x, "x"), {}, x.rows, x.cols}, stream(), true);
+}
+
+float Sm90Ops::amax(ConstMatrix x) {
+  const Workspace::Scope scope(workspace());
+  auto* largest = workspace().take<uint32_t>(1);
+  auto* result = static_cast<float*>(waited_.at_least(ctx().device(), sizeof(float)));
+  ctx().queue.zero(largest, sizeof(uint32_t));
+  {
+    const DeviceGuard guard(index_);
+    launch_amax({view(x, "x"), x.rows, x.cols, largest}, stream(), true);
+  }
+  ctx().queue.copy(result, largest, sizeof(float));
+  ctx().queue.wait();
+  return *result;
+}
+
+void Sm90Ops::random_order(uint64_t seed, const int32_t* positions, Matrix logits) {
+  check(logits.cols <= 4096, "a random order of {} experts; at most 4096 are supported", logits.cols);
+  const DeviceGuard guard(index_);
+  launch_random_order({seed, positions, view(logits, "logits"), logits.rows, static_cast<int>(logits.cols)}, stream(),
+                      true);
+}
+
+void Sm90Ops::rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y) {
+  check_same_type(x.dtype, y.dtype, "rms_norm");
+  const DeviceGuard guard(index_);
+  const RowsView source{const_cast<void*>(x.data), x.stride, is_f32(x.dtype, "x")};  // read only without a change
+  launch_rms_norm({source, {}, floats(norm.weight, "the norm's weight"), norm.eps, view(y, "y"), x.rows, x.cols},
+                  stream(), true);
+}
+
+void Sm90Ops::add_rms_norm(Matrix x, ConstMatrix change, const RmsNorm& norm, Matrix y) {
+  check_same_type(x.dtype, y.dtype, "add_rms_norm");
+  check_same_type(x.dtype, change.dtype, "add_rms_norm");
+  const DeviceGuard guard(index_);
+  launch_rms_norm({view(x, "x"), view(change, "change"), floats(norm.weight, "the norm's weight"), norm.eps,
+                   view(y, "y"), x.rows, x.cols},
+                  stream(), true);
+}
+
+void Sm90Ops::gated_group_rms_norm(ConstMatrix x, ConstMatrix gate, int64_t groups, const RmsNorm& norm, Matrix y) {
+  check(x.dtype == DType::f32, "x of gated_group_rms_norm is {}; float32 is expected", to_string(x.dtype));
+  check_same_type(gate.dtype, y.dtype, "gated_group_rms_norm");
+  const DeviceGuard guard(index_);
+  launch_gated_group_rms_norm({view(x, "x"), view(gate, "gate"), view(y, "y"), floats(norm.weight, "the norm's weight"),
+                               norm.eps, x.rows, x.cols, groups},
+                              stream(), true);
+}
+
+void Sm90Ops::rope_angles(const RopeFrequencies& f, const int32_t* positions, int64_t rows, DType dtype, float* cosine,
+                          float* sine) {
+  RopeAnglesArgs args{};
+  check(f.inv_freq.size() <= kMaxRopePairs, "the rotary embedding turns {} pairs; at most {} are supported on the GPU",
+        f.inv_freq.size(), kMaxRopePairs);
+  std::copy(f.inv_freq.begin(), f.inv_freq.end(), args.inv_freq);
+  args.attention_factor = f.attention_factor;
+  args.positions = positions;
+  args.rows = rows;
+  args.pairs = static_cast<int>(f.inv_freq.size());
+  args.round_bf16 = dtype == DType::bf16;
+  args.cosine = cosine;
+  args.sine = sine;
+  const DeviceGuard guard(index_);
+  launch_rope_angles(args, stream(), true);
+}
+
+namespace {
+void check_head(int64_t dim) {
+  check(dim <= kMaxHeadDim, "heads have {} values; at most {} are supported on the GPU", dim, kMaxHeadDim);
+}
+void set_norm(HeadGroup& group, const RmsNorm& norm, int64_t dim) {
+  if (!norm) return;
+  group.norm = floats(norm.weight, "a head's norm");
+  group.norm_dim = static_cast<int>(dim);
+  group.eps = norm.eps;
+}
+}  // namespace
+
+void Sm90Ops::norm_rope_store(const Batch& batch, const QkvLayout& layout, const RopeAngles& angles, Matrix qkv,
+                              const Pages& keys, const Pages& values) {
+  check_head(layout.head_dim);
+  check_same_type(qkv.dtype, keys.dtype, "norm_rope_store");
+  check_same_type(qkv.dtype, values.dtype, "norm_rope_store");
+  HeadsArgs args{};
+  args.num_groups = 3;
+  const int64_t first[] = {0, layout.heads, layout.heads + layout.kv_heads};
+  for (int i = 0; i < 3; ++i) {
+    HeadGroup& g = args.groups[i];
+    const int64_t heads = i == 0 ? layout.heads : layout.kv_heads;
+    g.x = view(qkv.columns(first[i] * layout.head_dim, heads * layout.head_dim), "qkv");
+    g.heads = static_cast<int>(heads);
+    g.dim = static_cast<int>(layout.head_dim);
+    if (i < 2 && layout.rotary) g.half = static_cast<int>(angles.half);
+  }
+  set_norm(args.groups[0], layout.q_norm, layout.head_dim);
+  set_norm(args.groups[1], layout.k_norm, layout.head_dim);
+  args.groups[1].pages = keys.data;
+  args.groups[2].pages = values.data;
+  args.rows = qkv.rows;
+  args.cosine = angles.cosine;
+  args.sine = angles.sine;
+  args.kv_slots = batch.kv_slots;
+  args.block_size = static_cast<int>(keys.block_size);
+  const DeviceGuard guard(index_);
+  launch_heads(args, stream(), true);
+}
+
+void Sm90Ops::mla_norm_rope_store(const Batch& batch, const MlaShape& shape, RopeLayout layout,
+                                  const RopeAngles& angles, const RmsNorm& norm, Matrix q, Matrix latent,
+                                  const Pages& keys) {
+  check_head(shape.query());
+  check_head(shape.cached());
+  check_same_type(q.dtype, latent.dtype, "mla_norm_rope_store");
+  check_same_type(latent.dtype, keys.dtype, "mla_norm_rope_store");
+  HeadsArgs args{};
+  args.num_groups = 2;
+  HeadGroup &queries = args.groups[0], &rows = args.groups[1];
+  queries.x = view(q, "q");
+  queries.heads = static_cast<int>(shape.heads);
+  queries.dim = static_cast<int>(shape.query());
+  queries.rotary_first = static_cast<int>(shape.nope);
+  rows.x = view(latent, "latent");
+  rows.heads = 1;
+  rows.dim = static_cast<int>(shape.cached());
+  rows.rotary_first = static_cast<int>(shape.latent);
+  rows.pages = keys.data;
+  set_norm(rows, norm, shape.latent);
+  for (HeadGroup* g : {&queries, &rows}) {
+    g->half = static_cast<int>(angles.half);
+    g->interleaved = layout == RopeLayout::interleaved;
+  }
+  args.rows = latent.rows;
+  args.cosine = angles.cosine;
+  args.sine = angles.sine;
+  args.kv_slots = batch.kv_slots;
+  args.block_size = static_cast<int>(keys.block_size);
+  const DeviceGuard guard(index_);
+  launch_heads(args, stream(), true);
+}
+
+}  // namespace sluice::ops::sm90

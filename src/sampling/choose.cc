@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sampling/choose.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+
+namespace sluice::sampling {
+
+namespace {
+void edit(std::span<float> logits, const LogitEdit& e) {
+  if (e.token < 0 || static_cast<size_t>(e.token) >= logits.size()) return;
+  float& logit = logits[static_cast<size_t>(e.token)];
+  logit += e.bias;
+  if (e.repetition != 1 || e.subtract != 0) {
+    double value = logit;
+    value = value > 0 ? value / e.repetition : value * e.repetition;
+    logit = static_cast<float>(value - e.subtract);
+  }
+  if (e.banned) logit = -std::numeric_limits<float>::infinity();
+}
+
+// Tokens that the mask leaves out become -infinity. Mostly words are all 0 or all 1.
+void apply_mask(std::span<float> logits, std::span<const uint32_t> mask) {
+  for (size_t w = 0; w < mask.size(); ++w) {
+    if (mask[w] == ~uint32_t{0}) continue;
+    const size_t first = w * 32, end = std::min(first + 32, logits.size());
+    for (size_t i = first; i < end; ++i)
+      if ((mask[w] >> (i - first) & 1) == 0) logits[i] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+// The first of the largest logits.
+void find_largest(std::span<const float> logits, Sampled& out) {
+  size_t best = 0;
+  bool nan = false;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    nan |= logits[i] != logits[i];
+    if (logits[i] > logits[best]) best = i;
+  }
+  out.largest = logits[best];
+  out.problem = nan                           ? Sampled::Problem::nan
+                : !std::isfinite(out.largest) ? Sampled::Problem::not_finite
+                                              : Sampled::Problem::none;
+  out.token = out.problem == Sampled::Problem::none ? static_cast<int32_t>(best) : -1;
+}
+
+int32_t draw(const SampleRow& row, std::span<const float> logits, int32_t best,
+             std::vector<ChooseScratch::Candidate>& candidates) {
+  using Candidate = ChooseScratch::Candidate;
+  const float top = logits[static_cast<size_t>(best)];
+  const auto weight = [&](float logit) { return std::exp((static_cast<double>(logit) - top) / row.temperature); };
+  candidates.clear();
+  candidates.reserve(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i)  // a mask leaves few
+    if (logits[i] != -std::numeric_limits<float>::infinity())
+      candidates.push_back({logits[i], static_cast<int32_t>(i)});
+  // Descending, ties by id: the same order on every machine.
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+  };
+  const auto at = [&](size_t i) { return candidates.begin() + static_cast<std::ptrdiff_t>(i); };
+  size_t count = candidates.size();
+  if (row.top_k > 0 && static_cast<size_t>(row.top_k) < count) {
+    count = static_cast<size_t>(row.top_k);
+    std::nth_element(candidates.begin(), at(count), candidates.end(), before);
+    std::sort(candidates.begin(), at(count), before);
+  }
+  double total = 0;
+  for (size_t i = 0; i < count; ++i) total += weight(candidates[i].logit);
+  if (row.top_p < 1) {
+    // The nucleus is mostly small: sort only as many of the most likely tokens as it holds.
+    size_t sorted = 0, kept = 0;
+    double mass = 0;
+    while (kept < count && (kept == 0 || mass < row.top_p * total)) {
+      if (kept == sorted) {
+        const size_t end = std::min(count, std::max<size_t>(64, sorted * 4));
+        if (end < count) std::nth_element(at(sorted), at(end), at(count), before);
+        std::sort(at(sorted), at(end), before);
+        sorted = end;
+      }
+      mass += weight(candidates[kept++].logit);
+    }
+    count = kept;
+    total = mass;
+  }
+  if (row.min_p > 0) {
+    const auto end =
+        std::remove_if(candidates.begin(), at(count), [&](const Candidate& c) { return weight(c.logit) < row.min_p; });
+    count = static_cast<size_t>(end - candidates.begin());
+    total = 0;
+    for (size_t i = 0; i < count; ++i) total += weight(candidates[i].logit);
+  }
+  double left = uniform_at(row.seed, row.position) * total;
+  for (size_t i = 0; i < count; ++i) {
+    left -= weight(candidates[i].logit);
+    if (left < 0) return candidates[i].id;
+  }
+  return best;  // rounding left something over
+}
+}  // namespace
+
+int32_t checked_token(const Sampled& s, int64_t position) {
+  check_file(s.problem != Sampled::Problem::nan,
+             "the logits at position {} hold a NaN; the weights or their scales are broken", position);
+  check(s.problem != Sampled::Problem::not_finite,
+        "the largest logit at position {} is {}; a finite one is needed to choose a token", position, s.largest);
+  return s.token;
+}
+
+void choose_token(const SampleRow& row, const SampleBatch& batch, std::span<float> logits, ChooseScratch& scratch,
+                  Sampled& out) {
+  const auto first = static_cast<size_t>(row.first_edit), count = static_cast<size_t>(row.num_edits);
+  const bool scores = row.top_logprobs >= 0;
+  out.problem = Sampled::Problem::none;
+  if (row.forced >= 0) {
+    out.token = row.forced;
+    if (scores) out.logprob = logprob_of(logits, row.forced, row.top_logprobs);
+    return;
+  }
+  const bool changed = count > 0 || row.mask >= 0;
+  if (scores && changed) scratch.logits.assign(logits.begin(), logits.end());
+  for (const LogitEdit& e : batch.edits.subspan(first, count)) edit(logits, e);
+  if (row.mask >= 0) {
+    const auto words = static_cast<size_t>(mask_words(static_cast<int64_t>(logits.size())));
+    apply_mask(logits, batch.masks.subspan(static_cast<size_t>(row.mask) * words, words));
+  }
+  find_largest(logits, out);
+  if (out.problem != Sampled::Problem::none) return;
+  if (row.temperature != 0) out.token = draw(row, logits, out.token, scratch.candidates);
+  if (scores)
+    out.logprob = logprob_of(changed ? std::span<const float>(scratch.logits) : logits, out.token, row.top_logprobs);
+}
+
+}  // namespace sluice::sampling

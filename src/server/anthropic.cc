@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// POST /v1/messages, /v1/messages/count_tokens: Anthropic's Messages API.
+#include <utility>
+
+#include "io/quote.h"
+#include "server/anthropic_request.h"
+#include "server/anthropic_writer.h"
+#include "server/api_error.h"
+#include "server/chat_job.h"
+#include "server/endpoints.h"
+#include "server/generation.h"
+#include "server/openai_fields.h"
+#include "server/params.h"
+#include "server/request_options.h"
+
+namespace sluice::server {
+
+namespace {
+// What the two endpoints share.
+ChatPrompt read_chat(Fields& fields, const Service& service, const ServedModel& model) {
+  check_model_name(fields, model);
+  fields.refuse_unless_empty({"mcp_servers", "container"});
+  const io::JsonValue* thread = fields.find("thread");
+  if (thread != nullptr && (thread->as<bool>() == nullptr || *thread->as<bool>()))
+    fields.refuse("thread", "asks for a conversation that the server keeps; accepted: false, with all messages",
+                  kNoThreads);
+  ToolRequest tools = read_tools(fields, model, service.formats().calls, anthropic_tools());
+  const io::JsonValue chat = read_anthropic_chat(fields);
+  return render_translated(model, chat, std::move(tools), "messages");
+}
+
+// {"type": "json_schema", "schema"}
+void read_format(const io::JsonValue& format, const std::string& path, UnknownFields& unknown, ChatDemand& demand) {
+  if (format.as<io::JsonValue::Object>() == nullptr)
+    refuse(path, fmt::format("{} is {}; accepted: an object with type and schema", path, io::describe(format)));
+  Fields fields(format, path + ".");
+  const std::string type = fields.string("type").value_or("");
+  if (type != "json_schema") fields.refuse("type", fmt::format("is {}; accepted: \"json_schema\"", io::quote(type)));
+  const io::JsonValue* schema = fields.find("schema");
+  if (schema == nullptr) fields.refuse("schema", "is missing; accepted: a JSON schema");
+  fields.finish(unknown);
+  if (demand.constraint)
+    refuse(path, fmt::format("{} is given beside {}; accepted: one of them", path, demand.constraint->field));
+  demand.constraint = schema_constraint(*schema, path + ".schema");
+}
+
+// What the answer must be: in "output_config", and in "output_format", as betas had it.
+void read_output(Fields& fields, UnknownFields& unknown, ChatDemand& demand) {
+  if (const io::JsonValue* config = fields.find("output_config")) {
+    if (config->as<io::JsonValue::Object>() == nullptr)
+      fields.refuse_type("output_config", *config, "an object with a format");
+    Fields inner(*config, "output_config.");
+    inner.refuse_unless_empty({"effort"});
+    if (const io::JsonValue* format = inner.find("format"))
+      read_format(*format, "output_config.format", unknown, demand);
+    inner.finish(unknown);
+  }
+  if (const io::JsonValue* format = fields.find("output_format"))
+    read_format(*format, "output_format", unknown, demand);
+}
+
+constexpr ParamNames kNames{"max_tokens", "", "min_tokens", "seed", std::nullopt};
+
+void create(Service& service, const ExchangePtr& exchange) {
+  service.require_ready();
+  const auto model = service.model();
+  const engine::Limits limits = service.backend()->limits();
+  const io::JsonValue body = parse_body(exchange->request().body);
+  Fields fields(body);
+  const ChatPrompt prompt = read_chat(fields, service, *model);
+  Job job;
+  job.id = service.new_id("msg_");
+  job.rids = {read_rid(fields, job.id)};
+  job.stream = fields.boolean("stream").value_or(false);
+  engine::Request request;
+  request.params = read_params(fields, kNames, *model, limits.vocab, service.next_seed());
+  if (!request.params.max_tokens || *request.params.max_tokens < 1)
+    fields.refuse("max_tokens", "is missing or 0; accepted: 1 or more");
+  if (request.params.n != 1) fields.refuse("n", "is not 1; accepted: 1");
+  for (std::string& stop : fields.string_or_strings("stop_sequences", engine::kMaxStopStrings)) {
+    if (stop.empty() || stop.size() > engine::kMaxStopBytes)
+      fields.refuse("stop_sequences",
+                    fmt::format("has a string of {} bytes; accepted: 1 to {}", stop.size(), engine::kMaxStopBytes));
+    request.params.stop.push_back(std::move(stop));
+  }
+  if (request.params.stop.size() > engine::kMaxStopStrings)
+    fields.refuse("stop_sequences", fmt::format("and stop have {} strings; accepted: at most {}",
+                                                request.params.stop.size(), engine::kMaxStopStrings));
+  read_request_options(fields, service.config(), request);
+  const std::string tier = fields.string("service_tier").value_or("auto");
+  if (tier != "auto" && tier != "standard_only")
+    fields.refuse("service_tier", fmt::format("is {}; accepted: auto, standard_only", io::quote(tier)));
+  fields.ignore({"metadata", "cache_control"});  // what can be cached is
+  fields.refuse_unless_empty({"context_management"});
+  ChatDemand demand{.call_ids = "toolu_"};
+  read_output(fields, service.unknown_fields(), demand);
+  fields.finish(service.unknown_fields());
+
+  PreparedChat prepared = prepare_chat(service, *model, limits, prompt, std::move(request), demand);
+  job.writer = std::make_unique<MessageWriter>(model, job.id, prepared.reading);
+  job.requests.push_back(std::move(prepared.request));
+  start_generation(service, exchange, std::move(job));
+}
+
+void count(Service& service, const ExchangePtr& exchange) {
+  service.require_ready();
+  const auto model = service.model();
+  const io::JsonValue body = parse_body(exchange->request().body);
+  Fields fields(body);
+  const ChatPrompt prompt = read_chat(fields, service, *model);
+  fields.refuse_unless_empty({"context_management"});
+  fields.ignore({"cache_control"});
+  ChatDemand demand;  // changes no prompt
+  read_output(fields, service.unknown_fields(), demand);
+  fields.finish(service.unknown_fields());
+  const auto ids = chat_prompt_ids(*model, service.backend()->limits(), prompt, "messages");
+  exchange->reply({.body = JsonObject().add("input_tokens", ids.size()).str()});
+}
+
+template <class F>
+void answer_in_anthropics_form(Service& service, const ExchangePtr& exchange, const F& endpoint) {
+  service.require_ready();
+  try {
+    endpoint(service, exchange);
+  } catch (const std::exception& error) {
+    exchange->reply(anthropic_error_response(to_api_error(error)));
+  }
+}
+}  // namespace
+
+void anthropic_messages(Service& service, const ExchangePtr& exchange) {
+  answer_in_anthropics_form(service, exchange, create);
+}
+
+void anthropic_count_tokens(Service& service, const ExchangePtr& exchange) {
+  answer_in_anthropics_form(service, exchange, count);
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/anthropic_request.h"
+
+#include "io/json_text.h"
+#include "io/quote.h"
+#include "server/api_error.h"
+#include "server/chat_job.h"
+
+namespace sluice::server {
+
+using io::JsonValue;
+
+namespace {
+// A string, or an array of blocks: calls `block` for each of these with its fields, type and path.
+template <class F>
+void for_each_block(const JsonValue& content, const std::string& path, const F& block) {
+  const auto* blocks = content.as<JsonValue::Array>();
+  if (blocks == nullptr)
+    refuse(path, fmt::format("{} is {}; accepted: a string or an array of blocks", path, io::describe(content)));
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    const std::string name = fmt::format("{}[{}]", path, i);
+    if ((*blocks)[i].as<JsonValue::Object>() == nullptr)
+      refuse(name, fmt::format("{} is {}; accepted: an object with a type", name, io::describe((*blocks)[i])));
+    Fields fields((*blocks)[i], name + ".");
+    const std::string type = fields.string("type").value_or("");
+    block(fields, type, name);
+  }
+}
+
+[[noreturn]] void refuse_block(Fields& fields, const std::string& type, const char* accepted) {
+  fields.refuse("type", fmt::format("is {}; accepted: {}", io::quote(type), accepted), "unsupported");
+}
+
+std::string required(Fields& fields, std::string_view key) {
+  const auto text = fields.string(key);
+  if (!text) fields.refuse(key, "is missing; accepted: a string");
+  return *text;
+}
+
+// Text alone: of the system prompt and of a tool's result.
+std::string text_of(const JsonValue& content, const std::string& path) {
+  if (const auto* s = content.as<std::string>()) return *s;
+  std::string out;
+  for_each_block(content, path, [&](Fields& fields, const std::string& type, const std::string&) {
+    if (type != "text") refuse_block(fields, type, "text, this model reads nothing else");
+    out += required(fields, "text");
+  });
+  return out;
+}
+
+JsonValue message(const std::string& role, std::string content) {
+  return {JsonValue::Object{text_member("role", role), text_member("content", std::move(content))}};
+}
+
+void read_user_message(const JsonValue& content, const std::string& path, JsonValue::Array& out) {
+  std::string text;
+  bool said = false;
+  const auto flush = [&] {
+    if (said) out.push_back(message("user", std::exchange(text, {})));
+    said = false;
+  };
+  for_each_block(content, path, [&](Fields& fields, const std::string& type, const std::string& name) {
+    if (type == "text") {
+      text += required(fields, "text");
+      said = true;
+    } else if (type == "tool_result") {
+      flush();  // results stand where they came
+      const JsonValue* result = fields.find("content");
+      std::string said_back = result == nullptr ? "" : text_of(*result, name + ".content");
+      // Templates have no word for an error: its text tells the model of it, and none would look like a success.
+      if (fields.boolean("is_error").value_or(false) && said_back.empty()) said_back = "Error";
+      JsonValue tool = message("tool", std::move(said_back));
+      std::get<JsonValue::Object>(tool.value).push_back(text_member("tool_call_id", required(fields, "tool_use_id")));
+      out.push_back(std::move(tool));
+    } else {
+      refuse_block(fields, type, "text, tool_result; this model reads nothing else");
+    }
+  });
+  flush();
+}
+
+// Whether it ends with calls.
+bool read_assistant_message(const JsonValue& content, const std::string& path, JsonValue::Array& out) {
+  std::string text, thought;
+  JsonValue::Array calls;
+  for_each_block(content, path, [&](Fields& fields, const std::string& type, const std::string&) {
+    if (type == "text") {
+      text += required(fields, "text");
+    } else if (type == "thinking") {
+      thought += required(fields, "thinking");
+    } else if (type == "tool_use") {
+      const JsonValue* input = fields.find("input");
+      JsonValue function{
+          JsonValue::Object{text_member("name", required(fields, "name")),
+                            text_member("arguments", input == nullptr ? "{}" : io::to_json_line(*input))}};
+      calls.push_back({JsonValue::Object{text_member("id", required(fields, "id")),
+                                         text_member("type", "function"),
+                                         {"function", std::move(function)}}});
+    } else if (type != "redacted_thinking") {  // of which nothing can be read
+      refuse_block(fields, type, "text, thinking, tool_use");
+    }
+  });
+  JsonValue all = message("assistant", std::move(text));
+  auto& members = std::get<JsonValue::Object>(all.value);
+  if (!thought.empty()) members.push_back(text_member("reasoning_content", std::move(thought)));
+  const bool has_calls = !calls.empty();
+  if (has_calls) members.push_back({"tool_calls", {std::move(calls)}});
+  out.push_back(std::move(all));
+  return has_calls;
+}
+
+enum class Last : uint8_t { user, assistant, calls };
+
+Last read_message(const JsonValue& json, const std::string& path, JsonValue::Array& out) {
+  if (json.as<JsonValue::Object>() == nullptr)
+    refuse(path, fmt::format("{} is {}; accepted: an object with role and content", path, io::describe(json)));
+  Fields fields(json, path + ".");
+  const std::string role = fields.string("role").value_or("");
+  if (role != "user" && role != "assistant")
+    fields.refuse("role", fmt::format("is {}; accepted: user, assistant", io::quote(role)));
+  const JsonValue* content = fields.find("content");
+  if (content == nullptr) fields.refuse("content", "is missing; accepted: a string or an array of blocks");
+  if (const auto* s = content->as<std::string>()) {
+    out.push_back(message(role, *s));
+  } else if (role == "user") {
+    read_user_message(*content, path + ".content", out);
+  } else if (read_assistant_message(*content, path + ".content", out)) {
+    return Last::calls;
+  }
+  return role == "user" ? Last::user : Last::assistant;
+}
+
+// {"type": "enabled" | "adaptive" | "disabled"}, as templates name it.
+void read_thinking(Fields& fields, JsonValue::Object& chat) {
+  const JsonValue* thinking = fields.find("thinking");
+  if (thinking == nullptr) return;
+  if (thinking->as<JsonValue::Object>() == nullptr) fields.refuse_type("thinking", *thinking, "an object with a type");
+  Fields inner(*thinking, "thinking.");
+  const std::string type = inner.string("type").value_or("");
+  if (type != "enabled" && type != "disabled" && type != "adaptive")
+    inner.refuse("type", fmt::format("is {}; accepted: enabled, adaptive, disabled", io::quote(type)));
+  // A target that models are told of elsewhere; templates here have no word for it.
+  inner.integer("budget_tokens", 0, std::numeric_limits<int64_t>::max());
+  JsonValue kwargs{JsonValue::Object{{"enable_thinking", {type != "disabled"}}}};
+  chat.push_back({"chat_template_kwargs", std::move(kwargs)});
+}
+}  // namespace
+
+JsonValue read_anthropic_chat(Fields& fields) {
+  JsonValue::Object chat;
+  JsonValue::Array messages;
+  if (const JsonValue* system = fields.find("system"))
+    messages.push_back(message("system", text_of(*system, "system")));
+  const JsonValue* given = fields.find("messages");
+  const auto* array = given == nullptr ? nullptr : given->as<JsonValue::Array>();
+  if (array == nullptr || array->empty())
+    fields.refuse("messages", fmt::format("is {}; accepted: an array of at least one message",
+                                          given == nullptr ? "missing" : io::describe(*given)));
+  Last last = Last::user;
+  std::string path;
+  for (size_t i = 0; i < array->size(); ++i) {
+    path = fmt::format("messages[{}]", i);
+    last = read_message((*array)[i], path, messages);
+  }
+  if (last == Last::calls)
+    refuse(path + ".content", fmt::format("{}.content has tool_use, and is the last message; accepted: with a message "
+                                          "of the user after it that has the tool_result",
+                                          path));
+  read_thinking(fields, chat);
+  chat.push_back({"messages", {std::move(messages)}});
+  if (last == Last::assistant) chat.push_back({"continue_final_message", {true}});
+  return {std::move(chat)};
+}
+
+}  // namespace sluice::server

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hermes, Qwen2.5, Qwen3:
+//   <tool_call>
+//   {"name": "get_weather", "arguments": {"city": "Paris"}}
+//   </tool_call>
+#include <fmt/format.h>
+
+#include "server/tool_calls/block_text.h"
+#include "server/tool_calls/formats.h"
+
+namespace sluice::server {
+
+namespace {
+constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
+
+class Reader final : public CallReader {
+ public:
+  explicit Reader(const Tools&) { block_.go(kOpen.size()); }
+
+  Result read(std::string_view text, bool last) override {
+    block_.set(text, last);
+    auto step = BlockText::Step::done;
+    if (!call_) {
+      step = block_.json(json_);
+      if (step == BlockText::Step::done && json_->is_object()) call_ = call_of_object(text, json_->members());
+      if (step == BlockText::Step::done && !call_) step = BlockText::Step::bad;
+    }
+    if (call_) step = block_.closing(kClose);
+    Result result = result_of(step, block_.at());
+    if (step == BlockText::Step::done)
+      result.calls.push_back({*call_, call_->arguments, 0, block_.at()});
+    else if (auto begun = begun_call(text, *json_))
+      result.calls.push_back(*begun);
+    return result;
+  }
+
+ private:
+  BlockText block_;
+  std::optional<JsonScanner> json_;
+  std::optional<WrittenCall> call_;
+};
+}  // namespace
+
+CallFormat hermes_format() {
+  CallFormat f;
+  f.names = {"hermes", "qwen25", "qwen"};
+  f.markers = {kOpen};
+  f.begins = {kOpen};
+  f.trigger = kOpen;
+  f.inner = {kClose};
+  f.reader = [](const Tools& tools) -> std::unique_ptr<CallReader> { return std::make_unique<Reader>(tools); };
+  f.written = [](std::string_view name) {
+    return CallTemplate{fmt::format("{}\n{{\"name\": \"{}\", \"arguments\": ", kOpen, name),
+                        fmt::format("}}\n{}", kClose)};
+  };
+  return f;
+}
+
+}  // namespace sluice::server

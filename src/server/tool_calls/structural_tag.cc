@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/tool_calls/structural_tag.h"
+
+#include "io/json_text.h"
+#include "server/json_out.h"
+
+namespace sluice::server {
+
+namespace {
+std::string tag(std::string_view begin, std::string_view content, std::string_view end) {
+  return JsonObject().add("type", "tag").add("begin", begin).raw("content", content).add("end", end).str();
+}
+
+std::string call_tag(const CallFormat& format, const Tool& tool, bool follows_schema) {
+  const CallTemplate written = format.written(tool.name);
+  // A schema says no to properties that it does not name: of a function without one, to all.
+  const std::string schema = !follows_schema             ? R"({"type":"object","additionalProperties":true})"
+                             : tool.parameters.is_null() ? R"({"type":"object","properties":{}})"
+                                                         : io::to_json_line(tool.parameters);
+  std::string content =
+      JsonObject().add("type", "json_schema").raw("json_schema", schema).add("style", written.style).str();
+  if (!written.pattern.empty()) {
+    const std::string pattern = JsonObject().add("type", "regex").add("pattern", written.pattern).str();
+    content = JsonObject().add("type", "sequence").raw("elements", JsonArray().raw(pattern).raw(content).str()).str();
+  }
+  return tag(written.begin, content, written.end);
+}
+}  // namespace
+
+std::string structural_tag(const CallFormat& format, std::span<const Tool> tools, const CallDemand& demand) {
+  JsonArray tags;
+  for (const Tool& tool : tools) tags.raw(call_tag(format, tool, demand.required || tool.strict));
+  std::string all = tags.str();
+  if (format.separator)
+    all = JsonArray()
+              .raw(tag(format.open,
+                       JsonObject()
+                           .add("type", "tags_with_separator")
+                           .raw("tags", all)
+                           .add("separator", *format.separator)
+                           .add("at_least_one", true)
+                           .add("stop_after_first", !demand.parallel)
+                           .str(),
+                       format.close))
+              .str();
+  const bool has_other = !demand.otherwise.empty(), at_least_one = demand.required || has_other;
+  // Calls in a section of their own are counted there. Free text after a call that must come would not be what the
+  // rest of the request asks for.
+  const bool first_only = !demand.parallel || (at_least_one && format.separator) || (demand.required && has_other);
+  std::string calls = JsonObject()
+                          .add("type", "triggered_tags")
+                          .raw("triggers", JsonArray().raw(json_text(format.trigger)).str())
+                          .raw("tags", all)
+                          .add("at_least_one", at_least_one)
+                          .add("stop_after_first", first_only)
+                          .str();
+  if (has_other && !demand.required)
+    calls = JsonObject().add("type", "or").raw("elements", JsonArray().raw(demand.otherwise).raw(calls).str()).str();
+  return JsonObject().add("type", "structural_tag").raw("format", calls).str();
+}
+
+}  // namespace sluice::server

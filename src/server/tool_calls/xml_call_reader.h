@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What readers of blocks share that hold one call, with a pair of tags for each of its parameters.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "server/tool_calls/block_text.h"
+#include "server/tool_calls/xml_arguments.h"
+
+namespace sluice::server {
+
+class XmlCallReader : public CallReader {
+ public:
+  Result read(std::string_view text, bool last) final {
+    block_.set(text, last);
+    Step step = Step::done;
+    while (step == Step::done && !over_) step = next();
+    Result result = result_of(step, block_.at());
+    // A name alone is no call yet: prose may hold one.
+    if (arguments_ && arguments_->json().size() > 1)
+      result.calls.push_back({{"", name_}, arguments_->json(), 0, told_});
+    return result;
+  }
+
+ protected:
+  using Step = BlockText::Step;
+
+  // `begin`: bytes of the opening tag.
+  XmlCallReader(const Tools& tools, size_t begin) : tools_(tools) { block_.go(begin); }
+
+  virtual Step next() = 0;
+
+  void begin_call(std::string_view name) {
+    name_ = name;
+    arguments_.emplace(find_tool(tools_, name));
+  }
+  // What block_ has passed is in the arguments.
+  void told() { told_ = block_.at(); }
+  // The value that block_ stands before has come in part; `space`: a line break at either end is the format's.
+  void grow_value(bool space) {
+    std::string_view value = block_.unfinished();
+    const bool skips = space && value.starts_with('\n');
+    if (skips) value.remove_prefix(1);
+    if (space && value.ends_with('\n')) value.remove_suffix(1);
+    told_ = block_.at() + (skips ? 1 : 0) + arguments_->grow(value);
+  }
+  void end_call() {
+    arguments_->close();
+    told_ = block_.at();
+    over_ = true;
+  }
+
+  BlockText block_;
+  std::optional<XmlArguments> arguments_;
+
+ private:
+  const Tools& tools_;
+  std::string name_;
+  size_t told_ = 0;  // up to where in the text all is in the arguments
+  bool over_ = false;
+};
+
+}  // namespace sluice::server

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "weights/export_format.h"
+
+#include "io/json_text.h"
+
+namespace sluice::weights {
+
+using format::Format;
+using format::InputFormat;
+using io::JsonValue;
+
+namespace {
+
+enum class Dialect : uint8_t { none, fp8, mxfp8, modelopt, compressed_tensors };
+
+struct ExportFormat {
+  ModuleFormat format;
+  Dialect dialect;         // of a checkpoint that has no other format
+  std::string_view algo;   // ModelOpt's quant_algo; empty: it has none
+  std::string_view group;  // the format of a group of compressed-tensors; empty: not written there
+};
+
+constexpr ExportFormat kExportFormats[] = {
+    {{Format::bf16, InputFormat::plain}, Dialect::none, "", ""},
+    // Not quant_method "fp8": transformers reads that as 128x128 blocks unless the config says otherwise, and expects
+    // another name of the scale than the servers do.
+    {{Format::fp8_tensor, InputFormat::fp8_token}, Dialect::compressed_tensors, "", "float-quantized"},
+    {{Format::fp8_tensor, InputFormat::fp8_static}, Dialect::modelopt, "FP8", ""},
+    {{Format::fp8_channel, InputFormat::fp8_token},
+     Dialect::compressed_tensors,
+     "FP8_PER_CHANNEL_PER_TOKEN",
+     "float-quantized"},
+    {{Format::fp8_block, InputFormat::fp8_group}, Dialect::fp8, "", ""},
+    {{Format::mxfp8, InputFormat::mxfp8}, Dialect::mxfp8, "MXFP8", "mxfp8-quantized"},
+    {{Format::nvfp4, InputFormat::nvfp4}, Dialect::modelopt, "NVFP4", ""},
+    {{Format::nvfp4, InputFormat::plain}, Dialect::modelopt, "W4A16_NVFP4", ""},
+    {{Format::mxfp4, InputFormat::plain}, Dialect::compressed_tensors, "", "mxfp4-pack-quantized"},
+};
+
+const ExportFormat& export_format_of(const ModuleFormat& format) {
+  std::string accepted;
+  for (const ExportFormat& s : kExportFormats) {
+    if (s.format == format) return s;
+    accepted += fmt::format("{}{} with {} inputs", accepted.empty() ? "" : ", ", info(s.format.weights).name,
+                            name_of(format::kInputFormats, s.format.inputs));
+  }
+  fail(ErrorCode::unsupported, "no published checkpoint format holds {} weights with {} inputs; accepted: {}",
+       info(format.weights).name, name_of(format::kInputFormats, format.inputs), accepted);
+}
+
+bool is_mixed(const OnlinePolicy& f) {
+  return f.experts != f.rest && f.experts != ModuleFormat{} && f.rest != ModuleFormat{};
+}
+// The only format, unless is_mixed().
+const ModuleFormat& single(const OnlinePolicy& f) { return f.experts != ModuleFormat{} ? f.experts : f.rest; }
+
+// Of two formats side by side; none: no convention has both.
+Dialect common_dialect(const ExportFormat& a, const ExportFormat& b) {
+  if (!a.algo.empty() && !b.algo.empty()) return Dialect::modelopt;
+  if (!a.group.empty() && !b.group.empty()) return Dialect::compressed_tensors;
+  return Dialect::none;
+}
+
+Dialect dialect_of(const OnlinePolicy& f) {
+  if (!is_mixed(f)) return export_format_of(single(f)).dialect;
+  const ExportFormat &experts = export_format_of(f.experts), &rest = export_format_of(f.rest);
+  const Dialect common = common_dialect(experts, rest);
+  if (common != Dialect::none) return common;
+  std::string accepted;
+  for (const ExportFormat& s : kExportFormats)
+    if (s.format != f.experts && common_dialect(experts, s) != Dialect::none)
+      accepted += fmt::format("{}{} with {} inputs", accepted.empty() ? "" : ", ", info(s.format.weights).name,
+                              name_of(format::kInputFormats, s.format.inputs));
+  fail(ErrorCode::unsupported,
+       "no published checkpoint format holds experts in {} beside other linears in {} with {} inputs; accepted beside "
+       "such experts: {}",
+       info(f.experts.weights).name, info(f.rest.weights).name, name_of(format::kInputFormats, f.rest.inputs),
+       accepted.empty() ? "bf16" : accepted);
+}
+
+JsonValue text(std::string_view s) { return {std::string(s)}; }
+JsonValue number(int64_t n) { return {n}; }
+JsonValue boolean(bool b) { return {b}; }
+JsonValue list(const std::vector<std::string>& names) {
+  JsonValue::Array array;
+  for (const std::string& name : names) array.push_back(text(name));
+  return {std::move(array)};
+}
+JsonValue object(std::initializer_list<std::pair<const char*, JsonValue>> members) {
+  JsonValue::Object out;
+  for (const auto& [key, value] : members) out.push_back({key, value});
+  return {std::move(out)};
+}
+
+// One side of a compressed-tensors group.
+JsonValue group_side(int bits, std::string_view strategy, int group_size, bool dynamic) {
+  JsonValue side = object({{"num_bits", number(bits)},
+                           {"type", text("float")},
+                           {"strategy", text(strategy)},
+                           {"symmetric", boolean(true)},
+                           {"dynamic", boolean(dynamic)}});
+  if (group_size > 0) set_member(side, "group_size", number(group_size));
+  return side;
+}
+
+JsonValue compressed_group(const ModuleFormat& format, std::string_view target) {
+  JsonValue group = object({{"targets", list({std::string(target)})}});
+  if (format.weights == Format::mxfp4) {
+    set_member(group, "weights", group_side(4, "group", 32, false));
+    return group;
+  }
+  if (format.weights == Format::mxfp8) {
+    set_member(group, "weights", group_side(8, "group", 32, false));
+    set_member(group, "input_activations", group_side(8, "group", 32, true));
+    return group;
+  }
+  // Inputs have strategy "tensor" where the weights have, because servers refuse other pairs. Sluice reads it as one
+  // scale per row nevertheless.
+  const bool tensor = format.weights == Format::fp8_tensor;
+  set_member(group, "weights", group_side(8, tensor ? "tensor" : "channel", 0, false));
+  set_member(group, "input_activations", group_side(8, tensor ? "tensor" : "token", 0, true));
+  return group;
+}
+
+JsonValue compressed_tensors(const OnlinePolicy& formats, const std::vector<std::string>& not_quantized) {
+  JsonValue groups = object({});
+  std::string_view format = "mixed-precision";
+  if (is_mixed(formats)) {
+    // A group of names comes before the class of all linears, whatever the order in the file.
+    const std::pair<ModuleFormat, const char*> parts[] = {{formats.experts, "re:.*\\.experts\\..*"},
+                                                          {formats.rest, "Linear"}};
+    for (const auto& [part, target] : parts) {
+      JsonValue group = compressed_group(part, target);
+      set_member(group, "format", text(export_format_of(part).group));
+      set_member(groups, part == formats.experts ? "group_0" : "group_1", std::move(group));
+    }
+  } else {
+    format = export_format_of(single(formats)).group;
+    set_member(groups, "group_0", compressed_group(single(formats), "Linear"));
+  }
+  return object({{"quant_method", text("compressed-tensors")},
+                 {"format", text(format)},
+                 {"quantization_status", text("compressed")},
+                 {"config_groups", std::move(groups)},
+                 {"ignore", list(not_quantized)}});
+}
+
+// Other tools recognise the layout by this name.
+JsonValue producer() { return object({{"name", text("modelopt")}, {"version", text("as written by sluice")}}); }
+
+ExportedConfig modelopt(const OnlinePolicy& formats, const std::vector<ExportedModule>& modules,
+                        const std::vector<std::string>& not_quantized) {
+  const std::string_view algo = is_mixed(formats) ? "MIXED_PRECISION" : export_format_of(single(formats)).algo;
+  JsonValue flat = object({{"quant_method", text("modelopt")}, {"quant_algo", text(algo)}});
+  JsonValue nested = object({{"quant_algo", text(algo)}, {"kv_cache_quant_algo", JsonValue{}}});
+  if (is_mixed(formats)) {
+    JsonValue layers = object({});
+    for (const ExportedModule& m : modules) {
+      if (m.format == ModuleFormat{}) continue;
+      JsonValue layer = object({{"quant_algo", text(export_format_of(m.format).algo)}});
+      if (info(m.format.weights).group_k > 1) set_member(layer, "group_size", number(info(m.format.weights).group_k));
+      set_member(layers, m.name.c_str(), std::move(layer));
+    }
+    set_member(flat, "quantized_layers", layers);
+    set_member(nested, "quantized_layers", std::move(layers));
+  } else if (single(formats).weights == Format::nvfp4) {
+    set_member(flat, "group_size", number(16));
+    set_member(nested, "group_size", number(16));
+  }
+  set_member(flat, "ignore", list(not_quantized));
+  set_member(flat, "producer", producer());
+  set_member(nested, "exclude_modules", list(not_quantized));
+  return {to_json_text(flat), to_json_text(object({{"producer", producer()}, {"quantization", nested}}))};
+}
+
+}  // namespace
+
+void check_exportable(const OnlinePolicy& formats) { dialect_of(formats); }
+
+std::vector<std::pair<std::string, Tensor>> export_tensors(const OnlinePolicy& formats, const std::string& module,
+                                                           const ModuleFormat& format, const QuantTensor& w,
+                                                           std::optional<float> input_scale) {
+  const auto as = [](const Tensor& t, DType dtype, Shape shape) {
+    return Tensor(dtype, std::move(shape), t.data(), std::make_shared<Tensor>(t));
+  };
+  std::vector<std::pair<std::string, Tensor>> out;
+  const bool packed = format.weights == Format::mxfp4;
+  out.emplace_back(module + (packed ? ".weight_packed" : ".weight"), w.codes.slice(0));
+  switch (format.weights) {
+    case Format::bf16:
+      break;
+    case Format::fp8_tensor:
+      out.emplace_back(module + ".weight_scale", w.scales.reshape({}));
+      break;
+    case Format::fp8_channel:
+      out.emplace_back(module + ".weight_scale", w.scales.reshape({w.rows, 1}));
+      break;
+    case Format::fp8_block:
+      out.emplace_back(module + ".weight_scale_inv", w.scales.slice(0));
+      break;
+    case Format::mxfp8:
+      out.emplace_back(module + (is_mixed(formats) ? ".weight_scale" : ".weight_scale_inv"),
+                       as(w.scales, DType::u8, w.scales.slice(0).shape()));
+      break;
+    case Format::mxfp4:
+      out.emplace_back(module + ".weight_scale", as(w.scales, DType::u8, w.scales.slice(0).shape()));
+      break;
+    case Format::nvfp4:
+      out.emplace_back(module + ".weight_scale", w.scales.slice(0));
+      out.emplace_back(module + ".weight_scale_2", w.global.reshape({}));
+  }
+  if (input_scale) {
+    Tensor scale(DType::f32, {});
+    *scale.as<float>() = *input_scale;
+    out.emplace_back(module + ".input_scale", scale);
+  }
+  return out;
+}
+
+ExportedConfig export_config(const OnlinePolicy& formats, const std::vector<ExportedModule>& modules) {
+  std::vector<std::string> not_quantized;
+  for (const ExportedModule& m : modules)
+    if (m.format == ModuleFormat{}) not_quantized.push_back(m.name);
+  switch (dialect_of(formats)) {
+    case Dialect::none:
+      break;
+    case Dialect::fp8:
+      return {to_json_text(object({{"quant_method", text("fp8")},
+                                   {"activation_scheme", text("dynamic")},
+                                   {"weight_block_size", JsonValue{JsonValue::Array{number(128), number(128)}}},
+                                   {"modules_to_not_convert", list(not_quantized)}})),
+              ""};
+    case Dialect::mxfp8:
+      return {to_json_text(object({{"quant_method", text("mxfp8")},
+                                   {"activation_scheme", text("dynamic")},
+                                   {"weight_block_size", JsonValue{JsonValue::Array{number(1), number(32)}}},
+                                   {"scale_fmt", text("ue8m0")},
+                                   {"modules_to_not_convert", list(not_quantized)}})),
+              ""};
+    case Dialect::compressed_tensors:
+      return {to_json_text(compressed_tensors(formats, not_quantized)), ""};
+    case Dialect::modelopt:
+      return modelopt(formats, modules, not_quantized);
+  }
+  return {};
+}
+
+}  // namespace sluice::weights

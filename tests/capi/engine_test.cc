@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine behind the shared library, with the bundled checkpoint.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sluice/sluice.hpp"
+
+namespace {
+
+const std::string kFolder = std::string(SLUICE_SOURCE_DIR) + "/models/tiny-nemotron-h";
+const std::string kPrompt = "Henry meditated awhile all to himself early the next morning as";
+// README.md of the checkpoint: 48 greedy tokens of transformers in float32.
+const std::string kContinuation =
+    " he went down the hill to the house. He had been in the house for a long time, and had been in the house for some "
+    "time, when he had been in the house, and had been in the house for some time,";
+
+struct Answer {
+  std::string text;
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs;
+  std::vector<std::vector<sluice_logprob>> top, asked;
+  std::vector<sluice_logprob> prompt;
+  sluice_finish finish = SLUICE_FINISH_NONE;
+  int32_t stop_token = -1;
+  std::string stop_string;
+  int64_t cached = 0;
+};
+
+void add(Answer& a, const sluice_event& e) {
+  EXPECT_EQ(a.finish, SLUICE_FINISH_NONE);
+  EXPECT_EQ(e.text[e.text_bytes], '\0');
+  a.text.append(e.text, e.text_bytes);
+  a.ids.insert(a.ids.end(), e.tokens, e.tokens + e.token_count);
+  for (size_t i = 0; i < e.logprob_count; ++i) {
+    const sluice_token_logprobs& l = e.logprobs[i];
+    a.logprobs.push_back(l.chosen.logprob);
+    a.top.emplace_back(l.top, l.top + l.top_count);
+    a.asked.emplace_back(l.asked, l.asked + l.asked_count);
+  }
+  for (size_t i = 0; i < e.prompt_logprob_count; ++i) a.prompt.push_back(e.prompt_logprobs[i].chosen);
+  a.finish = e.finish;
+  a.stop_token = e.stop_token;
+  if (e.stop_string != nullptr) a.stop_string = e.stop_string;
+  EXPECT_EQ(e.error, nullptr);
+  a.cached = e.cached_tokens;
+}
+
+using Answers = std::map<std::pair<size_t, int>, Answer>;  // by request and choice
+
+Answers read_all(sluice_stream* stream) {
+  Answers answers;
+  for (;;) {
+    auto event = SLUICE_INIT(sluice_event);
+    int32_t state = -1;
+    EXPECT_EQ(sluice_stream_next(stream, 1000, &event, &state), SLUICE_OK);
+    if (state == SLUICE_STREAM_DONE) return answers;
+    if (state == SLUICE_STREAM_EVENT) add(answers[{event.request, event.choice}], event);
+  }
+}
+
+class CapiEngine : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto model = SLUICE_INIT(sluice_model_options);
+    model.dtype = "float32";
+    auto options = SLUICE_INIT(sluice_engine_options);
+    options.threads = 2;
+    options.model = &model;
+    options.max_running = 4;
+    options.max_queued = 8;
+    options.cache_tokens = 4096;
+    ASSERT_EQ(sluice_engine_create(kFolder.c_str(), &options, &engine_), SLUICE_OK) << sluice_last_error();
+  }
+  static void TearDownTestSuite() { sluice_engine_destroy(engine_); }
+
+  static std::vector<int32_t> encode(const std::string& text) {
+    std::vector<int32_t> ids(text.size() + 8);
+    size_t count = 0;
+    EXPECT_EQ(sluice_engine_encode(engine_, text.data(), text.size(), ids.data(), ids.size(), &count), SLUICE_OK);
+    ids.resize(count);
+    return ids;
+  }
+  static sluice_request request(const std::vector<int32_t>& prompt, int64_t tokens) {
+    auto r = SLUICE_INIT(sluice_request);
+    r.prompt = prompt.data();
+    r.prompt_count = prompt.size();
+    r.max_new_tokens = tokens;
+    return r;
+  }
+  static sluice_stream* submit(const std::vector<sluice_request>& requests, int wake_fd = 0) {
+    sluice_stream* stream = nullptr;
+    EXPECT_EQ(sluice_engine_submit(engine_, requests.data(), requests.size(), wake_fd, &stream), SLUICE_OK)
+        << sluice_last_error();
+    return stream;
+  }
+  static Answers run(const std::vector<sluice_request>& requests) {
+    sluice_stream* stream = submit(requests);
+    Answers answers = read_all(stream);
+    sluice_stream_destroy(stream);
+    return answers;
+  }
+  static void expect_refusal(const sluice_request& r, const char* sentence) {
+    sluice_stream* stream = nullptr;
+    EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &stream), SLUICE_INVALID_ARGUMENT);
+    EXPECT_EQ(stream, nullptr);
+    EXPECT_STREQ(sluice_last_error(), sentence);
+  }
+
+  static sluice_engine* engine_;
+};
+sluice_engine* CapiEngine::engine_ = nullptr;
+
+TEST_F(CapiEngine, ABatchGivesTheCardsText) {
+  const auto prompt = encode(kPrompt), other = encode("Once upon a time");
+  const auto answers = run({request(prompt, 48), request(other, 9), request(prompt, 48)});
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(answers.at({0, 0}).text, kContinuation);
+  EXPECT_EQ(answers.at({2, 0}).text, kContinuation);
+  EXPECT_EQ(answers.at({0, 0}).ids.size(), 48u);
+  EXPECT_EQ(answers.at({0, 0}).finish, SLUICE_FINISH_LENGTH);
+  EXPECT_EQ(answers.at({1, 0}).ids.size(), 9u);
+  // Alone and from the prefix cache, the same text.
+  EXPECT_EQ(run({request(other, 9)}).at({0, 0}).text, answers.at({1, 0}).text);
+  std::string decoded(answers.at({0, 0}).text.size() + 1, '?');
+  const auto& ids = answers.at({0, 0}).ids;
+  ASSERT_EQ(sluice_engine_decode(engine_, ids.data(), ids.size(), 1, decoded.data(), decoded.size(), nullptr),
+            SLUICE_OK);
+  EXPECT_EQ(decoded.c_str(), kContinuation);
+}
+
+TEST_F(CapiEngine, LogprobsAreTheModels) {
+  const auto prompt = encode(kPrompt);
+  // A session of the same model gives the logits themselves.
+  sluice::Context context(2);
+  auto options = sluice::Model::default_options();
+  options.dtype = "float32";
+  const sluice::Model model(context, kFolder, options);
+  sluice::Session session(model, 200);
+  std::vector<std::vector<float>> logits;  // after each token of the prompt
+  for (const int32_t id : prompt) logits.push_back(session.append({id}));
+  const auto logprob = [&](const std::vector<float>& row, int32_t token) {
+    double sum = 0;
+    const float most = *std::max_element(row.begin(), row.end());
+    for (const float x : row) sum += std::exp(double{x} - most);
+    return row[static_cast<size_t>(token)] - most - std::log(sum);
+  };
+
+  auto r = request(prompt, 1);
+  const std::vector<int32_t> asked{5, 3, 77};
+  r.logprobs = 1;
+  r.top_logprobs = 3;
+  r.logprob_tokens = asked.data();
+  r.logprob_token_count = asked.size();
+  r.prompt_logprobs = 1;
+  const Answer a = run({r}).at({0, 0});
+  ASSERT_EQ(a.prompt.size(), prompt.size() - 1);
+  for (size_t i = 1; i < prompt.size(); ++i) {
+    EXPECT_EQ(a.prompt[i - 1].token, prompt[i]);
+    EXPECT_NEAR(a.prompt[i - 1].logprob, logprob(logits[i - 1], prompt[i]), 1e-5);
+  }
+  ASSERT_EQ(a.logprobs.size(), 1u);
+  EXPECT_NEAR(a.logprobs[0], logprob(logits.back(), a.ids[0]), 1e-5);
+  ASSERT_EQ(a.top[0].size(), 3u);
+  EXPECT_EQ(a.top[0][0].token, a.ids[0]);  // greedy
+  EXPECT_GE(a.top[0][0].logprob, a.top[0][1].logprob);
+  ASSERT_EQ(a.asked[0].size(), asked.size());
+  for (size_t i = 0; i < asked.size(); ++i) {
+    EXPECT_EQ(a.asked[0][i].token, asked[i]);
+    EXPECT_NEAR(a.asked[0][i].logprob, logprob(logits.back(), asked[i]), 1e-5);
+  }
+
+  // A score without new tokens.
+  auto score = request(prompt, 0);
+  score.score_only = 1;
+  score.prompt_logprobs = 1;
+  score.prompt_logprobs_from = static_cast<int64_t>(prompt.size()) - 2;
+  const Answer s = run({score}).at({0, 0});
+  EXPECT_TRUE(s.ids.empty());
+  ASSERT_EQ(s.prompt.size(), 2u);
+  EXPECT_NEAR(s.prompt[1].logprob, a.prompt.back().logprob, 1e-6);
+}
+
+TEST_F(CapiEngine, SamplingIsTheSeeds) {
+  const auto prompt = encode("Once upon a time");
+  auto r = request(prompt, 12);
+  r.temperature = 1;
+  r.seed = 5;
+  r.n = 3;
+  const auto first = run({r}), again = run({r});
+  ASSERT_EQ(first.size(), 3u);
+  for (const auto& [key, a] : first) EXPECT_EQ(a.ids, again.at(key).ids);
+  EXPECT_NE(first.at({0, 0}).ids, first.at({0, 1}).ids);
+  r.seed = 6;
+  EXPECT_NE(run({r}).at({0, 0}).ids, first.at({0, 0}).ids);
+  // One token that bias makes certain, ended by a stop string, and by a stop token.
+  const int32_t wanted = encode(" the").back();
+  const float bias = 100;
+  r.n = 1;
+  r.bias_tokens = &wanted;
+  r.bias_values = &bias;
+  r.bias_count = 1;
+  const char* const stop = "the the";
+  r.stop = &stop;
+  r.stop_count = 1;
+  const Answer stopped = run({r}).at({0, 0});
+  EXPECT_EQ(stopped.finish, SLUICE_FINISH_STOP);
+  EXPECT_EQ(stopped.stop_string, stop);
+  EXPECT_EQ(stopped.text, " ");
+  r.stop_count = 0;
+  r.stop_tokens = &wanted;
+  r.stop_token_count = 1;
+  r.include_stop = 1;
+  const Answer ended = run({r}).at({0, 0});
+  EXPECT_EQ(ended.stop_token, wanted);
+  EXPECT_EQ(ended.ids, std::vector<int32_t>{wanted});
+}
+
+TEST_F(CapiEngine, AnswersUnderAGrammar) {
+  const auto prompt = encode(kPrompt);
+  auto r = request(prompt, 40);
+  r.grammar_kind = SLUICE_GRAMMAR_REGEX;
+  r.grammar = "(yes|no)";
+  sluice_stream* stream = nullptr;
+  const sluice_status status = sluice_engine_submit(engine_, &r, 1, 0, &stream);
+  if (status == SLUICE_UNSUPPORTED) GTEST_SKIP() << sluice_last_error();
+  ASSERT_EQ(status, SLUICE_OK) << sluice_last_error();
+  const Answer a = read_all(stream).at({0, 0});
+  sluice_stream_destroy(stream);
+  EXPECT_TRUE(a.text == "yes" || a.text == "no") << a.text;
+  EXPECT_EQ(a.finish, SLUICE_FINISH_STOP);
+  r.grammar = "(";
+  EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &stream), SLUICE_INVALID_ARGUMENT);
+  r.grammar = nullptr;
+  expect_refusal(r, "grammar is NULL; it must be given");
+  r.grammar_kind = 9;
+  EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &stream), SLUICE_INVALID_ARGUMENT);
+}
+
+TEST_F(CapiEngine, ADescriptorWakesAnEventLoop) {
+  const int fd = eventfd(0, EFD_NONBLOCK);
+  const auto prompt = encode("Once upon a time");
+  sluice_stream* stream = submit({request(prompt, 4)}, fd);
+  Answer a;
+  for (int32_t state = 0; state != SLUICE_STREAM_DONE;) {
+    uint64_t woken = 0;
+    ::fcntl(fd, F_SETFL, 0);  // a blocking read in place of an event loop
+    ASSERT_EQ(::read(fd, &woken, sizeof woken), 8);
+    ::fcntl(fd, F_SETFL, O_NONBLOCK);
+    do {
+      auto event = SLUICE_INIT(sluice_event);
+      ASSERT_EQ(sluice_stream_next(stream, 0, &event, &state), SLUICE_OK);
+      if (state == SLUICE_STREAM_EVENT) add(a, event);
+    } while (state == SLUICE_STREAM_EVENT);
+  }
+  EXPECT_EQ(a.ids.size(), 4u);
+  sluice_stream_destroy(stream);
+  ::close(fd);
+  const auto r = request(prompt, 1);
+  EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, fd, &stream), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, -1, &stream), SLUICE_INVALID_ARGUMENT);
+}
+
+TEST_F(CapiEngine, CancelledAndAbandonedRequestsGiveTheirPlaces) {
+  const auto prompt = encode("Once upon a time");
+  auto r = request(prompt, 2000);
+  r.ignore_eos = 1;
+  sluice_stream* stream = submit({r, r});
+  sluice_stream_cancel(stream);
+  for (const auto& [key, a] : read_all(stream)) EXPECT_EQ(a.finish, SLUICE_FINISH_CANCELLED);
+  sluice_stream_destroy(stream);
+  sluice_stream_destroy(submit({r, r, r, r}));
+  auto info = SLUICE_INIT(sluice_engine_info);
+  for (int i = 0; i < 2000; ++i) {
+    ASSERT_EQ(sluice_engine_get_info(engine_, &info), SLUICE_OK);
+    if (info.running + info.queued == 0) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(info.running + info.queued, 0);
+  EXPECT_EQ(info.max_running, 4);
+  EXPECT_GT(info.cache_bytes, 0);
+}
+
+TEST_F(CapiEngine, AFullQueueIsBusy) {
+  const auto prompt = encode("Once upon a time");
+  auto r = request(prompt, 2000);
+  r.ignore_eos = 1;
+  sluice_stream* all = submit(std::vector<sluice_request>(12, r));  // a call is taken whole
+  sluice_stream* none = nullptr;
+  EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &none), SLUICE_BUSY) << sluice_last_error();
+  EXPECT_EQ(none, nullptr);
+  sluice_stream_destroy(all);
+}
+
+TEST_F(CapiEngine, OtherWeightsTakeOver) {
+  EXPECT_EQ(sluice_engine_update_weights(engine_, "/nowhere"), SLUICE_NOT_FOUND);
+  const auto prompt = encode(kPrompt);
+  EXPECT_EQ(run({request(prompt, 4)}).at({0, 0}).text, " he went down the");
+  auto r = request(prompt, 2000);
+  r.ignore_eos = 1;
+  sluice_stream* running = submit({r});
+  ASSERT_EQ(sluice_engine_update_weights(engine_, kFolder.c_str()), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(read_all(running).at({0, 0}).finish, SLUICE_FINISH_CANCELLED);
+  sluice_stream_destroy(running);
+  ASSERT_EQ(sluice_engine_flush_cache(engine_), SLUICE_OK);
+  EXPECT_EQ(run({request(prompt, 4)}).at({0, 0}).text, " he went down the");
+}
+
+// A paused engine takes requests and answers none; what was running ends, begins again, or goes on.
+TEST_F(CapiEngine, PausesHoldWhatRuns) {
+  const auto prompt = encode(kPrompt);
+  for (const sluice_pause mode : {SLUICE_PAUSE_ABORT, SLUICE_PAUSE_RETRACT, SLUICE_PAUSE_IN_PLACE}) {
+    sluice_stream* stream = submit({request(prompt, 48)});
+    auto event = SLUICE_INIT(sluice_event);
+    int32_t state = 0;
+    Answer a;
+    while (state != SLUICE_STREAM_EVENT) ASSERT_EQ(sluice_stream_next(stream, 1000, &event, &state), SLUICE_OK);
+    add(a, event);
+    ASSERT_EQ(sluice_engine_pause(engine_, mode), SLUICE_OK);
+    sluice_stream* waiting = submit({request(prompt, 3)});
+    ASSERT_EQ(sluice_stream_next(waiting, 50, &event, &state), SLUICE_OK);
+    EXPECT_EQ(state, SLUICE_STREAM_WAITING);
+    ASSERT_EQ(sluice_engine_update_weights(engine_, kFolder.c_str()), SLUICE_OK) << sluice_last_error();
+    ASSERT_EQ(sluice_engine_continue(engine_), SLUICE_OK);
+    for (state = 0; state != SLUICE_STREAM_DONE;) {
+      ASSERT_EQ(sluice_stream_next(stream, 1000, &event, &state), SLUICE_OK);
+      if (state == SLUICE_STREAM_EVENT) add(a, event);
+    }
+    EXPECT_EQ(read_all(waiting).at({0, 0}).text, " he went down");
+    if (a.finish == SLUICE_FINISH_CANCELLED) {
+      EXPECT_EQ(mode, SLUICE_PAUSE_ABORT);
+      EXPECT_LT(a.ids.size(), 48u);
+    } else {  // with SLUICE_PAUSE_ABORT it ended before the pause
+      EXPECT_EQ(a.text, kContinuation);
+    }
+    sluice_stream_destroy(stream);
+    sluice_stream_destroy(waiting);
+  }
+  EXPECT_EQ(sluice_engine_pause(engine_, 3), SLUICE_INVALID_ARGUMENT);
+}
+
+TEST_F(CapiEngine, RefusalsAreSentences) {
+  const auto prompt = encode(kPrompt);
+  auto r = request({}, 4);
+  expect_refusal(r, "prompt has no tokens; at least one is needed");
+  r = request(prompt, -2);
+  expect_refusal(r, "max_tokens is -2; accepted: 1 or more");
+  r = request(prompt, 4);
+  r.temperature = -1;
+  expect_refusal(r, "temperature is -1; accepted: 0 or more, finite");
+  r = request(prompt, 4);
+  r.prompt = nullptr;
+  expect_refusal(r, ("prompt is NULL and its count is " + std::to_string(prompt.size())).c_str());
+  r = request(prompt, 4);
+  r.score_only = 1;
+  expect_refusal(r, "max_new_tokens is 4 with score_only; accepted: 0");
+  EXPECT_EQ(sluice_engine_submit(engine_, &r, 0, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+  sluice_engine* none = nullptr;
+  EXPECT_EQ(sluice_engine_create("/nowhere", nullptr, &none), SLUICE_NOT_FOUND);
+  EXPECT_EQ(sluice_engine_create(nullptr, nullptr, &none), SLUICE_INVALID_ARGUMENT);
+  auto options = SLUICE_INIT(sluice_engine_options);
+  options.device = "abacus";
+  EXPECT_EQ(sluice_engine_create(kFolder.c_str(), &options, &none), SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(none, nullptr);
+  sluice_engine_destroy(nullptr);
+  sluice_stream_destroy(nullptr);
+  sluice_stream_cancel(nullptr);
+}
+
+TEST_F(CapiEngine, ChatsByTheTemplate) {
+  size_t count = 0;
+  EXPECT_EQ(sluice_engine_encode_chat(engine_, "[]", nullptr, 1, nullptr, 0, &count), SLUICE_INVALID_ARGUMENT);
+  const char* const chat = R"([{"role": "user", "content": "Hello"}])";
+  const sluice_status status = sluice_engine_encode_chat(engine_, chat, nullptr, 1, nullptr, 0, &count);
+  ASSERT_EQ(status, SLUICE_BUFFER_TOO_SMALL) << sluice_last_error();
+  std::vector<int32_t> ids(count);
+  ASSERT_EQ(sluice_engine_encode_chat(engine_, chat, nullptr, 1, ids.data(), ids.size(), &count), SLUICE_OK);
+  EXPECT_GT(ids.size(), encode("Hello").size());
+  EXPECT_EQ(sluice_engine_encode_chat(engine_, chat, "[1]", 1, nullptr, 0, &count), SLUICE_INVALID_ARGUMENT);
+}
+
+// Streams may be read and destroyed after their engine.
+TEST(CapiEngineEnd, StreamsOutliveTheEngine) {
+  auto options = SLUICE_INIT(sluice_engine_options);
+  options.threads = 1;
+  std::vector<std::string> progress;
+  options.user = &progress;
+  options.progress = [](void* user, const char* what, int64_t, int64_t, const char*) {
+    static_cast<std::vector<std::string>*>(user)->push_back(what);
+  };
+  sluice_engine* engine = nullptr;
+  ASSERT_EQ(sluice_engine_create(kFolder.c_str(), &options, &engine), SLUICE_OK) << sluice_last_error();
+  EXPECT_FALSE(progress.empty());
+  const std::vector<int32_t> prompt{5, 6, 7};
+  auto r = SLUICE_INIT(sluice_request);
+  r.prompt = prompt.data();
+  r.prompt_count = prompt.size();
+  r.ignore_eos = 1;
+  sluice_stream* stream = nullptr;
+  ASSERT_EQ(sluice_engine_submit(engine, &r, 1, 0, &stream), SLUICE_OK);
+  sluice_engine_destroy(engine);
+  EXPECT_EQ(read_all(stream).at({0, 0}).finish, SLUICE_FINISH_CANCELLED);
+  sluice_stream_destroy(stream);
+}
+
+}  // namespace

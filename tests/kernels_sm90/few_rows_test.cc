@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel for few rows against double precision: every operand, tile, number of parts of K and way of storing.
+#include "kernels/sm90/dense/dense_gemm.h"
+#include "kernels/sm90/few_rows/heuristic.h"
+#include "kernels/sm90/tuning.h"
+#include "tests/kernels_sm90/dense_problem.h"
+
+namespace sluice::test {
+namespace {
+
+using format::InputFormat;
+
+// Every pair of formats that runs, FP8 with float32 sums too.
+std::vector<sm90::DenseSpec> specs_of(int64_t n, int64_t k, DType dtype) {
+  std::vector<sm90::DenseSpec> out;
+  for (const auto& [f, name] : format::kFormats)
+    for (const auto& [inputs, input_name] : format::kInputFormats)
+      for (bool f32_sums : {false, true}) {
+        sm90::DenseSpec s{n, k, f, inputs, dtype};
+        s.fp8_f32_sums = f32_sums;
+        if ((!f32_sums || format::is_fp8(f)) && sm90::supports_dense(s)) out.push_back(s);
+      }
+  return out;
+}
+std::string name_of(const sm90::DenseSpec& s, int64_t tokens, int parts) {
+  return fmt::format("{} {} {} [{}, {}] T={} f32_sums={} parts={}", sluice::name_of(format::kFormats, s.weights),
+                     sluice::name_of(format::kInputFormats, s.inputs), to_string(s.dtype), s.rows, s.cols, tokens,
+                     s.fp8_f32_sums, parts);
+}
+sm90::DenseCall call_of(const Dense& d, const sm90::DeviceBuffer& x, std::optional<int> parts) {
+  sm90::DenseCall call;
+  call.tokens = d.tokens;
+  call.x = x.data();
+  call.few_rows = parts;
+  return call;
+}
+
+// Matrices of one M-tile and of several, with ragged rows and columns; K shorter than the parts.
+TEST(FewRows, EveryFormat) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (DType dtype : {DType::bf16, DType::f32})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{128, 128}, {96, 2688}, {257, 224}, {1000, 1056}})
+      for (const sm90::DenseSpec& s : specs_of(n, k, dtype)) {
+        const Dense whole = make(s, 64, true, rng);
+        sm90::DenseGemm gemm(s);
+        gemm.set_weights(whole.w, whole.input_scale, whole.bias, nullptr);
+        for (int64_t tokens : {1, 7, 9, 16, 25, 64}) {
+          const Dense d = whole.first(tokens);
+          const sm90::DeviceBuffer x = upload_x(d);
+          for (int parts : {1, 2, 4, 8}) {
+            SCOPED_TRACE(name_of(s, tokens, parts));
+            const auto y = run(gemm, call_of(d, x, parts));
+            if (parts == 1 || tokens == 9) check_result(d, y, all);
+            EXPECT_LE(all.worst, 1);
+            EXPECT_EQ(y, run(gemm, call_of(d, x, parts))) << "the second time";
+            if (HasFailure()) return;
+          }
+        }
+      }
+  all.print("few rows");
+}
+
+TEST(FewRows, EveryNumberOfRows) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (const sm90::DenseSpec& s : specs_of(136, 520 + 120, DType::bf16)) {
+    const Dense whole = make(s, 70, false, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(whole.w, whole.input_scale, whole.bias, nullptr);
+    std::vector<float> most;
+    for (int64_t tokens = 70; tokens >= 1; --tokens) {
+      const Dense d = whole.first(tokens);
+      const sm90::DeviceBuffer x = upload_x(d);
+      sm90::DenseCall call = call_of(d, x, std::nullopt);
+      const int parts = sm90::few_rows_splits(gemm.matrix().shape, sm90::multiprocessors());
+      const int64_t most_rows = s.inputs != InputFormat::plain ? sm90::tuning::kFewRowsRounded
+                                : parts == 1                   ? sm90::tuning::kFewRowsOnePart
+                                                               : sm90::kMaxFewRows;
+      ASSERT_EQ(gemm.few_rows_parts(call), tokens <= most_rows ? parts : 0);
+      if (tokens <= sm90::kMaxFewRows) call.few_rows = parts;
+      SCOPED_TRACE(name_of(s, tokens, call.few_rows.value_or(0)));
+      const auto y = run(gemm, call);
+      check_result(d, y, all);
+      ASSERT_LE(all.worst, 1);
+      // A row does not depend on the rows beside it.
+      if (tokens == 64) most = y;
+      if (tokens <= 64)
+        ASSERT_EQ(y, std::vector<float>(most.begin(), most.begin() + static_cast<std::ptrdiff_t>(tokens * s.rows)));
+    }
+  }
+  all.print("few rows, 1 to 70");
+}
+
+// Columns that are no multiple of eight are read one by one, and results of such rows written so.
+TEST(FewRows, RaggedMatrices) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (DType dtype : {DType::bf16, DType::f32})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {3, 67}, {131, 701}, {250, 127}, {520, 130}})
+      for (const format::Format f : {format::Format::bf16, format::Format::fp8_tensor, format::Format::fp8_channel})
+        for (const InputFormat inputs : {InputFormat::plain, InputFormat::fp8_token})
+          for (int64_t tokens : {1, 12, 40}) {
+            const sm90::DenseSpec s{n, k, f, inputs, dtype};
+            if (!sm90::supports_dense(s)) continue;
+            const Dense d = make(s, tokens, tokens == 12, rng);
+            sm90::DenseGemm gemm(s);
+            gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+            const sm90::DeviceBuffer x = upload_x(d);
+            for (int parts : {1, 4}) {
+              SCOPED_TRACE(name_of(s, tokens, parts));
+              check_result(d, run(gemm, call_of(d, x, parts)), all);
+              ASSERT_LE(all.worst, 1);
+            }
+          }
+  all.print("few rows, ragged");
+}
+
+// One part of K gives the bits of the grouped GEMM that does not split it.
+TEST(FewRows, OnePartEqualsTheGroupedGemm) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (DType dtype : {DType::bf16, DType::f32})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{384, 1536}, {100, 480}})
+      for (sm90::DenseSpec s : specs_of(n, k, dtype)) {
+        s.deterministic = true;
+        const Dense d = make(s, 40, true, rng);
+        sm90::DenseGemm gemm(s);
+        gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+        const sm90::DeviceBuffer x = upload_x(d);
+        SCOPED_TRACE(name_of(s, d.tokens, 1));
+        EXPECT_EQ(run(gemm, call_of(d, x, 1)), run(gemm, call_of(d, x, 0)));
+      }
+}
+
+// More M-tiles than blocks, with the stages of several tasks in the ring; rows of x that lie apart.
+TEST(FewRows, ManyTasks) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (const format::Format f : {format::Format::bf16, format::Format::nvfp4, format::Format::fp8_block}) {
+    const sm90::DenseSpec s{90000, 256, f, format::info(f).input, DType::bf16};
+    const Dense d = make(s, 9, false, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    constexpr int64_t kStride = 264;
+    std::vector<uint16_t> apart(static_cast<size_t>(d.tokens * kStride), 0x7fc0);
+    for (int64_t t = 0; t < d.tokens; ++t)
+      for (int64_t k = 0; k < s.cols; ++k)
+        apart[static_cast<size_t>(t * kStride + k)] = float_to_bf16(d.x[static_cast<size_t>(t * s.cols + k)]);
+    const sm90::DeviceBuffer x = upload(apart.data(), static_cast<int64_t>(apart.size()) * 2);
+    sm90::DenseCall call = call_of(d, x, std::nullopt);
+    call.x_stride = kStride;
+    check_result(d, run(gemm, call), all);
+    ASSERT_LE(all.worst, 1);
+  }
+  all.print("few rows, many tasks");
+}
+
+// Rows of y that lie apart, at any address: the same bits, and nothing between them is written.
+TEST(FewRows, RowsOfYApart) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    const sm90::DenseSpec s{200, 512, format::Format::bf16, InputFormat::plain, DType::bf16};
+    const Dense d = make(s, 21, true, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer x = upload_x(d);
+    for (int parts : {1, 4}) {
+      sm90::DenseCall call = call_of(d, x, parts);
+      call.y_dtype = dtype;
+      const auto run_at = [&](int64_t stride, int64_t offset) {
+        const sm90::DeviceBuffer y = poisoned((d.tokens * stride + offset) * bytes_of(dtype));
+        call.y = y.as<char>() + offset * bytes_of(dtype);
+        call.y_stride = stride;
+        gemm.run(call, nullptr);
+        return widened(dtype, y);
+      };
+      const auto together = run_at(200, 0);
+      for (const auto& [stride, offset] : {std::pair<int64_t, int64_t>{208, 0}, {204, 4}, {203, 0}, {208, 1}}) {
+        const auto apart = run_at(stride, offset);
+        for (int64_t i = 0; i < static_cast<int64_t>(apart.size()); ++i) {
+          const int64_t row = (i - offset) / stride, column = (i - offset) % stride;
+          const float got = apart[static_cast<size_t>(i)];
+          if (i >= offset && column < s.rows)
+            ASSERT_EQ(got, together[static_cast<size_t>(row * s.rows + column)]) << stride << " " << offset << " " << i;
+          else
+            ASSERT_TRUE(std::isnan(got)) << stride << " " << offset << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// Calls that follow each other with programmatic launches, each reading what the one before wrote.
+TEST(FewRows, ChainedCalls) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  const sm90::DenseSpec s{1024, 1024, format::Format::bf16, InputFormat::plain, DType::bf16};
+  const Dense d = make(s, 8, false, rng);
+  sm90::DenseGemm gemm(s);
+  gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+  const auto chain = [&](bool pdl) {
+    const sm90::DeviceBuffer x = upload_x(d), y = poisoned(x.bytes());
+    for (int i = 0; i < 40; ++i) {
+      sm90::DenseCall call = call_of(d, x, i % 2 == 0 ? 8 : 1);
+      call.pdl = pdl;
+      call.x = i % 2 == 0 ? x.data() : y.data();
+      call.y = i % 2 == 0 ? y.data() : x.data();
+      gemm.run(call, nullptr);
+    }
+    return widened(DType::bf16, x);
+  };
+  EXPECT_EQ(chain(true), chain(false));
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// How attention's work is spread: every row has a block, sequences are split where blocks are few, memory is bounded.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/math.h"
+#include "kernels/sm90/attention/plan.h"
+#include "kernels/sm90/mla/latent_plan.h"
+
+namespace sluice::sm90 {
+namespace {
+
+constexpr AttentionShape kQwen{32, 4, 128, 128};
+
+TEST(AttentionPlan, RowTilesHoldEverySequence) {
+  std::mt19937 rng(7);
+  for (int round = 0; round < 2000; ++round) {
+    const int group = 1 << rng() % 5;
+    const AttentionShape shape{4 * group, 4, 128, 128};
+    const bool tensor_cores = rng() % 2 == 0;
+    int64_t rows = 0, longest = 0, tiles = 0;
+    const int64_t sequences = 1 + rng() % 40, most = rng() % 3 == 0 ? 300 : 4;
+    for (int64_t s = 0; s < sequences; ++s) {
+      const int64_t n = rng() % (most + 1);  // some without rows: a padded batch
+      rows += n;
+      longest = std::max(longest, n);
+      tiles += ceil_div<int64_t>(n * group, tensor_cores ? kAttentionRows : kF32Rows);
+    }
+    const AttentionPlan p = plan_attention(shape, tensor_cores, rows, sequences, longest, 4096, 132);
+    ASSERT_GE(p.row_tiles, tiles);
+    ASSERT_LE(p.row_tiles, tiles + sequences);
+    ASSERT_GE(p.parts * p.part_chunks * kAttentionChunk, 4096);
+  }
+}
+
+TEST(AttentionPlan, SplitsWhereBlocksAreFew) {
+  const auto plan = [](int64_t sequences, int64_t context) {
+    return plan_attention(kQwen, true, sequences, sequences, 1, context, 132);
+  };
+  EXPECT_FALSE(plan(1, 256).split());
+  EXPECT_EQ(plan(1, 1024).parts, 4);  // one block a chunk
+  EXPECT_EQ(plan(1, 32768).parts, 128);
+  EXPECT_TRUE(plan(8, 8192).split());
+  EXPECT_FALSE(plan(64, 8192).split());  // 256 blocks
+  // A prompt fills the chip by its rows.
+  EXPECT_FALSE(plan_attention(kQwen, true, 8192, 1, 8192, 8192, 132).split());
+}
+
+TEST(AttentionPlan, PartialResultsAreBounded) {
+  for (int64_t sequences = 1; sequences <= 256; sequences *= 2)
+    for (int64_t context = 1; context <= 1 << 20; context *= 4) {
+      const AttentionPlan p = plan_attention(kQwen, true, sequences, sequences, 1, context, 132);
+      ASSERT_LE(partial_bytes(kQwen, p, sequences), kMaxPartialBytes);
+      ASSERT_EQ(partial_bytes(kQwen, p, sequences) > 0, p.split());
+    }
+}
+
+TEST(AttentionPlan, ShapesOfTheTensorCores) {
+  EXPECT_TRUE(attention_on_tensor_cores(kQwen, false, false, false));
+  EXPECT_FALSE(attention_on_tensor_cores(kQwen, true, false, false));
+  EXPECT_FALSE(attention_on_tensor_cores(kQwen, false, true, false));
+  EXPECT_FALSE(attention_on_tensor_cores({128, 1, 576, 512}, false, false, true));
+  EXPECT_FALSE(attention_on_tensor_cores({4, 2, 96, 96}, false, false, false));
+  EXPECT_LE(f32_shared_bytes({128, 1, 576, 512}, true), kMaxSharedBytes);
+  EXPECT_LE(f32_shared_bytes({8, 8, 256, 256}, false), kMaxSharedBytes);
+}
+
+TEST(AttentionPlan, ClustersWhereSequencesAreFew) {
+  const auto cluster = [](int64_t sequences, int64_t context, int64_t rows = 1) {
+    const AttentionPlan p = plan_attention(kQwen, true, sequences * rows, sequences, rows, context, 132);
+    const AttentionPlan c = with_clusters(p, kQwen, rows, context, 132);
+    EXPECT_EQ(c.row_tiles, p.row_tiles);
+    EXPECT_TRUE(c.cluster == 0 ? c.parts == p.parts : !c.split());
+    return c.cluster;
+  };
+  EXPECT_EQ(cluster(1, 1024), 16);
+  EXPECT_EQ(cluster(1, 32768), 16);
+  EXPECT_EQ(cluster(1, 64), 0);
+  EXPECT_EQ(cluster(1, 129), 4);
+  EXPECT_EQ(cluster(8, 1024), 4);
+  EXPECT_EQ(cluster(8, 1024, 2), 4);
+  EXPECT_EQ(cluster(8, 1024, 4), 0);  // 32 pairs
+  EXPECT_EQ(cluster(16, 1024), 0);
+  EXPECT_EQ(cluster(32, 1024), 0);
+  EXPECT_EQ(cluster(64, 1024), 0);
+}
+
+TEST(PrefillPlan, TilesHoldEveryLongSequence) {
+  std::mt19937 rng(8);
+  for (int round = 0; round < 2000; ++round) {
+    const int64_t sequences = 1 + rng() % 40;
+    int64_t rows = 0, longest = 0, tiles = 0;
+    for (int64_t s = 0; s < sequences; ++s) {
+      const int64_t n = rng() % (rng() % 3 == 0 ? 2000 : 5);
+      rows += n;
+      longest = std::max(longest, n);
+      tiles += ceil_div<int64_t>(n, kFlashRows);
+    }
+    for (const bool lists : {false, true}) {
+      const PrefillPlan p = plan_prefill(kQwen, rows, sequences, longest, 132, lists);
+      ASSERT_GE(p.tiles, tiles);
+      ASSERT_EQ(p.items, p.tiles * 32);
+      ASSERT_EQ(p.blocks, lists ? std::min<int64_t>(p.items, 132) : p.items);
+    }
+  }
+}
+
+TEST(PrefillPlan, SlotsDealEachItemOnceAndEvenly) {
+  for (const bool lists : {false, true})
+    for (const int blocks : {1, 2, 7, 132})
+      for (const int64_t items : {0, 1, 5, 131, 132, 133, 264, 265, 1000, 4096}) {
+        if (!lists && items > blocks) continue;  // a block for each item
+        const PrefillSlots slots{blocks, items, lists};
+        ASSERT_EQ(slots.begin(0), 0);
+        ASSERT_EQ(slots.begin(blocks), items);
+        std::vector<int64_t> item_of(static_cast<size_t>(items), -1);
+        for (int64_t i = 0; i < items; ++i) {
+          ASSERT_LT(slots.of(i), items);
+          ASSERT_EQ(item_of[static_cast<size_t>(slots.of(i))], -1);
+          item_of[static_cast<size_t>(slots.of(i))] = i;
+        }
+        // Item i has items - i units of work: no block gets more than another but for one item.
+        int64_t least = items * items, most = 0;
+        for (int64_t b = 0; b < blocks; ++b) {
+          int64_t sum = 0;
+          ASSERT_LE(slots.begin(b), slots.begin(b + 1));
+          for (int64_t at = slots.begin(b); at < slots.begin(b + 1); ++at) {
+            sum += items - item_of[static_cast<size_t>(at)];
+            if (at > slots.begin(b)) {
+              ASSERT_GT(item_of[static_cast<size_t>(at)], item_of[static_cast<size_t>(at - 1)]);  // longest first
+            }
+          }
+          least = std::min(least, sum);
+          most = std::max(most, sum);
+        }
+        ASSERT_LE(most - least, items);
+      }
+}
+
+TEST(LatentPlan, RowsAreCutWhereTheyAreFew) {
+  const auto plan = [](int heads, int64_t sequences, int64_t rows, int64_t context, bool invariant = false) {
+    return plan_latent(heads, {sequences * rows, sequences, rows, context}, invariant, 132);
+  };
+  EXPECT_FALSE(plan(128, 1, 2048, 2048).cut);
+  EXPECT_FALSE(plan(128, 1, 1, 64).cut);
+  EXPECT_FALSE(plan(128, 1, 1, 8192, true).cut);
+  const LatentPlan p = plan(128, 1, 1, 8192);
+  EXPECT_TRUE(p.cut);
+  EXPECT_EQ(p.tiles, 2);
+  EXPECT_EQ(p.items, 256);
+  EXPECT_EQ(p.blocks, 132);
+  EXPECT_EQ(plan(16, 8, 1, 1000).rows_of_tile, 1);
+  EXPECT_EQ(plan(16, 8, 5, 1000).rows_of_tile, 4);
+  EXPECT_EQ(plan(16, 8, 5, 1000).tiles, 18);
+  EXPECT_EQ(plan(16, 8, 5, 1000, true).rows_of_tile, 1);
+  EXPECT_EQ(plan(24, 8, 5, 1000).rows_of_tile, 1);
+  for (const int64_t rows : {1, 3, 64, 1000})
+    for (const int heads : {1, 16, 64, 100, 128})
+      for (const int64_t context : {1, 1000, 100000}) {
+        const LatentPlan q = plan(heads, 3, rows, context);
+        ASSERT_GE(q.items, q.tiles);
+        ASSERT_LE(q.blocks, 132);
+        ASSERT_LE(latent_partial_bytes(q), int64_t{4} * 132 * 64 * 512 * 2);
+      }
+}
+
+// Where rows share tiles, each sequence has room for its own.
+TEST(LatentPlan, SharedTilesHoldEveryRow) {
+  std::mt19937 rng(9);
+  for (int round = 0; round < 2000; ++round) {
+    const int of_tile = 1 << (1 + rng() % 6);
+    int begin = 0, last = 0;
+    for (int s = 0; s < 20; ++s) {
+      const int rows = static_cast<int>(rng() % 40), first = begin / of_tile + s;
+      ASSERT_GE(first, last);
+      last = first + ceil_div(rows, of_tile);
+      begin += rows;
+    }
+    ASSERT_LE(last, begin / of_tile + 20);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::sm90

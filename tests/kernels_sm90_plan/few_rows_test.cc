@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parts of K and the shared memory of the product of few rows.
+#include <gtest/gtest.h>
+
+#include "kernels/sm90/few_rows/config.h"
+#include "kernels/sm90/tuning.h"
+
+namespace sluice::sm90 {
+namespace {
+
+constexpr WeightOperand kOperands[] = {WeightOperand::bf16,    WeightOperand::fp8,          WeightOperand::fp8_block,
+                                       WeightOperand::mxfp8,   WeightOperand::nvfp4,        WeightOperand::mxfp4,
+                                       WeightOperand::fp8_f32, WeightOperand::fp8_block_f32};
+
+int units(const WeightShape& s) { return ceil_div(s.k_blocks(), few_rows_unit(s.operand)); }
+
+TEST(FewRowsPlan, PartsArePowersOfTwoWithWorkForEach) {
+  for (const WeightOperand op : kOperands)
+    for (const int64_t rows : {1, 128, 2048, 5120, 24576, 151936})
+      for (const int64_t k : {1, 64, 513, 2048, 7168, 16384})
+        for (const int multiprocessors : {1, 78, 132, 1000}) {
+          const WeightShape s{op, 1, rows, k, false, 0};
+          const int parts = few_rows_splits(s, multiprocessors);
+          ASSERT_TRUE(parts == 1 || parts == 2 || parts == 4 || parts == 8);
+          if (parts == 1) continue;
+          ASSERT_GE(units(s), parts * tuning::kFewRowsMinUnits);
+          // With half of them blocks were missing.
+          ASSERT_LT(s.m_tiles() * (parts / 2), tuning::kFewRowsFilled * multiprocessors);
+        }
+}
+
+// Every k-block belongs to one part, in order: what the kernel's part_of() does.
+TEST(FewRowsPlan, PartsCoverK) {
+  for (const WeightOperand op : kOperands)
+    for (int k_blocks = 1; k_blocks < 200; ++k_blocks)
+      for (const int parts : {1, 2, 4, 8}) {
+        const int unit = few_rows_unit(op), all = ceil_div(k_blocks, unit);
+        int next = 0;
+        for (int p = 0; p < parts; ++p) {
+          const int begin = all * p / parts * unit, end = std::min(all * (p + 1) / parts * unit, k_blocks);
+          ASSERT_EQ(begin, next);
+          ASSERT_LE(begin, end);
+          next = end;
+        }
+        ASSERT_EQ(next, k_blocks);
+      }
+}
+
+template <WeightOperand op, int rows>
+void check_tile() {
+  using T = FewTile<op, rows>;
+  static_assert(T::blocks_per_sm * (T::smem_bytes + 1024) <= 233472);
+  static_assert(few_rows_unit(op) % T::k_blocks == 0);  // parts of K are whole stages but the last
+  // What Little's law asks for: 4.3 TB/s times a microsecond, over 132 multiprocessors.
+  EXPECT_GE(T::blocks_per_sm * T::stages * T::w_bytes, 32 * 1024) << static_cast<int>(op) << " " << rows;
+}
+template <WeightOperand op>
+void check_tiles() {
+  check_tile<op, 8>();
+  check_tile<op, 16>();
+  check_tile<op, 32>();
+  check_tile<op, 64>();
+}
+TEST(FewRowsPlan, EnoughWeightsAreUnderWay) {
+  check_tiles<WeightOperand::bf16>();
+  check_tiles<WeightOperand::fp8>();
+  check_tiles<WeightOperand::fp8_block>();
+  check_tiles<WeightOperand::mxfp8>();
+  check_tiles<WeightOperand::nvfp4>();
+  check_tiles<WeightOperand::mxfp4>();
+  check_tiles<WeightOperand::fp8_f32>();
+  check_tiles<WeightOperand::fp8_block_f32>();
+}
+
+TEST(FewRowsPlan, TilesHoldTheirRows) {
+  for (int64_t rows = 1; rows <= kMaxFewRows; ++rows) {
+    const int tile = few_rows_tile(rows);
+    ASSERT_GE(tile, rows);
+    ASSERT_TRUE(tile == 8 || tile / 2 < rows);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::sm90

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sampling in two halves against sampling at once, and tokens that go on without the host.
+#include "tests/ops/conformance.h"
+
+namespace sluice::ops {
+namespace {
+
+using sampling::Sampled;
+using sampling::SampleRow;
+
+using Logits = std::vector<float>;
+
+Rows upload(Conformance& t, const std::vector<Logits>& rows) {
+  Rows logits = t.rows(DType::f32, static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows.at(0).size()));
+  for (size_t r = 0; r < rows.size(); ++r)
+    for (size_t c = 0; c < rows[r].size(); ++c)
+      logits.set(static_cast<int64_t>(r), static_cast<int64_t>(c), double{rows[r][c]});
+  return logits;
+}
+
+std::vector<Sampled> sample(Conformance& t, Rows& logits, const std::vector<SampleRow>& rows) {
+  std::vector<Sampled> out(rows.size());
+  t.ops->sample(logits.view(), {rows, {}}, out);
+  return out;
+}
+
+Logits random_logits(int64_t vocab) {
+  Logits v(static_cast<size_t>(vocab));
+  for (float& x : v) x = normal(0, 2);
+  return v;
+}
+
+TEST_P(Conformance, BatchesThatAreBegunGiveTheirResultsInOrder) {
+  constexpr int64_t kVocab = 700;
+  const auto batch_of = [&](int rows) {
+    std::vector<Logits> logits;
+    std::vector<SampleRow> asked;
+    for (int r = 0; r < rows; ++r) {
+      logits.push_back(random_logits(kVocab));
+      asked.push_back({.logits = r, .top_logprobs = r % 3 - 1, .temperature = r % 2 * 0.8, .seed = 5, .position = r});
+    }
+    return std::pair(logits, asked);
+  };
+  for (const auto& [first_rows, second_rows] : {std::pair{3, 5}, {40, 2}, {1, 64}}) {
+    const auto [logits1, rows1] = batch_of(first_rows);
+    const auto [logits2, rows2] = batch_of(second_rows);
+    Rows same1 = upload(*this, logits1), same2 = upload(*this, logits2);
+    const std::vector<Sampled> expected1 = sample(*this, same1, rows1), expected2 = sample(*this, same2, rows2);
+    Rows device1 = upload(*this, logits1), device2 = upload(*this, logits2);
+    // Tokens of the first batch, while nobody has seen them; 7 stays.
+    Values ids = ints({~0, 7, ~(first_rows - 1)}), other_ids = ints({~(second_rows - 1), 3});
+    ops->begin_sample(device1.view(), {rows1, {}});
+    ops->take_sampled(const_cast<int32_t*>(ids.ints()), 3);
+    ops->begin_sample(device2.view(), {rows2, {}});
+    ops->take_sampled(const_cast<int32_t*>(other_ids.ints()), 2);
+    EXPECT_THROW(ops->begin_sample(device2.view(), {rows2, {}}), Error) << "three at a time";
+    const auto expect_next = [&](const std::vector<Sampled>& expected) {
+      std::vector<Sampled> out(expected.size());
+      ops->end_sample(out);
+      for (size_t i = 0; i < out.size(); ++i) {
+        EXPECT_EQ(out[i].token, expected[i].token) << i;
+        EXPECT_EQ(out[i].largest, expected[i].largest) << i;
+        EXPECT_EQ(out[i].logprob.chosen.logprob, expected[i].logprob.chosen.logprob) << i;
+        ASSERT_EQ(out[i].logprob.top.size(), expected[i].logprob.top.size()) << i;
+        for (size_t n = 0; n < out[i].logprob.top.size(); ++n)
+          EXPECT_EQ(out[i].logprob.top[n].token, expected[i].logprob.top[n].token);
+      }
+    };
+    expect_next(expected1);
+    expect_next(expected2);
+    EXPECT_THROW(ops->end_sample({}), Error) << "none is begun";
+    const auto id = [](Values& v, int64_t i) {
+      int32_t value = 0;
+      std::memcpy(&value, std::as_const(v.memory()).host() + i * 4, 4);
+      return value;
+    };
+    EXPECT_EQ(id(ids, 0), expected1[0].token);
+    EXPECT_EQ(id(ids, 1), 7);
+    EXPECT_EQ(id(ids, 2), expected1.back().token);
+    EXPECT_EQ(id(other_ids, 0), expected2.back().token);
+    EXPECT_EQ(id(other_ids, 1), 3);
+  }
+  // Broken logits choose nothing: a step runs on with token 0, and the host hears of it afterwards.
+  Rows broken = upload(*this, {Logits(64, NAN)});
+  const SampleRow row{};
+  Values ids = ints({~0});
+  ops->begin_sample(broken.view(), {{&row, 1}, {}});
+  ops->take_sampled(const_cast<int32_t*>(ids.ints()), 1);
+  Sampled out;
+  ops->end_sample({&out, 1});
+  EXPECT_EQ(out.problem, Sampled::Problem::nan);
+  int32_t taken = -1;
+  std::memcpy(&taken, std::as_const(ids.memory()).host(), 4);
+  EXPECT_EQ(taken, 0);
+}
+
+}  // namespace
+}  // namespace sluice::ops

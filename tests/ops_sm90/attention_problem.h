@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random attention problems on the GPU, run in every way that the kernels offer, and their definition in double.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/math.h"
+#include "kernels/sm90/attention/prefill.h"
+#include "tests/ops_sm90/gpu.h"
+
+namespace sluice::test {
+
+using sm90::AttentionArgs;
+using sm90::AttentionShape;
+
+struct Sequences {
+  std::vector<std::pair<int, int>> each;  // context, rows
+  int rows() const {
+    int n = 0;
+    for (const auto& s : each) n += s.second;
+    return n;
+  }
+  int longest_rows() const {
+    int n = 0;
+    for (const auto& s : each) n = std::max(n, s.second);
+    return n;
+  }
+  int longest_context() const {
+    int n = 0;
+    for (const auto& s : each) n = std::max(n, s.first + s.second);
+    return n;
+  }
+};
+
+// How one call is computed.
+struct Way {
+  int multiprocessors = 132;
+  int prefill_rows = 0;  // sequences with at least as many new rows go to prefill.h; 0: none
+  bool lists = false;    // PrefillPlan::lists
+  bool clusters = false;
+};
+
+// Random queries and pages on the GPU with copies on the host; blocks in scrambled order, unused positions NaN.
+class Problem {
+ public:
+  Problem(const Gpu& gpu, AttentionShape shape, Sequences sequences, int block_size, int gap, float query_size = 1)
+      : gpu_(gpu), shape_(shape), sequences_(std::move(sequences)), block_size_(block_size) {
+    stride_ = shape.heads * shape.key_width + gap;
+    q_.resize(static_cast<size_t>(sequences_.rows()) * stride_);
+    for (bf16_t& v : q_) v = float_to_bf16(normal(query_size));
+    int blocks = 0;
+    for (const auto& [context, rows] : sequences_.each) blocks += ceil_div(context + rows, block_size);
+    std::vector<int32_t> deck(static_cast<size_t>(blocks));
+    std::iota(deck.begin(), deck.end(), 0);
+    std::shuffle(deck.begin(), deck.end(), random());
+    keys_.assign(static_cast<size_t>(blocks) * shape.key_heads * block_size * shape.key_width, 0x7fc0);
+    values_ = keys_;
+    row_begin_ = block_begin_ = {0};
+    blocks_ = deck;
+    for (size_t s = 0; s < sequences_.each.size(); ++s) {
+      const auto& [context, rows] = sequences_.each[s];
+      row_begin_.push_back(row_begin_.back() + rows);
+      block_begin_.push_back(block_begin_.back() + ceil_div(context + rows, block_size));
+      contexts_.push_back(context);
+      for (int p = 0; p < context + rows; ++p)
+        for (int h = 0; h < shape.key_heads; ++h)
+          for (int c = 0; c < shape.key_width; ++c) {
+            keys_[at(s, p, h) + c] = float_to_bf16(normal());
+            values_[at(s, p, h) + c] = float_to_bf16(normal());
+          }
+    }
+    device_q_ = gpu.upload(q_);
+    device_keys_ = gpu.upload(keys_);
+    device_values_ = gpu.upload(values_);
+  }
+
+  // Rows [first, first + count) of sequence s alone, or all sequences (s < 0); `multiprocessors` decides the split.
+  std::vector<bf16_t> run(int multiprocessors, int s = -1, int first = 0, int count = 0) const {
+    return run(Way{.multiprocessors = multiprocessors}, s, first, count);
+  }
+  std::vector<bf16_t> run(const Way& way, int s = -1, int first = 0, int count = 0) const {
+    Sequences own = sequences_;
+    std::vector<int32_t> row_begin = row_begin_, block_begin = block_begin_, contexts = contexts_;
+    int first_row = 0;
+    if (s >= 0) {
+      own.each = {{contexts_[s] + first, count}};
+      row_begin = {0, count};
+      block_begin = {block_begin_[s], block_begin_[s + 1]};
+      contexts = {contexts_[s] + first};
+      first_row = row_begin_[s] + first;
+    }
+    const auto begin = gpu_.upload(row_begin), block = gpu_.upload(block_begin), blocks = gpu_.upload(blocks_),
+               context = gpu_.upload(contexts);
+    const int rows = own.rows();
+    AttentionArgs a{};
+    a.shape = shape_;
+    a.q = {device_q_.get() + int64_t{first_row} * stride_, stride_, false};
+    a.keys = device_keys_.get();
+    a.values = device_values_.get();
+    const int64_t out_stride = int64_t{shape_.heads} * shape_.value_width;
+    const auto out = gpu_.upload(std::vector<bf16_t>(static_cast<size_t>(rows * out_stride), 0x7fc0));
+    a.out = {out.get(), out_stride, false};
+    a.block_size = block_size_;
+    a.scale = 1.0f / std::sqrt(static_cast<float>(shape_.key_width));
+    a.rows = rows;
+    a.sequences = static_cast<int>(own.each.size());
+    a.row_begin = begin.get();
+    a.block_begin = block.get();
+    a.blocks = blocks.get();
+    a.contexts = context.get();
+    if (way.prefill_rows > 0) prefill(a, own, way);
+    a.plan = sm90::plan_attention(shape_, true, rows, a.sequences, own.longest_rows(), own.longest_context(),
+                                  way.multiprocessors);
+    if (way.clusters)
+      a.plan = with_clusters(a.plan, shape_, own.longest_rows(), own.longest_context(), way.multiprocessors);
+    clusters_ = a.plan.cluster;
+    const auto bytes = [&](int64_t n) {
+      return gpu_.upload(std::vector<uint8_t>(static_cast<size_t>(std::max<int64_t>(n, 1)), 0xff));
+    };
+    const auto partial = bytes(partial_bytes(shape_, a.plan, rows));
+    const auto stats = bytes(partial_stats_bytes(shape_, a.plan, rows));
+    a.partial = reinterpret_cast<float*>(partial.get());
+    a.partial_stats = reinterpret_cast<float*>(stats.get());
+    sm90::launch_attention(a, gpu_.queue->stream(), true);
+    splits_ = a.plan.parts;
+    return gpu_.download(out, static_cast<size_t>(rows * out_stride));
+  }
+  int64_t splits() const { return splits_; }  // of the last run
+  int clusters() const { return clusters_; }
+
+  // rounded: probabilities may be rounded to bfloat16.
+  void check_row(const std::vector<bf16_t>& out, int s, int r, int head, bool rounded = false) const {
+    const int width = shape_.key_width, row = row_begin_[s] + r, kh = head / shape_.group();
+    const int seen = contexts_[s] + r + 1;
+    const bf16_t* q = q_.data() + int64_t{row} * stride_ + head * width;
+    std::vector<double> p(static_cast<size_t>(seen));
+    double largest = -INFINITY, reach = 0, total = 0;
+    const double scale = static_cast<double>(1.0f / std::sqrt(static_cast<float>(width)));
+    for (int j = 0; j < seen; ++j) {
+      double dot = 0, size = 0;
+      for (int c = 0; c < width; ++c) {
+        const double term =
+            static_cast<double>(bf16_to_float(q[c])) * static_cast<double>(bf16_to_float(keys_[at(s, j, kh) + c]));
+        dot += term;
+        size += std::fabs(term);
+      }
+      p[j] = dot * scale;
+      reach = std::max(reach, size * scale);
+      largest = std::max(largest, p[j]);
+    }
+    for (double& v : p) total += v = std::exp(v - largest);
+    // Scores are off by at most (width / 16 + 8) units of their terms, probabilities by that much relative and 2^-17
+    // (two bfloat16 parts), sums of `seen` products by as many units of their sizes.
+    const double relative = (2 * reach * (width / 16.0 + 8) + seen + 16) * 0x1p-24 + 0x1p-17;
+    for (int c = 0; c < width; ++c) {
+      double exact = 0, size = 0, squares = 0;
+      for (int j = 0; j < seen; ++j) {
+        const double term = p[j] / total * static_cast<double>(bf16_to_float(values_[at(s, j, kh) + c]));
+        exact += term;
+        size += std::fabs(term);
+        squares += term * term;
+      }
+      // Each probability is off by at most 2^-8 of itself, up or down as it happens: by Hoeffding's inequality the sum
+      // is within 7 roots of the squares' sum but for one element in 2e10.
+      const double rounding = rounded ? 0x1p-8 * std::min(size, 7 * std::sqrt(squares)) : 0;
+      const double got = static_cast<double>(
+          bf16_to_float(out[static_cast<size_t>((int64_t{row} * shape_.heads + head) * width + c)]));
+      ASSERT_NEAR(got, exact, relative * size + rounding + std::fabs(exact) * 0x1p-8)
+          << "sequence " << s << " row " << r << " head " << head << " column " << c;
+    }
+  }
+
+  const AttentionShape& shape() const { return shape_; }
+  const Sequences& sequences() const { return sequences_; }
+  int64_t row_elements() const { return int64_t{shape_.heads} * shape_.value_width; }
+  int first_row(int s) const { return row_begin_[s]; }
+
+ private:
+  // Fills what the exact size of its arrays allows; a write behind them is seen.
+  void prefill(AttentionArgs& a, const Sequences& own, const Way& way) const {
+    sm90::PrefillArgs p{};
+    p.attention = &a;
+    p.rows = a.rows;
+    p.min_rows = way.prefill_rows;
+    p.plan = plan_prefill(shape_, a.rows, a.sequences, own.longest_rows(), way.multiprocessors, way.lists);
+    const auto ints = static_cast<size_t>(prefill_work_ints(p.plan));
+    const auto memory = gpu_.upload(std::vector<int32_t>(ints + 64, -1));
+    p.work = prefill_work(p.plan, memory.get());
+    ASSERT_TRUE(prefill_fits(a));
+    launch_prefill(p, gpu_.queue->stream(), true);
+    a.prefill_rows = p.min_rows;
+    const auto after = gpu_.download(memory, ints + 64);
+    ASSERT_TRUE(std::all_of(after.begin() + static_cast<int64_t>(ints), after.end(), [](int v) { return v == -1; }));
+  }
+
+  size_t at(size_t s, int position, int head) const {
+    const int64_t block = blocks_[static_cast<size_t>(block_begin_[s] + position / block_size_)];
+    return static_cast<size_t>(((block * shape_.key_heads + head) * block_size_ + position % block_size_) *
+                               shape_.key_width);
+  }
+
+  const Gpu& gpu_;
+  AttentionShape shape_;
+  Sequences sequences_;
+  int block_size_;
+  int64_t stride_;
+  std::vector<bf16_t> q_, keys_, values_;
+  std::vector<int32_t> row_begin_, block_begin_, blocks_, contexts_;
+  std::shared_ptr<bf16_t> device_q_, device_keys_, device_values_;
+  mutable int64_t splits_ = 0;
+  mutable int clusters_ = 0;
+};
+
+}  // namespace sluice::test

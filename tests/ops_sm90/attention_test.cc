@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor core attention on long contexts: values against double, and the same bits however the work is spread.
+#include <set>
+
+#include "tests/ops_sm90/attention_problem.h"
+
+namespace sluice::test {
+namespace {
+
+void check_problem(const Problem& p) {
+  const auto& sequences = p.sequences().each;
+  const auto whole = p.run(1);
+  ASSERT_EQ(p.splits(), 1);
+  // Values: the first and last rows, and some between.
+  for (size_t s = 0; s < sequences.size(); ++s)
+    for (int i = 0; i < 4; ++i) {
+      const int rows = sequences[s].second;
+      const int r = i == 0 ? 0 : i == 1 ? rows - 1 : static_cast<int>(random()() % rows);
+      p.check_row(whole, static_cast<int>(s), r, static_cast<int>(random()() % p.shape().heads));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  // Bits: split over a chip, over a hypothetical larger one, and each time again.
+  for (const int multiprocessors : {1, 20, 132, 5000}) ASSERT_EQ(p.run(multiprocessors), whole) << multiprocessors;
+  // Bits: single rows and short runs of rows, as decoding and verification compute them.
+  for (size_t s = 0; s < sequences.size(); ++s)
+    for (int i = 0; i < 6; ++i) {
+      const int rows = sequences[s].second, count = std::min(rows, i < 3 ? 1 : 1 + static_cast<int>(random()() % 9));
+      const int first = i == 0 ? 0 : static_cast<int>(random()() % (rows - count + 1));
+      const auto part = p.run(132, static_cast<int>(s), first, count);
+      const int64_t at = (p.first_row(static_cast<int>(s)) + first) * p.row_elements();
+      ASSERT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + at))
+          << count << " rows of sequence " << s << " from " << first << " on";
+    }
+}
+
+TEST(AttentionSm90, DecodeVerificationAndChunks) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  const Gpu gpu;
+  sm90::allow_attention();
+  for (const auto& [shape, block_size, gap] : {std::tuple{AttentionShape{32, 4, 128, 128}, 64, 0},
+                                               {AttentionShape{32, 2, 128, 128}, 16, 8},
+                                               {AttentionShape{6, 2, 64, 64}, 64, 1},
+                                               {AttentionShape{5, 1, 128, 128}, 48, 0},
+                                               {AttentionShape{2, 2, 64, 64}, 32, 3},
+                                               {AttentionShape{40, 1, 64, 64}, 64, 2}}) {
+    SCOPED_TRACE(testing::Message() << shape.heads << " heads of " << shape.key_width << ", " << shape.key_heads
+                                    << " key heads, blocks of " << block_size);
+    check_problem({gpu, shape, {{{0, 1}}}, block_size, gap});
+    check_problem({gpu, shape, {{{255, 1}, {256, 1}, {1000, 1}, {63, 1}, {64, 1}}}, block_size, gap});
+    check_problem({gpu, shape, {{{700, 5}, {3, 1}, {0, 130}, {511, 2}, {300, 40}}}, block_size, gap});
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(AttentionSm90, LongContexts) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  const Gpu gpu;
+  sm90::allow_attention();
+  check_problem({gpu, {8, 2, 128, 128}, {{{9000, 1}, {17, 1}, {4095, 3}}}, 64, 0});
+  check_problem({gpu, {8, 2, 128, 128}, {{{0, 2000}}}, 64, 0});
+  check_problem({gpu, {8, 1, 64, 64}, {{{1500, 600}, {2100, 1}}}, 64, 0});
+}
+
+// New tokens of few sequences in clusters: values only, since the cuts depend on the size of the cluster.
+TEST(AttentionSm90, Clusters) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  const Gpu gpu;
+  sm90::allow_attention();
+  std::set<int> sizes;
+  for (const AttentionShape& shape :
+       {AttentionShape{32, 4, 128, 128}, {32, 2, 128, 128}, {6, 2, 64, 64}, {5, 1, 128, 128}})
+    for (const Sequences& sequences : {Sequences{{{0, 1}}},
+                                       {{{62, 1}, {63, 1}, {64, 1}}},
+                                       {{{1000, 1}, {3, 1}, {255, 1}, {2000, 1}}},
+                                       {{{9000, 1}}},
+                                       {{{126, 2}, {127, 1}, {700, 2}}}}) {
+      if (sequences.longest_rows() * shape.group() > sm90::kAttentionFewRows) continue;
+      const Problem p{gpu, shape, sequences, 64, 3, 3.0f};
+      for (const int multiprocessors : {10, 20, 50, 132}) {
+        const auto out = p.run(Way{.multiprocessors = multiprocessors, .clusters = true});
+        sizes.insert(p.clusters());
+        for (size_t s = 0; s < sequences.each.size(); ++s)
+          for (int r = 0; r < sequences.each[s].second; ++r) {
+            p.check_row(out, static_cast<int>(s), r, static_cast<int>(random()() % shape.heads));
+            if (testing::Test::HasFatalFailure()) return;
+          }
+      }
+    }
+  for (const int size : {0, 4, 8, 16}) EXPECT_TRUE(sizes.count(size)) << size;
+}
+
+}  // namespace
+}  // namespace sluice::test

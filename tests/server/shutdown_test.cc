@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole server in one process, ended while an administrator's request waits behind a reload.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+
+#include "model/models.h"
+#include "server/api_server.h"
+#include "server/engine_backend.h"
+#include "tests/server/fake_backend.h"
+#include "tests/server/socket_client.h"
+
+namespace sluice::server {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::string post(const std::string& path, const std::string& body) {
+  return "POST " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
+         std::to_string(body.size()) + "\r\nConnection: close\r\n\r\n" + body;
+}
+
+// What outlives the test when it fails: the server's threads then still use it.
+struct Scene {
+  ThreadPool pool{2};
+  std::promise<void> reloading, go;
+  std::unique_ptr<ApiServer> server;
+  std::promise<void> ended;
+};
+
+TEST(Shutdown, EndsWithAnAdminRequestBehindAReload) {
+  const auto scene = std::make_shared<Scene>();
+  const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/qwen3-moe";
+  model::LoadOptions options;
+  options.path = folder;
+  Context ctx{scene->pool};
+  http::Options http;
+  http.port = 0;
+  scene->server = std::make_unique<ApiServer>(http, ServiceConfig());
+  scene->server->set_ready(
+      tiny_model(),
+      std::make_shared<EngineBackend>(ctx, model::load_live_model(ctx, options), options, tiny_model()->tokenizer,
+                                      engine::EngineConfig{.cache_tokens = 4096}, [scene, options](const std::string&) {
+                                        scene->reloading.set_value();
+                                        scene->go.get_future().wait();
+                                        return options;
+                                      }));
+  http::Client first(scene->server->port()), second(scene->server->port());
+  first.send(post("/update_weights_from_disk", R"({"model_path": ")" + tiny_model()->path + "\"}"));
+  ASSERT_EQ(scene->reloading.get_future().wait_for(seconds(20)), std::future_status::ready);
+  second.send(post("/flush_cache", ""));
+  std::this_thread::sleep_for(milliseconds(200));  // time for it to be queued behind the reload
+  std::thread([scene] {
+    scene->server->drain(milliseconds(0));
+    scene->server.reset();
+    scene->ended.set_value();
+  }).detach();
+  std::this_thread::sleep_for(milliseconds(200));  // time for the drain to give up waiting and to stop the engine
+  scene->go.set_value();
+  const std::string answer = second.rest();
+  EXPECT_NE(answer.find("503"), std::string::npos) << answer;
+  EXPECT_NE(answer.find("the engine is stopping"), std::string::npos) << answer;
+  EXPECT_EQ(scene->ended.get_future().wait_for(seconds(20)), std::future_status::ready) << "the server never ends";
+}
+
+}  // namespace
+}  // namespace sluice::server

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""bench/model_table.py writes configurations that hold together, reads bench model's rows, and divides the right numbers."""
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import model_table  # noqa: E402
+
+ROW = {"weight_bytes": 61e9, "load_s": 1.5, "batch_size": 8, "input_len": 64, "prefill_ms": 9.0, "prefill_tok_s": 1.0,
+       "decode_ms": 8.0, "decode_tok_s": 1000.0, "copy_tb_s": 4.2, "floor_ms": 6.4, "ratio": 1.25}
+PROMPT = {"weight_bytes": 61e9, "load_s": 1.5, "batch_size": 16, "input_len": 1024, "prefill_ms": 200.0,
+          "prefill_tok_s": 81840.0}
+PROFILE = {"profile_batch_size": 1, "input_len": 64, "us": 10.0,
+           "kernels": [{"name": f"k{i}", "count": 2, "us": 0.5} for i in range(20)]}
+
+
+class ModelTable(unittest.TestCase):
+    def log(self, folder, name, lines):
+        path = pathlib.Path(folder) / name
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def test_configurations(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model_table.write_configs(folder)
+            for name in model_table.CONFIGS:
+                config = json.loads((pathlib.Path(folder) / name / "config.json").read_text())
+                self.assertEqual(len(config.get("hybrid_override_pattern", "x" * config["num_hidden_layers"])),
+                                 config["num_hidden_layers"])
+
+    def test_rows(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.log(folder, "speed-qwen3-30b-a3b-bf16.log",
+                            ["loading", json.dumps(ROW), json.dumps(PROMPT), json.dumps(PROFILE), "{broken"])
+            text = "\n".join(model_table.table(model_table.read_logs([path])))
+        self.assertIn("| qwen3-30b-a3b bf16 | 8 | 8.000 | 6.40 | 1.25 | 1000 | 876 | 1.14 | 1170 | 0.85 |", text)
+        self.assertIn("| qwen3-30b-a3b bf16 | 16x1024 | 200.0 | 81840 | 68200 | 1.20 | 92000 | 0.89 |", text)
+        self.assertIn("| qwen3-30b-a3b bf16 | 61.0 | 1.50 |", text)
+        self.assertIn("| 6 others | 12 | 3.0 | 0.25 | 30.0 |", text)
+
+    def test_models_without_figures(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.log(folder, "speed-deepseek-v3-4-layers-bf16.log",
+                            [json.dumps({**ROW, "batch_size": 3, "decode_tok_s": 375.0})])
+            found = model_table.read_logs([path])
+            self.assertEqual(list(found), [("deepseek-v3-4-layers", "bf16")])
+            row = next(iter(model_table.decode_rows(found)))
+        self.assertEqual(row.count("|"), 11)
+        self.assertIn("| 375 |", row)
+
+
+if __name__ == "__main__":
+    unittest.main()
