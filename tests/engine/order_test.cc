@@ -66,7 +66,7 @@ TEST(Order, TimesEndRequests) {
   Engine engine = make_engine({.max_running = 1});
   Collector c;
   Request runs = request(kPrompt, 1000), waits = request(kPrompt, 3), both = waits;
-  runs.timeout = 0.3;
+  runs.timeout = 2;  // far more than the first steps take on a busy machine
   waits.queue_timeout = 0.05;
   both.timeout = 0.05;
   const RequestId running = engine.add(runs, c.sink());
@@ -81,7 +81,7 @@ TEST(Order, TimesEndRequests) {
     EXPECT_TRUE(c.of(id).tokens.empty());
   }
   EXPECT_EQ(c.of(running).reason(), FinishReason::none);
-  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2000));
   run_all(engine);
   EXPECT_EQ(c.of(running).reason(), FinishReason::cancelled);
   EXPECT_FALSE(c.of(running).tokens.empty());
