@@ -109,16 +109,19 @@ TEST_F(HttpTest, ARequestThatNeverEndsIsToldSo) {
 TEST_F(HttpTest, OneByteNowAndThenDoesNotHelp) {
   serve();
   Client client(server_->port());
+  std::atomic<bool> answered = false;
+  std::atomic<int> sent = 0;
+  constexpr int kMost = 400;  // 10 s at least: a timeout that begins anew with each byte ends after the last
   std::thread dribble([&] {
-    for (const char c : std::string(40, 'x')) {
-      client.send(std::string(1, c));
+    for (; sent < kMost && !answered; ++sent) {
+      client.send("x");
       std::this_thread::sleep_for(25ms);
     }
   });
-  const auto begin = Clock::now();
   EXPECT_TRUE(client.until("408").starts_with("HTTP/1.1 408"));
-  EXPECT_LT(Clock::now() - begin, 800ms);
+  answered = true;
   dribble.join();
+  EXPECT_LT(sent.load(), kMost);
 }
 
 TEST_F(HttpTest, IdleConnectionsEnd) {
@@ -144,8 +147,7 @@ TEST_F(HttpTest, BodiesOfAllConnectionsTogetherAreBounded) {
   serve();
   Client one(server_->port());
   one.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n");
-  std::this_thread::sleep_for(50ms);
-  EXPECT_TRUE(ask(post("/", std::string(9'000, 'a'))).starts_with("HTTP/1.1 503"));
+  EXPECT_TRUE(soon([&] { return ask(post("/", std::string(9'000, 'a'))).starts_with("HTTP/1.1 503"); }));
   one.close();
   EXPECT_TRUE(soon([&] { return ask(post("/", std::string(9'000, 'a'))).starts_with("HTTP/1.1 200"); }));
 }
@@ -348,16 +350,15 @@ TEST_F(HttpTest, Http10StreamsUntilTheConnectionEnds) {
 }
 
 TEST_F(HttpTest, AClientThatLeavesIsNoticedAtOnce) {
+  options_.idle_timeout = options_.write_timeout = 1h;  // by no timeout
   serve();
   for (const char* path : {"/hold", "/stream"}) {
     const int before = gone_;
     Client client(server_->port());
     client.send(post(path, ""));
     const auto exchange = held();
-    const auto begin = Clock::now();
     client.close();
-    EXPECT_TRUE(soon([&] { return gone_ > before; }));
-    EXPECT_LT(Clock::now() - begin, 400ms) << path;
+    EXPECT_TRUE(soon([&] { return gone_ > before; })) << path;
     exchange->reply({.body = "too late"});
     exchange->write("too late");
     exchange->end();
