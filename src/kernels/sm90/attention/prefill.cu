@@ -12,11 +12,30 @@ namespace {
 constexpr int kThreads = 256;
 
 struct WorkArgs {
-  const int32_t *row_begin, *block_begin, *contexts;
-  int sequences, min_rows, max_tiles, heads;
+  const int32_t *row_begin, *block_begin, *contexts, *blocks;
+  int sequences, min_rows, max_tiles, heads, key_heads, block_size;
   PrefillPlan plan;
   FlashWork work;
+  uint16_t* values;  // null: nothing is cleared
 };
+
+// Zeros to the values that are copied with a sequence's last ones and are not its own: what a page held before may be
+// NaN. By the blocks of the key heads.
+__device__ void clear_past_end(const WorkArgs& a) {
+  const int head = static_cast<int>(blockIdx.x);
+  if (a.values == nullptr || head >= a.key_heads) return;
+  constexpr int kLanes = kFlashWidth / 8, kRowsAtOnce = kThreads / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  for (int s = 0; s < a.sequences; ++s) {
+    const int rows = a.row_begin[s + 1] - a.row_begin[s], end = a.contexts[s] + rows;
+    if (rows < a.min_rows) continue;
+    for (int p = end + static_cast<int>(threadIdx.x) / kLanes; p < round_up(end, kFlashPage); p += kRowsAtOnce) {
+      const int64_t block = a.blocks[a.block_begin[s] + p / a.block_size];
+      const int64_t row = (block * a.key_heads + head) * a.block_size + p % a.block_size;
+      *reinterpret_cast<uint4*>(a.values + row * kFlashWidth + 8 * lane) = uint4{};
+    }
+  }
+}
 
 // Tiles of all long sequences in shared memory: how many tiles of positions each reads, and which one it is.
 struct Tiles {
@@ -62,6 +81,7 @@ __global__ void __launch_bounds__(kThreads) prefill_work_kernel(const __grid_con
   }
   __syncthreads();
   ptx::griddepcontrol_wait();
+  clear_past_end(a);
   const int count = found, head = static_cast<int>(blockIdx.x);
   const PrefillSlots slots{a.plan.blocks, int64_t{count} * a.heads, a.plan.lists};
   for (int i = threadIdx.x; i < count; i += kThreads) {
@@ -99,8 +119,20 @@ FlashWork prefill_work(const PrefillPlan& plan, int32_t* ints) {
 
 void launch_prefill_work(const PrefillArgs& p, Stream stream, bool pdl) {
   const AttentionArgs& a = *p.attention;
-  const WorkArgs args{a.row_begin,   a.block_begin, a.contexts, a.sequences, p.min_rows, static_cast<int>(p.plan.tiles),
-                      a.shape.heads, p.plan,        p.work};
+  WorkArgs args{};
+  args.row_begin = a.row_begin;
+  args.block_begin = a.block_begin;
+  args.contexts = a.contexts;
+  args.blocks = a.blocks;
+  args.sequences = a.sequences;
+  args.min_rows = p.min_rows;
+  args.max_tiles = static_cast<int>(p.plan.tiles);
+  args.heads = a.shape.heads;
+  args.key_heads = a.shape.key_heads;
+  args.block_size = a.block_size;
+  args.plan = p.plan;
+  args.work = p.work;
+  if (copies_flash_pages(a.block_size)) args.values = static_cast<uint16_t*>(const_cast<void*>(a.values));
   static_assert(3 * kMaxPrefillTiles * sizeof(int) <= kFreeSharedMemory);
   launch(prefill_work_kernel, static_cast<unsigned>(a.shape.heads), kThreads,
          static_cast<int>(3 * p.plan.tiles * static_cast<int64_t>(sizeof(int))), stream, pdl, args);

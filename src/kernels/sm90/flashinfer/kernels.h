@@ -11,10 +11,19 @@ namespace sluice::sm90 {
 // Whether this build has them; without, the launches below throw.
 bool has_flashinfer();
 
-// attention/hopper/prefill_sm90.cuh: pages, causal, heads of kFlashWidth values in bfloat16.
+// attention/hopper/prefill_sm90.cuh: pages, causal, heads of kFlashWidth values in bfloat16. Where pages are copied
+// whole, the values of positions beyond a sequence's end in the same kFlashPage positions are multiplied by zero: they
+// must be finite.
 inline constexpr int kFlashWidth = 128;
-inline constexpr int kFlashRows = 128;      // rows of one query head that a block works on together
-inline constexpr int kFlashPositions = 96;  // positions that it reads together, at multiples of 96
+inline constexpr int kFlashRows = 128;  // rows of one query head that a block works on together
+// Blocks of a power of two of positions, at least so many, are loaded by the copy engine (page_mainloop.cuh), 128
+// positions at a time; others are gathered row by row, 96 at a time. Both begin their tiles at multiples of that
+// number.
+inline constexpr int kFlashPage = 64;
+constexpr bool copies_flash_pages(int block_size) {
+  return block_size >= kFlashPage && (block_size & (block_size - 1)) == 0;
+}
+inline constexpr int kFlashPositions = 128;  // of the first kind: what work is dealt out by
 
 // Arrays that blocks find their work in, in device memory; one value an item but for `begin`. FlashInfer's names:
 // work_indptr, qo_tile_indices, head_indices, qo_indptr, kv_indptr, qo_lens, kv_lens.
