@@ -168,12 +168,16 @@ void print_profile(const Cell& cell, const std::vector<KernelTime>& kernels, boo
   double total = 0;
   for (const KernelTime& k : kernels) total += k.microseconds;
   if (json) {
-    nlohmann::ordered_json j{{"profile_batch_size", cell.batch_size}, {"input_len", cell.input_len}, {"us", total}};
+    nlohmann::ordered_json j{{"profile_batch_size", cell.batch_size},
+                             {"input_len", cell.input_len},
+                             {"prompts", cell.new_tokens == 1},
+                             {"us", total}};
     for (const KernelTime& k : kernels)
       j["kernels"].push_back({{"name", k.name}, {"count", k.count}, {"us", k.microseconds}});
     std::printf("%s\n", j.dump().c_str());
   } else {
-    std::printf("a step of %lld, kernels one by one: %.1f us\n", static_cast<long long>(cell.batch_size), total);
+    std::printf("%s of %lldx%lld, kernels one by one: %.1f us\n", cell.new_tokens == 1 ? "prompts" : "a step",
+                static_cast<long long>(cell.batch_size), static_cast<long long>(cell.input_len), total);
     for (const KernelTime& k : kernels)
       std::printf("  %9.1f us %5.1f %%  %5lld x %8.2f us  %.110s\n", k.microseconds, 100 * k.microseconds / total,
                   static_cast<long long>(k.count), k.microseconds / static_cast<double>(k.count), k.name.c_str());
@@ -196,10 +200,13 @@ void run_batches(Context& ctx, const LoadedModel& loaded, const Options& o) {
     else
       print_cell(copy, r);
   });
-  for (size_t i = 0; o.profile && i < o.batch_sizes.size(); ++i) {
-    const Cell cell{o.batch_sizes[i], o.prompt_tokens[0], 2};
-    print_profile(cell, profile_step(ctx, *loaded.model, cell), o.json);
-  }
+  if (!o.profile) return;
+  const CellOptions options = cell_options(o);
+  const auto profile = [&](const Cell& cell) {
+    print_profile(cell, profile_step(ctx, *loaded.model, cell, options.chunk), o.json);
+  };
+  for (const int64_t batch : o.batch_sizes) profile({batch, o.prompt_tokens[0], 2});
+  for (const std::string& text : o.prefill) profile(parse_cell("--prefill", text));
 }
 
 void run(const Options& o, Shared& shared) {
@@ -207,6 +214,7 @@ void run(const Options& o, Shared& shared) {
   const bool batches = !o.batch_sizes.empty() || !o.prefill.empty();
   check(batches || o.prompt_tokens.size() == 1,
         "--input-len has {} values, which takes --batch-size; accepted without it: one", o.prompt_tokens.size());
+  check(!o.profile || batches, "--profile is given without --batch-size or --prefill, whose steps it times");
   check(!batches || o.speculative.steps() == 0,
         "--speculative-algorithm is {}; with --batch-size and --prefill it is not available", o.speculative.algorithm);
   if (batches) cell_options(o);  // refuses before it loads
@@ -268,10 +276,9 @@ void add_bench_model(CLI::App& parent, Shared& shared) {
       ->add_option("--repeat", o->repeat, "measured runs; the median counts, with --batch-size and --prefill the best")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command
-      ->add_flag("--profile", o->profile,
-                 "with --batch-size on a GPU: the time of each kernel of a decoding step, run one after another")
-      ->needs(batch);
+  command->add_flag("--profile", o->profile,
+                    "with --batch-size or --prefill on a GPU: the time of each kernel of a decoding step and of the "
+                    "prompts' first step, run one after another");
   command->add_flag("--json", o->json, "print one JSON object, for each batch");
   command
       ->add_flag("--from-stdin", o->from_stdin,

@@ -37,28 +37,33 @@ double sample_microseconds(ops::Ops& ops, ops::Matrix logits) {
 }
 }  // namespace
 
-std::vector<KernelTime> profile_step(Context& ctx, const model::Model& model, const Cell& cell) {
+std::vector<KernelTime> profile_step(Context& ctx, const model::Model& model, const Cell& cell, int64_t chunk) {
   if (ctx.device().id().is_host()) return {};
   const model::ModelInfo& info = model.info();
-  const int64_t blocks = ceil_div(cell.input_len + 1, kBlockSize);
+  // Prompts alone: the first step's, whole ones if one fits. Else one new token for each sequence.
+  const bool prompts = cell.new_tokens == 1;
+  const int64_t rows = prompts ? std::min(cell.input_len, chunk) : 1, context = prompts ? 0 : cell.input_len;
+  const int64_t sequences = std::min(cell.batch_size, std::max<int64_t>(1, chunk / rows));
+  const int64_t blocks = ceil_div(context + rows, kBlockSize);
   model::CacheConfig config;
   config.block_size = kBlockSize;
-  config.blocks = cell.batch_size * blocks;
-  config.slots = static_cast<int>(cell.batch_size);
+  config.blocks = sequences * blocks;
+  config.slots = static_cast<int>(sequences);
   const std::unique_ptr<ops::Ops> ops = ops::make_ops(ctx);
   model::Cache cache(ctx.device(), model.cache_shape(), config);
   const model::StateTable states(config.slots, config.versions());
   model::BatchBuilder builder(ctx.device(), model.cache_shape(), config,
-                              {cell.batch_size, cell.batch_size, config.blocks, info.vocab, info.max_positions});
-  std::vector<int32_t> of_sequence(static_cast<size_t>(blocks));
+                              {sequences * rows, sequences, config.blocks, info.vocab, info.max_positions});
+  std::vector<int32_t> of_sequence(static_cast<size_t>(blocks)), tokens(static_cast<size_t>(rows));
   for (int b = 0; b < config.slots; ++b) {
     std::iota(of_sequence.begin(), of_sequence.end(), static_cast<int32_t>(b * blocks));
-    const auto token = static_cast<int32_t>(b * 40503ll % info.vocab);
-    builder.add({b, {&token, 1}, cell.input_len, of_sequence, 1}, states);
+    for (int64_t i = 0; i < rows; ++i)
+      tokens[static_cast<size_t>(i)] = static_cast<int32_t>((b * 40503ll + i * 2654435761ll) % info.vocab);
+    builder.add({b, tokens, context, of_sequence, 1}, states);
   }
-  Tensor logits(ctx.device(), DType::f32, {cell.batch_size, info.vocab});
+  Tensor logits(ctx.device(), DType::f32, {sequences, info.vocab});
   const model::Outputs out{
-      .logits = {logits.address(), DType::f32, cell.batch_size, info.vocab, info.vocab}, .hidden = {}, .observer = {}};
+      .logits = {logits.address(), DType::f32, sequences, info.vocab, info.vocab}, .hidden = {}, .observer = {}};
   const model::Batch& batch = builder.upload(ctx.queue);
   model.forward(*ops, batch, cache, out);  // the workspace grows
   ctx.queue.wait();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a decoding step of a model on a GPU spends its time, kernel by kernel, without a profiler.
+// Where a step of a model on a GPU spends its time, kernel by kernel, without a profiler.
 #pragma once
 
 #include <string>
@@ -17,8 +17,9 @@ struct KernelTime {
   double microseconds = 0;  // of all calls
 };
 
-// One decoding step of cell.batch_size sequences behind cell.input_len tokens: the model's kernels, each run alone, and
-// "sample", the choice of the tokens as the caller waits for it. The longest first. Nothing on the CPU.
-std::vector<KernelTime> profile_step(Context& ctx, const model::Model& model, const Cell& cell);
+// One decoding step of cell.batch_size sequences after cell.input_len tokens or, if cell.new_tokens is 1, the step that
+// computes the first `chunk` tokens of the prompts: the model's kernels, each run alone, and "sample", the choice of the
+// tokens as the caller waits for it. The longest first. Nothing on the CPU.
+std::vector<KernelTime> profile_step(Context& ctx, const model::Model& model, const Cell& cell, int64_t chunk);
 
 }  // namespace sluice::apps

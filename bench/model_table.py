@@ -115,10 +115,12 @@ def prefill_rows(found):
 
 def kernel_rows(rows, most=14):
     for row in rows:
-        if row.get("profile_batch_size") not in (1, 64, 256):
+        prompts = row.get("prompts", False)
+        if row.get("profile_batch_size") not in ((1,) if prompts else (1, 64, 256)):
             continue
         kernels, others = row["kernels"][:most], row["kernels"][most:]
-        yield f"\nB = {row['profile_batch_size']}: {row['us']:.0f} us, kernel by kernel without overlap\n"
+        what = f"Prompt of {row['input_len']}" if prompts else f"B = {row['profile_batch_size']}"
+        yield f"\n{what}: {row['us']:.0f} us, kernel by kernel without overlap\n"
         yield "| kernel | calls | us | us each | % |\n|---|---|---|---|---|"
         if others:
             kernels = [*kernels, {"name": f"{len(others)} others", "count": sum(k["count"] for k in others),
