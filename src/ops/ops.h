@@ -162,7 +162,7 @@ class Ops {
 
   // --- experts --------------------------------------------------------------------------------------------------
   // For benchmarks: logits [R, E] that put the experts of each row in a random order of (seed, positions[r], r), so
-  // that every choice of distinct experts is as likely (routing/random_order.h). E is at most 4096.
+  // that every choice of distinct experts is as likely (routing/random_order.h). E is at most routing::kMaxRandomOrder.
   virtual void random_order(uint64_t seed, const int32_t* positions, Matrix logits) = 0;
 
   // --- the head -------------------------------------------------------------------------------------------------

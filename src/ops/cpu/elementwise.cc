@@ -88,19 +88,16 @@ float CpuOps::amax(ConstMatrix x) {
 }
 
 void CpuOps::random_order(uint64_t seed, const int32_t* positions, Matrix logits) {
-  check(logits.cols <= 4096, "a random order of {} experts; at most 4096 are supported", logits.cols);
+  check(logits.cols <= routing::kMaxRandomOrder, "a random order of {} experts; at most {} are supported", logits.cols,
+        routing::kMaxRandomOrder);
   parallel_rows(ctx(), logits.rows, logits.cols * logits.cols, [&](int64_t begin, int64_t end) {
-    std::vector<uint64_t> keys(static_cast<size_t>(logits.cols));
+    std::vector<uint32_t> keys(static_cast<size_t>(logits.cols));
     for (int64_t r = begin; r < end; ++r) {
       for (int64_t e = 0; e < logits.cols; ++e)
         keys[static_cast<size_t>(e)] = routing::random_order_key(seed, positions[r], r, e);
       for (int64_t e = 0; e < logits.cols; ++e) {
-        const uint64_t mine = keys[static_cast<size_t>(e)];
-        int64_t place = 0;
-        for (int64_t i = 0; i < logits.cols; ++i) {
-          const uint64_t other = keys[static_cast<size_t>(i)];
-          place += other < mine || (other == mine && i < e) ? 1 : 0;
-        }
+        const uint32_t mine = keys[static_cast<size_t>(e)];
+        const auto place = std::count_if(keys.begin(), keys.end(), [mine](uint32_t other) { return other < mine; });
         const float logit = routing::random_order_logit(place);
         store(&logit, offset(logits.row(r), logits.dtype, e), logits.dtype, 1);
       }

@@ -10,6 +10,7 @@
 #include "kernels/sm90/ssm/ssm.h"
 #include "ops/sm90/sm90_ops.h"
 #include "ops/sm90/views.h"
+#include "routing/random_order.h"
 
 namespace sluice::ops::sm90 {
 
@@ -72,7 +73,8 @@ float Sm90Ops::amax(ConstMatrix x) {
 }
 
 void Sm90Ops::random_order(uint64_t seed, const int32_t* positions, Matrix logits) {
-  check(logits.cols <= 4096, "a random order of {} experts; at most 4096 are supported", logits.cols);
+  check(logits.cols <= routing::kMaxRandomOrder, "a random order of {} experts; at most {} are supported", logits.cols,
+        routing::kMaxRandomOrder);
   const DeviceGuard guard(index_);
   launch_random_order({seed, positions, view(logits, "logits"), logits.rows, static_cast<int>(logits.cols)}, stream(),
                       true);
