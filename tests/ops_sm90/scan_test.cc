@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both forms of the chunked scan against the row-by-row kernel, which tests/ops holds against the definition.
+// The chunked scan, in one segment and in several, against the row-by-row kernel, which tests/ops holds against the
+// definition.
 #include <cstring>
 #include <optional>
 
@@ -29,7 +30,8 @@ class ScanTest : public testing::Test {
       state_in_.push_back(rows % 2 == 1 ? -1 : places_++);
       row_begin_.push_back(row_begin_.back() + rows);
       state_out_.resize(static_cast<size_t>(row_begin_.back()), -1);
-      state_out_.back() = places_++;
+      // Steps that decode leave the state where it was.
+      state_out_.back() = state_in_.back() >= 0 && rows > 200 ? state_in_.back() : places_++;
       if (rows > 64) state_out_[static_cast<size_t>(row_begin_.back() - rows / 2)] = places_++;  // a chunk ends early
     }
     const auto rows = static_cast<size_t>(row_begin_.back());
@@ -43,8 +45,8 @@ class ScanTest : public testing::Test {
     }
   }
 
-  // chunked < 0: row by row; else with or without warpgroups.
-  Result run(int chunked) const {
+  // segments 0: row by row.
+  Result run(int segments) const {
     const auto begin = gpu_->upload(row_begin_), in = gpu_->upload(state_in_), out = gpu_->upload(state_out_);
     const auto xbc = gpu_->upload(xbc_), dt = gpu_->upload(dt_);
     const auto states = gpu_->upload(states_), a = gpu_->upload(a_), bias = gpu_->upload(bias_),
@@ -59,10 +61,15 @@ class ScanTest : public testing::Test {
     args.dt_bias = bias.get(), args.a = a.get(), args.skip = skip.get();
     args.y = {y.get(), kInner, true};
     args.heads = kHeads, args.head_dim = kScanDim, args.groups = kGroups, args.state = kScanState;
-    args.chunked_rows = chunked < 0 ? 0 : 1;
-    args.warpgroups = chunked == 1;
+    args.chunked_rows = segments == 0 ? 0 : 1;
+    args.segments = std::max(1, segments);
+    const auto sequences = static_cast<int64_t>(state_in_.size());
+    const auto carried = gpu_->upload(
+        std::vector<float>(static_cast<size_t>(sm90::carried_floats(kHeads, sequences, args.segments)), NAN));
+    const auto decays = gpu_->upload(std::vector<float>(static_cast<size_t>(sequences * args.segments * kHeads), NAN));
+    args.carried = carried.get(), args.decays = decays.get();
     EXPECT_TRUE(chunked_scan_fits(args));
-    if (chunked < 0)
+    if (segments == 0)
       launch_state_scan(args, gpu_->queue->stream(), true);
     else
       launch_chunked_scan(args, gpu_->queue->stream(), true);
@@ -75,7 +82,7 @@ class ScanTest : public testing::Test {
     for (bf16_t& v : xbc_) v &= 0x7fff;
     for (float& v : states_) v = std::fabs(v);
     for (float& v : skip_) v = std::fabs(v);
-    Result r = run(-1);
+    Result r = run(0);
     xbc_ = xbc, states_ = states, skip_ = skip;
     return r;
   }
@@ -88,14 +95,15 @@ class ScanTest : public testing::Test {
 };
 
 TEST_F(ScanTest, ChunksAreRowsOneAfterAnother) {
-  const Result rows = run(-1), size = sizes();
-  for (const bool warpgroups : {false, true}) {
-    const Result chunks = run(warpgroups ? 1 : 0);
+  const Result rows = run(0), size = sizes();
+  for (const int segments : {1, 2, 3, 11}) {
+    SCOPED_TRACE(testing::Message() << segments << " segments");
+    const Result chunks = run(segments);
     for (size_t i = 0; i < rows.y.size(); ++i)
       ASSERT_NEAR(chunks.y[i], rows.y[i], size.y[i] * 0x1p-14f) << "row " << i / kInner << " column " << i % kInner;
     for (size_t i = 0; i < rows.states.size(); ++i)
       ASSERT_NEAR(chunks.states[i], rows.states[i], size.states[i] * 0x1p-14f) << "state " << i;
-    const Result again = run(warpgroups ? 1 : 0);
+    const Result again = run(segments);
     EXPECT_EQ(std::memcmp(again.y.data(), chunks.y.data(), 4 * chunks.y.size()), 0);
   }
 }

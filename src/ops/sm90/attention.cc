@@ -167,8 +167,13 @@ void Sm90Ops::state_scan(const Batch& batch, const MambaShape& shape, ConstMatri
   args.state = state;
   const bool chunked = !options.row_invariant && batch.longest_rows >= kChunkedMinRows && chunked_scan_fits(args);
   // Alone in its batch a sequence is computed in chunks whatever its length: its bound may be above it.
-  args.warpgroups = kScanOnWarpgroups;
   args.chunked_rows = !chunked ? 0 : batch.sequences == 1 ? 1 : kChunkedMinRows;
+  const Workspace::Scope scope(workspace());
+  if (chunked) {
+    args.segments = scan_segments(shape.heads, batch.sequences, batch.longest_rows, multiprocessors_);
+    args.carried = workspace().take<float>(carried_floats(shape.heads, batch.sequences, args.segments));
+    args.decays = workspace().take<float>(batch.sequences * args.segments * shape.heads);
+  }
   const DeviceGuard guard(index_);
   if (!chunked || batch.sequences > 1) launch_state_scan(args, stream(), true);
   if (chunked) launch_chunked_scan(args, stream(), true);

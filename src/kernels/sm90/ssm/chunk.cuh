@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two forms of the chunked scan share: a chunk's tiles in shared memory, its decays, and what happens to the
-// operands and results of its products.
+// A chunk of the chunked scan: its tiles in shared memory, its decays, and what happens to the operands and results of
+// its products.
 #pragma once
 
 #include "kernels/ptx/bf16x2.cuh"
@@ -45,6 +45,8 @@ __device__ __forceinline__ float high_half(uint32_t pair) { return __uint_as_flo
 __device__ __forceinline__ uint32_t piece_at(uint32_t panel, int row, int piece) {
   return panel + static_cast<uint32_t>(row * 128 + ((piece ^ (row & 7)) << 4));
 }
+// kNoC: without C, which only the rows' results need.
+template <bool kNoC>
 __device__ __forceinline__ void load_chunk(const StateScanArgs& a, uint32_t stage, const Chunk& chunk, int h) {
   const int inner = a.heads * kScanDim, b_at = inner + h / (a.heads / a.groups) * kScanState;
   const int c_at = b_at + a.groups * kScanState, piece = threadIdx.x % 8;
@@ -56,7 +58,8 @@ __device__ __forceinline__ void load_chunk(const StateScanArgs& a, uint32_t stag
     const bf16_t* from =
         static_cast<const bf16_t*>(a.xbc.data) + (chunk.first + (here ? row : 0)) * a.xbc.stride + 8 * piece;
 #pragma unroll
-    for (int p = 0; p < 5; ++p) ptx::cp_async_16(piece_at(stage + p * kPanel, row, piece), from + columns[p], here);
+    for (int p = kNoC ? 2 : 0; p < 5; ++p)
+      ptx::cp_async_16(piece_at(stage + p * kPanel, row, piece), from + columns[p], here);
   }
 }
 

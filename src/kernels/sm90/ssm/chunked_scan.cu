@@ -8,10 +8,10 @@
 // the weighted x - is multiplied as two bfloat16 values, high and low part, which keeps 17 bits of it. Log-decays are
 // summed in double and kept as two floats: a difference of two large ones is as good as the sum of the rows between.
 //
-// A block of four warps computes one head of one sequence. A warp holds the transposed state of 16 columns of the head,
-// whose registers are the operand of S C: the state never leaves them. Only the scores pass through shared memory.
+// A block of four warps computes one head of one sequence, or of a segment of its rows. A warp holds the transposed
+// state of 16 columns of the head, whose registers are the operand of S C: the state never leaves them. Only the scores
+// pass through shared memory.
 #include "kernels/ptx/copy.cuh"
-#include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -23,24 +23,10 @@ namespace sluice::sm90 {
 
 namespace {
 
-// --- products of warps ------------------------------------------------------------------------------------------
-// Fragments of columns [16 k, 16 k + 16) of a panel. As A, of 16 rows; as B^T, of two tiles of 8 rows (r[0], r[1] the
-// first); transposed, the A of the transposed panel or the B of two tiles of 8 columns.
-__device__ __forceinline__ void load_a(uint32_t (&r)[4], uint32_t panel, int row, int k) {
-  const int lane = threadIdx.x & 31;
-  ptx::ldmatrix_x4(r, piece_at(panel, row + (lane & 15), 2 * k + lane / 16));
-}
-__device__ __forceinline__ void load_b(uint32_t (&r)[4], uint32_t panel, int row, int k) {
-  const int lane = threadIdx.x & 31;
-  ptx::ldmatrix_x4(r, piece_at(panel, row + lane / 16 * 8 + (lane & 7), 2 * k + (lane / 8 & 1)));
-}
+// The A operand of the transposed panel: columns [column, column + 16), rows [16 k, 16 k + 16).
 __device__ __forceinline__ void load_transposed_a(uint32_t (&r)[4], uint32_t panel, int k, int column) {
   const int lane = threadIdx.x & 31;
   ptx::ldmatrix_x4_trans(r, piece_at(panel, 16 * k + lane / 16 * 8 + (lane & 7), column / 8 + (lane / 8 & 1)));
-}
-__device__ __forceinline__ void load_transposed_b(uint32_t (&r)[4], uint32_t panel, int k, int column) {
-  const int lane = threadIdx.x & 31;
-  ptx::ldmatrix_x4_trans(r, piece_at(panel, 16 * k + (lane & 15), column / 8 + lane / 16));
 }
 
 __device__ __forceinline__ void load_x(uint32_t (&x)[kScanChunk / 16][4], uint32_t stage, int column) {
@@ -48,84 +34,6 @@ __device__ __forceinline__ void load_x(uint32_t (&x)[kScanChunk / 16][4], uint32
   for (int k = 0; k < kScanChunk / 16; ++k) load_transposed_a(x[k], stage + kPanelX, k, column);
 }
 
-// tiles[first..] += (high + low) b, from one tile to the next so that no product waits for the one before it.
-template <int kFirst, int kCount, int kTiles>
-__device__ __forceinline__ void multiply(float (&tiles)[kTiles][4], const uint32_t (&a)[4],
-                                         const uint32_t (&b)[kCount / 2][4]) {
-#pragma unroll
-  for (int n = 0; n < kCount; ++n)
-    ptx::mma_m16n8k16_bf16(tiles[kFirst + n], a, b[n / 2][2 * (n % 2)], b[n / 2][2 * (n % 2) + 1]);
-}
-
-// g = C B^T of rows [row, row + 16), up to the diagonal.
-__device__ __forceinline__ void multiply_keys(uint32_t stage, int row, float (&g)[kRowTiles][4]) {
-  const int pairs = row / 16 + 1;
-#pragma unroll
-  for (int k = 0; k < kScanState / 16; ++k) {
-    const uint32_t panel = stage + k / 4 * kPanel;
-    uint32_t c[4];
-    load_a(c, panel + kPanelC, row, k % 4);
-#pragma unroll
-    for (int j = 0; j < kRowTiles / 2; ++j) {
-      if (j >= pairs) continue;
-      uint32_t b[4];
-      load_b(b, panel + kPanelB, 16 * j, k % 4);
-      ptx::mma_m16n8k16_bf16(g[2 * j], c, b[0], b[1]);
-      ptx::mma_m16n8k16_bf16(g[2 * j + 1], c, b[2], b[3]);
-    }
-  }
-}
-
-// y = exp(L) S C of all rows.
-__device__ __forceinline__ void multiply_state(const float (&state)[kStateTiles][4], uint32_t stage,
-                                               const ChunkSteps& steps, float (&y)[kRowTiles][4]) {
-#pragma unroll
-  for (int k = 0; k < kScanState / 16; ++k) {
-    uint32_t high[4], low[4], c[kRowTiles / 2][4];
-#pragma unroll
-    for (int n = 0; n < kRowTiles / 2; ++n) load_b(c[n], stage + kPanelC + k / 4 * kPanel, 16 * n, k % 4);
-    split_state(state, k, high, low);
-    multiply<0, kRowTiles>(y, high, c);
-    multiply<0, kRowTiles>(y, low, c);
-  }
-  scale_rows(steps, y);
-}
-
-// y += x^T scores^T.
-template <int kFirst>
-__device__ __forceinline__ void multiply_scores(const uint32_t (&x)[kScanChunk / 16][4], uint32_t smem,
-                                                float (&y)[kRowTiles][4]) {
-  constexpr int kCount = kRowTiles - kFirst;  // rows before 8 kFirst do not see these columns
-#pragma unroll
-  for (const int part : {kScoresHigh, kScoresLow}) {
-    uint32_t scores[kCount / 2][4];
-#pragma unroll
-    for (int n = 0; n < kCount / 2; ++n) load_b(scores[n], smem + part, 8 * kFirst + 16 * n, kFirst / 2);
-    multiply<kFirst, kCount>(y, x[kFirst / 2], scores);
-  }
-}
-
-// state = exp(L_last) state + (weight x)^T B.
-__device__ __forceinline__ void update_state(const uint32_t (&x)[kScanChunk / 16][4], uint32_t stage,
-                                             const ChunkSteps& steps, float (&state)[kStateTiles][4]) {
-  scale_state(steps, state);
-#pragma unroll
-  for (int k = 0; k < kScanChunk / 16; ++k) {
-    uint32_t high[4], low[4];
-    split_weighted(x[k], steps, k, high, low);
-    uint32_t b[4][4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) load_transposed_b(b[n], stage + kPanelB, k, 16 * n);
-    multiply<0, 8>(state, high, b);
-    multiply<0, 8>(state, low, b);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) load_transposed_b(b[n], stage + kPanelB + kPanel, k, 16 * n);
-    multiply<8, 8>(state, high, b);
-    multiply<8, 8>(state, low, b);
-  }
-}
-
-// --- products of the warpgroup ----------------------------------------------------------------------------------
 // A step of 16 columns over two panels.
 __device__ __forceinline__ uint64_t columns_desc(uint32_t panels, int k) {
   return ptx::swizzled_desc(ptx::swizzled_desc_low(panels) + k / 4 * (kPanel >> 4) + 2 * (k % 4));
@@ -203,8 +111,32 @@ __device__ __forceinline__ void begin_update(const uint32_t (&x)[kScanChunk / 16
   ptx::wgmma_commit();
 }
 
-// Grid: heads x sequences.
-template <bool kWarpgroup>
+// A part of a sequence's rows that blocks of their own compute: rows [begin, end) of the batch.
+struct Segment {
+  int begin, end;
+  bool first, last;
+};
+__device__ __forceinline__ Segment segment_of(const StateScanArgs& a, int begin, int end) {
+  const int rows = round_up(ceil_div(end - begin, a.segments), kScanChunk),
+            at = begin + static_cast<int>(blockIdx.z) * rows;
+  return {at, min(end, at + rows), blockIdx.z == 0, at + rows >= end};
+}
+
+// This lane's values of a state, [4 columns apart of the state][of the head], as they lie in `carried`: lanes side by
+// side.
+__device__ __forceinline__ float* carried_state(const StateScanArgs& a, int segment) {
+  const int64_t at = (int64_t{blockIdx.y} * a.segments + segment) * a.heads + blockIdx.x;
+  return a.carried + at * (kScanState * kScanDim) + threadIdx.x;
+}
+__device__ __forceinline__ float* carried_decay(const StateScanArgs& a, int segment) {
+  return a.decays + (int64_t{blockIdx.y} * a.segments + segment) * a.heads + blockIdx.x;
+}
+
+// Grid: heads x sequences x segments. kStates: what the segments before the last add to the state, for a launch that
+// computes the rows of all segments at once. carried[0] is the sequence's state before its first row (whose place the
+// state after its last row may take), carried[i + 1] what segment i would leave of no state at all; decays[i + 1] is
+// what it leaves of the state before it.
+template <bool kStates>
 __global__ void __launch_bounds__(kScanWarpgroup, 2) chunked_scan_kernel(const __grid_constant__ StateScanArgs a) {
   extern __shared__ __align__(1024) uint8_t chunk_smem[];
   ptx::griddepcontrol_launch_dependents();
@@ -212,14 +144,48 @@ __global__ void __launch_bounds__(kScanWarpgroup, 2) chunked_scan_kernel(const _
   const StateRows& b = a.batch;
   const int h = static_cast<int>(blockIdx.x), s = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
-  const int begin = b.row_begin[s], end = b.row_begin[s + 1];
-  if (end - begin < a.chunked_rows) return;
+  const int rows = b.row_begin[s + 1] - b.row_begin[s];
+  const Segment segment = segment_of(a, b.row_begin[s], b.row_begin[s + 1]);
+  const int begin = segment.begin, end = segment.end;
+  if (rows < a.chunked_rows || begin >= end) return;
   const uint32_t smem = ptx::smem_address(chunk_smem);
   auto* steps = reinterpret_cast<ChunkSteps*>(chunk_smem + kSteps);
   const float a_h = a.a[h], bias = a.dt_bias[h], skip = a.skip[h];
-  // Heads alternate, or the last rows' scores, the most, would all be of one quarter of the multiprocessor.
-  const int score_tile = kWarpgroup || h % 2 == 0 ? warp : 3 - warp;
-  const bool steps_warp = score_tile == 0;  // it has the fewest scores
+  const bool steps_warp = warp == 0;
+
+  // This lane's values of the state: [4 columns apart of the state][of the head], transposed.
+  const int column = 16 * warp + lane / 4;
+  const auto state_at = [&](int place, int n, int i) {
+    const int at = (8 * n + 2 * (lane % 4) + i % 2) * kScanDim + column + 8 * (i / 2);
+    return b.states + place * b.state_floats + static_cast<int64_t>(h) * kScanState * kScanDim + at;
+  };
+  float state[kStateTiles][4];
+  const auto each = [&](auto&& f) {
+#pragma unroll
+    for (int n = 0; n < kStateTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f(n, i, (4 * n + i) * kScanWarpgroup);
+  };
+  if (a.segments == 1 || (kStates && segment.first)) {
+    const int from = b.state_in[s];
+    each([&](int n, int i, int) { state[n][i] = from >= 0 ? *state_at(from, n, i) : 0.0f; });
+  }
+  if constexpr (kStates) {
+    if (segment.first) {
+      float* to = carried_state(a, 0);
+      each([&](int n, int i, int at) { to[at] = state[n][i]; });
+    }
+    if (segment.last) return;
+    each([&](int n, int i, int) { state[n][i] = 0.0f; });
+  } else if (a.segments > 1) {
+    const float* from = carried_state(a, 0);
+    each([&](int n, int i, int at) { state[n][i] = from[at]; });
+    for (int before = 1; before <= static_cast<int>(blockIdx.z); ++before) {
+      const float decay = *carried_decay(a, before);
+      from = carried_state(a, before);
+      each([&](int n, int i, int at) { state[n][i] = fmaf(decay, state[n][i], from[at]); });
+    }
+  }
 
   const auto read_places = [&](int first, int(&places)[2]) {
 #pragma unroll
@@ -231,14 +197,14 @@ __global__ void __launch_bounds__(kScanWarpgroup, 2) chunked_scan_kernel(const _
       if (2 * lane + i < chunk.count)
         raw[i] = to_float(static_cast<const bf16_t*>(a.dt.data)[(chunk.first + 2 * lane + i) * a.dt.stride + h]) + bias;
   };
-  if constexpr (kWarpgroup)  // tiles above the diagonal stay zeros
+  if constexpr (!kStates)  // tiles above the diagonal stay zeros
     for (int i = static_cast<int>(threadIdx.x); i < 2 * kPanel / 16; i += kScanWarpgroup)
       *reinterpret_cast<uint4*>(chunk_smem + kScoresHigh + 16 * i) = {0, 0, 0, 0};
   int places[2];
   float raw[2]{};
   read_places(begin, places);
   Chunk next = chunk_at(begin, end, places);
-  load_chunk(a, smem, next, h);
+  load_chunk<kStates>(a, smem, next, h);
   ptx::cp_async_commit();
   read_places(next.first + next.count, places);
   if (steps_warp) {
@@ -246,80 +212,65 @@ __global__ void __launch_bounds__(kScanWarpgroup, 2) chunked_scan_kernel(const _
     write_steps(steps[0], next, raw, a_h);
   }
 
-  // This lane's values of the state: [4 columns apart of the state][of the head], transposed.
-  const int column = 16 * warp + lane / 4;
-  const auto state_at = [&](int place, int n, int i) {
-    const int at = (8 * n + 2 * (lane % 4) + i % 2) * kScanDim + column + 8 * (i / 2);
-    return b.states + place * b.state_floats + static_cast<int64_t>(h) * kScanState * kScanDim + at;
-  };
-  float state[kStateTiles][4];
-  const int from = b.state_in[s];
-#pragma unroll
-  for (int n = 0; n < kStateTiles; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) state[n][i] = from >= 0 ? *state_at(from, n, i) : 0.0f;
-
+  float decay = 1.0f;
   for (int index = 0; next.count > 0; ++index) {
     const Chunk chunk = next;
     const int now = index % kStages, then = (index + 1) % kStages;
     const uint32_t stage = smem + now * kStageBytes;
     next = chunk_at(chunk.first + chunk.count, end, places);
     ptx::cp_async_wait<0>();
-    if constexpr (kWarpgroup) ptx::fence_proxy_async();
+    ptx::fence_proxy_async();
     __syncthreads();  // this stage is filled, and nobody reads the other or the scores
-    if (next.count > 0) load_chunk(a, smem + then * kStageBytes, next, h);
+    if (next.count > 0) load_chunk<kStates>(a, smem + then * kStageBytes, next, h);
     ptx::cp_async_commit();
     read_places(next.first + next.count, places);
     if (steps_warp) read_steps(next, raw);
 
-    float g[kRowTiles][4]{}, y[kRowTiles][4]{};
     uint32_t x[kScanChunk / 16][4];
-    if constexpr (kWarpgroup) {
-      HalfState half;
-      half.split<0>(state);  // before the first product, or the compiler would wait for that one
-      begin_keys(stage, g);
-      half.begin<0>(stage, y);
-      ptx::wgmma_wait<1>();
-      pin_all(g);
-      write_scores(chunk_smem, g, steps[now], 16 * warp);
-      ptx::fence_proxy_async();
-      ptx::wgmma_wait<0>();
-      pin_all(y);
-      half.split<1>(state);
-      half.begin<1>(stage, y);
+    if constexpr (kStates) {
       load_x(x, stage, 16 * warp);
-      __syncthreads();  // the scores are there
-      ptx::wgmma_wait<0>();
-      pin_all(y);
-      scale_rows(steps[now], y);
-      begin_scores(x, smem, y);
       begin_update(x, stage, steps[now], state);
       if (steps_warp) write_steps(steps[then], next, raw, a_h);
-      ptx::wgmma_wait<1>();
-      pin_all(y);
-      store_rows(a, chunk, h * kScanDim + column, skip, x, y);
+      decay *= steps[now].whole;
       ptx::wgmma_wait<0>();
       pin_all(state);
-    } else {
-      multiply_keys(stage, 16 * score_tile, g);
-      write_scores(chunk_smem, g, steps[now], 16 * score_tile);
-      if (steps_warp) write_steps(steps[then], next, raw, a_h);
-      if (index > 0 || from >= 0) multiply_state(state, stage, steps[now], y);
-      load_x(x, stage, 16 * warp);
-      __syncthreads();  // the scores are there
-      multiply_scores<0>(x, smem, y);
-      multiply_scores<2>(x, smem, y);
-      multiply_scores<4>(x, smem, y);
-      multiply_scores<6>(x, smem, y);
-      store_rows(a, chunk, h * kScanDim + column, skip, x, y);
-      update_state(x, stage, steps[now], state);
+      continue;
     }
+    float g[kRowTiles][4]{}, y[kRowTiles][4]{};
+    HalfState half;
+    half.split<0>(state);  // before the first product, or the compiler would wait for that one
+    begin_keys(stage, g);
+    half.begin<0>(stage, y);
+    ptx::wgmma_wait<1>();
+    pin_all(g);
+    write_scores(chunk_smem, g, steps[now], 16 * warp);
+    ptx::fence_proxy_async();
+    ptx::wgmma_wait<0>();
+    pin_all(y);
+    half.split<1>(state);
+    half.begin<1>(stage, y);
+    load_x(x, stage, 16 * warp);
+    __syncthreads();  // the scores are there
+    ptx::wgmma_wait<0>();
+    pin_all(y);
+    scale_rows(steps[now], y);
+    begin_scores(x, smem, y);
+    begin_update(x, stage, steps[now], state);
+    if (steps_warp) write_steps(steps[then], next, raw, a_h);
+    ptx::wgmma_wait<1>();
+    pin_all(y);
+    store_rows(a, chunk, h * kScanDim + column, skip, x, y);
+    ptx::wgmma_wait<0>();
+    pin_all(state);
     if (!chunk.stores) continue;
     const int place = b.state_out[chunk.first + chunk.count - 1];
-#pragma unroll
-    for (int n = 0; n < kStateTiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) *state_at(place, n, i) = state[n][i];
+    each([&](int n, int i, int) { *state_at(place, n, i) = state[n][i]; });
+  }
+  if constexpr (kStates) {
+    const int after = static_cast<int>(blockIdx.z) + 1;
+    float* to = carried_state(a, after);
+    each([&](int n, int i, int at) { to[at] = state[n][i]; });
+    if (threadIdx.x == 0) *carried_decay(a, after) = decay;
   }
 }
 
@@ -336,9 +287,10 @@ void allow_chunked_scan() {
 
 void launch_chunked_scan(const StateScanArgs& a, Stream stream, bool pdl) {
   if (a.batch.rows == 0) return;
-  const dim3 blocks(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.batch.sequences));
-  launch(a.warpgroups ? chunked_scan_kernel<true> : chunked_scan_kernel<false>, blocks, kScanWarpgroup, kBytes, stream,
-         pdl, a);
+  const dim3 blocks(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.batch.sequences),
+                    static_cast<unsigned>(a.segments));
+  if (a.segments > 1) launch(chunked_scan_kernel<true>, blocks, kScanWarpgroup, kBytes, stream, pdl, a);
+  launch(chunked_scan_kernel<false>, blocks, kScanWarpgroup, kBytes, stream, pdl, a);
 }
 
 }  // namespace sluice::sm90

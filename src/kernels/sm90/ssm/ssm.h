@@ -38,7 +38,10 @@ struct StateScanArgs {
   int heads, head_dim, groups, state;  // scan_fits()
   // Sequences of at least this many new rows are left to, or taken by, launch_chunked_scan; 0: none.
   int64_t chunked_rows;
-  bool warpgroups;  // launch_chunked_scan: products of warpgroups, not of warps
+  // launch_chunked_scan: parts of a sequence that are computed at the same time (scan_segments), and, if there are more
+  // than one, memory for what each leaves to the next: [sequences, segments, heads] states and factors.
+  int segments = 1;
+  float *carried, *decays;
 };
 // Each of 256 threads holds up to 64 values of a head's state.
 constexpr bool scan_fits(int head_dim, int state) {
@@ -49,12 +52,22 @@ void launch_state_scan(const StateScanArgs& args, Stream stream, bool pdl);
 
 // The heads that published models have; kernels for them alone.
 inline constexpr int kScanDim = 64, kScanState = 128;
-// 64 rows at once, on tensor cores. A chunk begins with the first new row of its sequence and after every row that
-// stores a state, so a row's bits depend on both.
+// 64 rows at once, on tensor cores. A chunk begins with the first new row of its sequence or of a segment and after
+// every row that stores a state, so a row's bits depend on all of them.
 inline constexpr int kScanChunk = 64;
 // From here on chunks are quicker than rows one after another.
 inline constexpr int64_t kChunkedMinRows = 16;
-inline constexpr bool kScanOnWarpgroups = true;
+// As many as let two blocks per multiprocessor work, where a sequence has many rows and the batch few sequences. They
+// cost a launch that computes the states between them, some 0.4 of the time of the rows.
+inline constexpr int64_t kMinSegmentRows = 256;
+constexpr int scan_segments(int64_t heads, int64_t sequences, int64_t longest_rows, int multiprocessors) {
+  const int64_t room = 2 * multiprocessors / (heads * sequences), most = longest_rows / kMinSegmentRows;
+  const int64_t segments = room < most ? room : most;
+  return segments > 1 ? static_cast<int>(segments) : 1;
+}
+constexpr int64_t carried_floats(int64_t heads, int64_t sequences, int segments) {
+  return segments > 1 ? sequences * segments * heads * kScanState * kScanDim : 0;
+}
 bool chunked_scan_fits(const StateScanArgs& args);
 void allow_chunked_scan();  // on the current device, once before the first launch
 void launch_chunked_scan(const StateScanArgs& args, Stream stream, bool pdl);
