@@ -26,7 +26,7 @@ LENGTH, PROMPT, NEW = 48, 8, 24
 def randomize(model, generator):
     """Weights that keep every layer's output near unit size and routers decided, rounded to bfloat16."""
     for name, p in list(model.named_parameters()) + [b for b in model.named_buffers() if "correction" in b[0]]:
-        r = torch.randn(p.shape, generator=generator)
+        r = torch.randn(p.shape, generator=generator, device=generator.device)
         if "norm" in name and name.endswith("weight"):
             r = 1 + 0.2 * r
         elif name.endswith(("A_log", "dt_bias")):
