@@ -12,7 +12,7 @@
 
 namespace sluice::format {
 
-// Numbers are those of sluice_scale_layout (c.h): a zeroed struct means linear.
+// Numbers are those of sluice_scale_layout (sluice/c/quantize.h): a zeroed struct means linear.
 enum class ScaleLayout : uint8_t { linear = 0, swizzled_128x4 = 1, swizzled_8x4 = 2, transposed = 3 };
 
 inline constexpr std::array<Named<ScaleLayout>, 4> kScaleLayouts{{{ScaleLayout::linear, "linear"},

@@ -49,7 +49,8 @@ class Installed(unittest.TestCase):
         self.assertGreater(len(run(self.folder / "c", MODEL, "Once upon a time")), 40)
 
     def test_exports_the_c_abi_and_nothing_else(self):
-        declared = set(re.findall(r"\b(sluice_\w+)\(", (self.prefix / "include" / "sluice" / "c.h").read_text()))
+        headers = [self.prefix / "include" / "sluice" / "c.h", *(self.prefix / "include" / "sluice" / "c").glob("*.h")]
+        declared = {name for h in headers for name in re.findall(r"\b(sluice_\w+)\(", h.read_text())}
         symbols = {line.split()[-1].split("@")[0] for line in run("nm", "-D", "--defined-only", self.shared_object).splitlines()}
         self.assertEqual({s for s in symbols if not s.startswith("sluice_")}, set())
         self.assertEqual(symbols, declared - {"sluice_init"})  # a template of the header

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Part of sluice/c.h: other weights for an engine that runs, its memory given back for a while, its tensors. */
+#ifndef SLUICE_C_WEIGHTS_H
+#define SLUICE_C_WEIGHTS_H
+
+#include "sluice/c/engine.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Holds the engine between two steps, for an update of the weights; requests are taken and wait. What runs is cancelled
+ * (SLUICE_PAUSE_ABORT), waits again and is computed anew afterwards (_RETRACT), or keeps its keys and values and goes
+ * on
+ * (_IN_PLACE). */
+typedef int32_t sluice_pause;
+enum { SLUICE_PAUSE_ABORT = 0, SLUICE_PAUSE_RETRACT = 1, SLUICE_PAUSE_IN_PLACE = 2 };
+SLUICE_API sluice_status sluice_engine_pause(sluice_engine* engine, sluice_pause mode);
+SLUICE_API sluice_status sluice_engine_continue(sluice_engine* engine);
+/* All calls that replace weights do so between two steps, and forget cached prefixes. What runs is cancelled, but in an
+ * engine that is paused it goes on with the new weights, unless `abort` is 1. They need memory for both. After an error
+ * the old weights stay, all of them.
+ *
+ * The weights of another checkpoint of the same model. */
+SLUICE_API sluice_status sluice_engine_update_weights(sluice_engine* engine, const char* folder);
+
+/* A tensor in host memory, as the checkpoint has it: its name, its type, its shape, row by row without gaps. */
+typedef struct sluice_tensor {
+  size_t struct_size;
+  const char* name;
+  const char* dtype; /* "bfloat16", "float32", "float16", "float8_e4m3fn", "float8_e8m0fnu", "uint8", "int8", "int16",
+                        "int32", "int64", "bool", "float64" */
+  const int64_t* shape; /* [rank] */
+  size_t rank;
+  const void* data;
+} sluice_tensor;
+/* Some tensors of the checkpoint, of its types and shapes; all of them or none. In an engine with
+ * sluice_model_options.quantization they are quantised here, to the bits of the loader. Copied: the caller's memory is
+ * free after the call. Between begin_update and end_update tensors are only kept, and end_update puts all of them in
+ * place at once. SLUICE_BUSY while the weights are released. */
+SLUICE_API sluice_status sluice_engine_update_tensors(sluice_engine* engine, const sluice_tensor* tensors, size_t count,
+                                                      int abort);
+SLUICE_API sluice_status sluice_engine_begin_update(sluice_engine* engine);
+SLUICE_API sluice_status sluice_engine_end_update(sluice_engine* engine, int abort);
+
+/* Gives memory back to the system for a while: the weights, the cache of keys and values, or both with |. Nothing may
+ * run: SLUICE_BUSY. Weights come back from the checkpoint's files. Until all is back, and every tensor that
+ * sluice_engine_update_tensors had brought has been brought again, submit gives SLUICE_BUSY. */
+typedef int32_t sluice_memory;
+enum { SLUICE_MEMORY_WEIGHTS = 1, SLUICE_MEMORY_KV_CACHE = 2 };
+SLUICE_API sluice_status sluice_engine_release_memory(sluice_engine* engine, sluice_memory memory);
+SLUICE_API sluice_status sluice_engine_resume_memory(sluice_engine* engine, sluice_memory memory);
+
+/* The tensors that the running weights were made of, in the order of their names; later updates do not change them.
+ * SLUICE_BAD_FILE: a file of the checkpoint was written to since it was loaded. */
+typedef struct sluice_weights sluice_weights;
+SLUICE_API sluice_status sluice_engine_get_weights(const sluice_engine* engine, sluice_weights** out);
+SLUICE_API void sluice_weights_destroy(sluice_weights* weights);
+SLUICE_API sluice_status sluice_weights_count(const sluice_weights* weights, size_t* out);
+/* SLUICE_NOT_FOUND: no tensor has this name. */
+SLUICE_API sluice_status sluice_weights_find(const sluice_weights* weights, const char* name, size_t* index);
+/* The pointers are valid until the next such call and the weights' end; data may be a view of the file. */
+SLUICE_API sluice_status sluice_weights_get(sluice_weights* weights, size_t index, sluice_tensor* out);
+/* The SHA-256 of its bytes in hexadecimal, 65 bytes with the final zero. */
+SLUICE_API sluice_status sluice_weights_checksum(const sluice_weights* weights, size_t index, char* buffer,
+                                                 size_t size);
+/* `count` elements from `first` on, in the order of their bytes; exact but for integers beyond 2^53. */
+SLUICE_API sluice_status sluice_weights_values(const sluice_weights* weights, size_t index, int64_t first,
+                                               int64_t count, double* values);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SLUICE_C_WEIGHTS_H */
