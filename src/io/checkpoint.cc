@@ -240,10 +240,4 @@ std::string Checkpoint::source_of(std::string_view name) const {
   return (file == nullptr ? printable(impl_->folder.native(), 4096) : file->name()) + ": tensor " + quote(name);
 }
 
-void Checkpoint::populate(Context& context) const {
-  std::vector<std::shared_ptr<const MappedFile>> mappings;
-  for (const SafetensorsFile& file : impl_->files) mappings.push_back(file.mapping());
-  io::populate(context, mappings);
-}
-
 }  // namespace sluice::io

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "device/context.h"
 #include "io/config.h"
 #include "io/safetensors.h"
 
@@ -53,8 +52,7 @@ class Checkpoint {
   // Throws bad_file when one of the files was written to since it was opened: its bytes are others than those loaded.
   void check_unchanged() const;
 
-  int64_t bytes() const;                  // of all tensors
-  void populate(Context& context) const;  // brings all shards into memory; see io/mmap.h
+  int64_t bytes() const;  // of all tensors
 
  private:
   struct Impl;

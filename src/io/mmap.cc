@@ -6,23 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <vector>
 
 #include "base/error.h"
-#include "base/math.h"
 #include "io/quote.h"
 
 namespace sluice::io {
-
-namespace {
-constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14, which older headers do not name
-constexpr int64_t kChunk =
-    int64_t{16} << 20;  // 40 ms at the 0.4 GB/s of the slowest first touch: progress stays smooth
-}  // namespace
 
 namespace {
 std::pair<int64_t, int64_t> modification_time(const FileHandle& file) {
@@ -57,49 +47,6 @@ void MappedFile::check_unchanged() const {
              "{} was written to since it was loaded, so that its bytes are not those in use; load it again, or put new "
              "weights into new files",
              name_);
-}
-
-void MappedFile::populate(int64_t offset, int64_t bytes) const {
-  check(offset >= 0 && bytes >= 0 && offset <= size_ && bytes <= size_ - offset,
-        "bytes [{}, {} + {}) of {}, which has {}", offset, offset, bytes, name_, size_);
-  if (bytes == 0) return;
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  const int64_t begin = offset / page * page, length = offset + bytes - begin;
-  auto* start = const_cast<std::byte*>(data_) + begin;
-  while (madvise(start, static_cast<size_t>(length), kPopulateRead) != 0) {
-    const int error = errno;
-    if (error == EINTR) continue;
-    check_not_cut();
-    if (error != EINVAL && error != EAGAIN) fail(ErrorCode::io, "{} cannot be read: {}", name_, std::strerror(error));
-    // A kernel before 5.14, or one short of something: touch each page. The size was looked at just now; a cut in this
-    // moment is a SIGBUS.
-    unsigned char sum = 0;
-    for (int64_t i = 0; i < length; i += page) sum ^= static_cast<unsigned char>(start[i]);
-    asm volatile("" : : "r"(sum));
-    return;
-  }
-}
-
-void populate(Context& context, std::span<const std::shared_ptr<const MappedFile>> files) {
-  struct Piece {
-    const MappedFile* file;
-    int64_t offset, bytes;
-  };
-  std::vector<Piece> pieces;
-  int64_t total = 0;
-  for (const auto& file : files) {
-    for (int64_t at = 0; at < file->size(); at += kChunk)
-      pieces.push_back({file.get(), at, std::min(kChunk, file->size() - at)});
-    total += file->size();
-  }
-  std::atomic<int64_t> done{0};
-  context.pool.parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t i, int worker) {
-    const Piece& piece = pieces[static_cast<size_t>(i)];
-    piece.file->populate(piece.offset, piece.bytes);
-    const int64_t so_far = done.fetch_add(piece.bytes) + piece.bytes;
-    if (worker == 0) context.progress({"loading", so_far, total, "B"});  // worker 0 is the calling thread
-  });
-  context.progress({"loading", total, total, "B"});
 }
 
 namespace {

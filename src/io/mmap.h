@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // A file seen as memory, read-only. Why mapped and not read into buffers: a warm file is there at 30 GB/s (2 threads,
 // MADV_POPULATE_READ), and packing copies it at 8 GB/s without a buffer between; pread into fresh huge pages takes
-// 2-6 GB/s before packing begins and doubles the memory. A cold file takes the disk's time either way (both 1.7 GB/s).
-// What mapping costs: a file that is cut short under it raises SIGBUS. So populate() asks the kernel, which answers
-// with an error instead; every view is handed out after a look at the file's size; and describe_bus_error() gives an
-// application's signal handler the sentence for what is left.
+// 2-6 GB/s before packing begins and doubles the memory. A cold file takes the disk's time either way (both 1.7 GB/s;
+// read_ahead.h asks for large pieces).
+// What mapping costs: a file that is cut short while it is mapped raises SIGBUS where an error would do. So every view
+// is handed out after a look at the file's size, and describe_bus_error() gives an application's signal handler the
+// sentence for a file that is cut later.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 
-#include "device/context.h"
 #include "io/file.h"
 
 namespace sluice::io {
@@ -37,10 +36,6 @@ class MappedFile {
   // Throws bad_file when the file was written to, cut or lengthened since it was mapped.
   void check_unchanged() const;
 
-  // Brings [offset, offset + bytes) into memory and into this process's page table. Throws bad_file when the file no
-  // longer reaches that far, io when it cannot be read. Thread-safe.
-  void populate(int64_t offset, int64_t bytes) const;
-
  private:
   FileHandle file_;
   std::string name_;
@@ -48,10 +43,6 @@ class MappedFile {
   int64_t size_ = 0;
   std::pair<int64_t, int64_t> modified_;  // seconds and nanoseconds
 };
-
-// Brings whole files into memory with every thread of the pool, reporting {"loading", bytes, all bytes, "B"} from the
-// calling thread. The callback may throw to stop.
-void populate(Context& context, std::span<const std::shared_ptr<const MappedFile>> files);
 
 // For a SIGBUS handler: writes into `buffer` one line (no NUL) naming the mapped file that holds `address`, and returns
 // its length, 0 when no file does. Async-signal-safe: reads /proc/self/maps with system calls only.

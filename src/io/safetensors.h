@@ -33,7 +33,7 @@ class SafetensorsFile {
   // clone() what outlives the loading: a file that is cut short under a view raises SIGBUS.
   Tensor tensor(std::string_view name) const;
 
-  const std::shared_ptr<const MappedFile>& mapping() const;  // for populate()
+  const std::shared_ptr<const MappedFile>& mapping() const;
 
  private:
   struct Impl;

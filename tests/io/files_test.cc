@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "io/file.h"
 #include "io/mmap.h"
@@ -80,37 +79,12 @@ TEST(Files, LongerThanAllowedIsRefused) {
   expect_error(ErrorCode::bad_file, {"5 bytes", "4"}, [&] { read_file(path, 4); });
 }
 
-TEST(MappedFile, PopulateReportsEveryByte) {
-  TempDir dir;
-  std::vector<std::shared_ptr<const MappedFile>> files;
-  files.push_back(std::make_shared<MappedFile>(dir.put("a", std::string(40 << 20, 'a'))));
-  files.push_back(std::make_shared<MappedFile>(dir.put("b", "b")));
-  ThreadPool pool(2);
-  Context context{pool};
-  int64_t last = 0;
-  const auto caller = std::this_thread::get_id();
-  context.progress = [&](const Progress& p) {
-    EXPECT_EQ(std::this_thread::get_id(), caller);
-    EXPECT_GE(p.done, last);
-    EXPECT_EQ(p.total, (40 << 20) + 1);
-    EXPECT_EQ(p.unit, "B");
-    last = p.done;
-  };
-  populate(context, files);
-  EXPECT_EQ(last, (40 << 20) + 1);
-  context.progress = [](const Progress&) { fail(ErrorCode::invalid_argument, "stopped"); };
-  EXPECT_THROW(populate(context, files), Error);  // how an application stops a long load
-}
-
 TEST(MappedFile, CutIsAnErrorNotASignal) {
   TempDir dir;
   const auto path = dir.put("f", std::string(1 << 20, 'x'));
   const MappedFile file(path);
   ASSERT_EQ(truncate(path.c_str(), 5000), 0);
-  expect_error(ErrorCode::bad_file, {path.string(), "1048576", "5000"}, [&] { file.populate(0, file.size()); });
-  expect_error(ErrorCode::bad_file, {"5000"}, [&] { file.check_not_cut(); });
-  EXPECT_NO_THROW(file.populate(0, 5000));
-  expect_error(ErrorCode::invalid_argument, {"1048577"}, [&] { file.populate(0, file.size() + 1); });
+  expect_error(ErrorCode::bad_file, {path.string(), "1048576", "5000"}, [&] { file.check_not_cut(); });
 }
 
 // A copy by the kernel meets the cut as an error of its own.
