@@ -39,14 +39,6 @@ sm90::DenseSpec gemm_spec(const sluice_gemm_options& o) {
   return spec;
 }
 
-weights::QuantTensor view_gemm(const sm90::DenseSpec& spec, const sluice_matrices& w) {
-  return capi::view_matrices(spec.weights, 1, "w", w, spec.rows, spec.cols);
-}
-Tensor view_bias(const sm90::DenseSpec& spec, const float* bias) {
-  return bias == nullptr ? Tensor{} : Tensor(DType::f32, {spec.rows}, bias, nullptr);
-}
-float scale_or_one(float scale) { return scale == 0 ? 1 : scale; }
-
 sm90::DenseSpec supported_spec(const sluice_gemm_options& o) {
   const sm90::DenseSpec spec = gemm_spec(o);
   if (const Support s = sm90::supports_dense(spec); !s) fail(ErrorCode::unsupported, "sm90: {}", s.reason);

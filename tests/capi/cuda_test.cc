@@ -218,7 +218,77 @@ TEST(CudaGemm, FromQuantisedRows) {
   EXPECT_EQ(sluice_cuda_quantize(&quantize, &queue), SLUICE_INVALID_ARGUMENT);
 }
 
-// Prepared weights in the caller's memory: exactly the stated bytes, nothing before or behind them, no allocation of
+// deterministic: a row alone and in a batch gives the same bits. fp8_f32_sums: the sums are those of the host within
+// float32's error, and not the 14 bits of the tensor cores.
+TEST(CudaGemm, OptionsReachTheKernels) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr size_t n = 192, k = 4096;
+  const auto values = random_bf16(n * k, 0.05f, 11), x = random_bf16(kTokens * k, 1, 12);
+  sluice::Context context(2);
+  for (const char* format : {"bf16", "fp8_channel", "fp8_block", "nvfp4"}) {
+    SCOPED_TRACE(format);
+    const bool fp8 = std::string(format).starts_with("fp8");
+    std::vector<uint8_t> codes(n * k * 2), scales(n * k);
+    float global = 1;
+    const bool has_global = std::string(format) == "nvfp4", has_scales = std::string(format) != "bf16";
+    ASSERT_EQ(sluice_quantize_weights(context.get(), format, 1, n, k, values.data(), SLUICE_BF16, codes.data(),
+                                      has_scales ? scales.data() : nullptr, has_global ? &global : nullptr),
+              SLUICE_OK)
+        << sluice_last_error();
+    auto options = SLUICE_INIT(sluice_cuda_gemm_options);
+    options.rows = n;
+    options.cols = k;
+    options.weights = format;
+    if (has_global) options.inputs = "nvfp4_token";
+    options.dtype = SLUICE_BF16;
+    options.w = {codes.data(), has_scales ? scales.data() : nullptr, has_global ? &global : nullptr};
+    const Device<uint16_t> in(x);
+    const auto run = [&](const sluice_gemm_options& o, size_t first, size_t tokens) {
+      const sluice::cuda::Gemm gemm(o);
+      const Device<uint16_t> y(tokens * n);
+      const Device<uint8_t> workspace(static_cast<size_t>(gemm.workspace_bytes(static_cast<int64_t>(tokens))));
+      auto args = SLUICE_INIT(sluice_cuda_gemm_args);
+      args.tokens = static_cast<int64_t>(tokens);
+      args.x = in.get() + first * k;
+      args.y = y.get();
+      args.workspace = workspace.get();
+      args.workspace_size = workspace.bytes();
+      gemm.run(args, SLUICE_INIT(sluice_cuda_queue));
+      return y.host();
+    };
+    const auto plain = run(options, 0, kTokens);
+    options.deterministic = 1;
+    const auto together = run(options, 0, kTokens);
+    for (const size_t t : {size_t{0}, size_t{17}, size_t{kTokens - 1}}) {
+      const auto row = together.begin() + static_cast<std::ptrdiff_t>(t * n);
+      EXPECT_EQ(run(options, t, 1), std::vector<uint16_t>(row, row + n)) << "row " << t;
+    }
+    if (!fp8) continue;
+    options.deterministic = 0;
+    options.fp8_f32_sums = 1;
+    const auto exact = run(options, 0, kTokens);
+    std::vector<uint16_t> host(exact.size());
+    sluice_gemm* on_host = nullptr;
+    ASSERT_EQ(sluice_gemm_create(context.get(), &options, &on_host), SLUICE_OK) << sluice_last_error();
+    auto args = SLUICE_INIT(sluice_gemm_args);
+    args.tokens = kTokens;
+    args.x = x.data();
+    args.y = host.data();
+    ASSERT_EQ(sluice_gemm_run(on_host, &args), SLUICE_OK) << sluice_last_error();
+    sluice_gemm_destroy(on_host);
+    // Sums of the same products in another order: mostly the same bfloat16, where tensor cores give mostly another.
+    const auto equal = [&](const std::vector<uint16_t>& y) {
+      size_t count = 0;
+      for (size_t i = 0; i < y.size(); ++i) count += y[i] == host[i];
+      return static_cast<double>(count) / static_cast<double>(y.size());
+    };
+    std::printf("%s: equal to the host's, float32 sums %.4f, tensor cores %.4f\n", format, equal(exact), equal(plain));
+    EXPECT_GT(equal(exact), 0.99);
+    EXPECT_LT(equal(plain), equal(exact));
+  }
+}
+
+// Prepared weights in the caller's memory: exactly the stated bytes, nothing before or after them, no allocation of
 // the library, the same addresses after a refit.
 TEST(CudaMoe, InTheCallersMemory) {
   SKIP_WITHOUT_DEVICE();

@@ -395,6 +395,48 @@ TEST_F(CapiEngine, ChatsByTheTemplate) {
   EXPECT_EQ(sluice_engine_encode_chat(engine_, chat, "[1]", 1, nullptr, 0, &count), SLUICE_INVALID_ARGUMENT);
 }
 
+// Zeroed structs say what c.h documents.
+TEST(CapiEngineOptions, ZerosAreTheDefaults) {
+  const auto zeros = SLUICE_INIT(sluice_engine_options);
+  for (const sluice_engine_options* options : {static_cast<const sluice_engine_options*>(nullptr), &zeros}) {
+    sluice_engine* engine = nullptr;
+    ASSERT_EQ(sluice_engine_create(kFolder.c_str(), options, &engine), SLUICE_OK) << sluice_last_error();
+    auto info = SLUICE_INIT(sluice_engine_info);
+    auto model = SLUICE_INIT(sluice_model_info);
+    ASSERT_EQ(sluice_engine_get_info(engine, &info), SLUICE_OK);
+    ASSERT_EQ(sluice_engine_get_model_info(engine, &model), SLUICE_OK);
+    EXPECT_EQ(info.max_running, 32);
+    EXPECT_EQ(info.max_queued, 256);
+    EXPECT_EQ(info.context_length, model.max_positions);
+    EXPECT_EQ(info.cache_tokens,
+              std::max<int64_t>(model.max_positions, std::min<int64_t>(32 * model.max_positions, 65536)));
+
+    // A request of zeros but for its prompt: one greedy answer, to the end of the context or of the text.
+    const std::vector<int32_t> prompt(static_cast<size_t>(info.context_length - 3), 20);
+    auto request = SLUICE_INIT(sluice_request);
+    request.prompt = prompt.data();
+    request.prompt_count = prompt.size();
+    request.ignore_eos = 1;
+    auto stated = request;
+    stated.n = 1;
+    stated.max_new_tokens = 3;
+    stated.top_p = 1;
+    stated.repetition_penalty = 1;
+    sluice_stream* stream = nullptr;
+    const sluice_request requests[] = {request, stated};
+    ASSERT_EQ(sluice_engine_submit(engine, requests, 2, 0, &stream), SLUICE_OK) << sluice_last_error();
+    const Answers answers = read_all(stream);
+    sluice_stream_destroy(stream);
+    ASSERT_EQ(answers.size(), 2u);
+    const Answer &a = answers.at({0, 0}), &b = answers.at({1, 0});
+    EXPECT_EQ(a.ids.size(), 3u);
+    EXPECT_EQ(a.ids, b.ids);
+    EXPECT_EQ(a.finish, SLUICE_FINISH_LENGTH);
+    EXPECT_TRUE(a.logprobs.empty() && a.prompt.empty());
+    sluice_engine_destroy(engine);
+  }
+}
+
 // Streams may be read and destroyed after their engine.
 TEST(CapiEngineEnd, StreamsOutliveTheEngine) {
   auto options = SLUICE_INIT(sluice_engine_options);

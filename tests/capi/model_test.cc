@@ -70,6 +70,40 @@ TEST(CapiModelOptions, DeterministicGivesTheSameText) {
   EXPECT_EQ(std::string_view(kContinuation).substr(0, text.size()), text);
 }
 
+// Zeroed structs say what c.h documents: BF16 as stored, no cut of the distribution at any temperature.
+TEST(CapiModelOptions, ZerosAreTheDefaults) {
+  sluice::Context context(2);
+  const auto text_of = [&](const sluice_model_options* options, double top_p) {
+    sluice_model* model = nullptr;
+    EXPECT_EQ(sluice_model_load(context.get(), kFolder.c_str(), options, &model), SLUICE_OK) << sluice_last_error();
+    std::vector<int32_t> ids(64);
+    size_t count = 0;
+    EXPECT_EQ(
+        sluice_model_encode(model, kPrompt, std::char_traits<char>::length(kPrompt), ids.data(), ids.size(), &count),
+        SLUICE_OK);
+    auto generate = greedy(24);
+    generate.temperature = 1;
+    generate.seed = 7;
+    generate.top_p = top_p;
+    std::string text;
+    const auto append = [](void* user, int32_t, const char* piece) {
+      *static_cast<std::string*>(user) += piece;
+      return 0;
+    };
+    EXPECT_EQ(sluice_model_generate(model, ids.data(), count, &generate, append, &text, nullptr), SLUICE_OK);
+    sluice_model_destroy(model);
+    return text;
+  };
+  const auto zeros = SLUICE_INIT(sluice_model_options);
+  auto stated = zeros;
+  stated.dtype = "bfloat16";
+  stated.moe_backend = "auto";
+  const std::string text = text_of(nullptr, 0);
+  EXPECT_FALSE(text.empty());
+  EXPECT_EQ(text_of(&zeros, 0), text);
+  EXPECT_EQ(text_of(&stated, 1), text);
+}
+
 TEST_F(CapiModel, ContinuesAsItsCardSays) {
   std::string streamed;
   std::vector<int32_t> ids;

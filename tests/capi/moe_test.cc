@@ -318,6 +318,34 @@ TEST(Capi, ZeroedStructsMeanTheDefaults) {
   EXPECT_EQ(sluice_scale_elements(4, 3, 5, &elements), SLUICE_INVALID_ARGUMENT);
 }
 
+// An input scale of 0 is 1.
+TEST(Capi, ZeroedInputScalesAreOne) {
+  Problem p;
+  sluice::Context context(1);
+  const std::string spec = "experts=5 top_k=2 hidden=48 inter=40 weights=fp8_tensor inputs=fp8_static dtype=float32";
+  const auto codes = [&](const std::vector<uint16_t>& from) {
+    std::vector<uint8_t> to;
+    for (const uint16_t v : from) to.push_back(static_cast<uint8_t>((v >> 8 & 0x80) | (v & 0x3f)));
+    return to;
+  };
+  const auto up = codes(p.up), gate = codes(p.gate), down = codes(p.down);
+  const std::vector<float> scales(kE, 0.01f);
+  auto w = SLUICE_INIT(sluice_moe_weights);
+  w.up = {up.data(), scales.data(), nullptr};
+  w.gate = {gate.data(), scales.data(), nullptr};
+  w.down = {down.data(), scales.data(), nullptr};
+  const auto run = [&] {
+    std::fill(p.output.begin(), p.output.end(), std::numeric_limits<float>::quiet_NaN());
+    sluice::MoeLayer(context, spec, w).run(p.args());
+    return p.output;
+  };
+  const auto zeroed = run();
+  w.input_scale1 = w.input_scale2 = 1;
+  EXPECT_EQ(run(), zeroed);
+  w.input_scale2 = 0.5f;
+  EXPECT_NE(run(), zeroed);
+}
+
 // A size, or a reason: 0 bytes would be taken for a size.
 TEST(Capi, PreparedBytesOrAReason) {
   int64_t bytes = -1;

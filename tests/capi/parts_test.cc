@@ -323,6 +323,92 @@ TEST(CapiParts, GemmByTheDefinition) {
   expect_refusal(sluice_gemm_create(context.get(), &options, &gemm), "the matrix is [0, 72]; both must be positive");
 }
 
+// A matrix in a number format, as the loader quantises it.
+struct Quantised {
+  std::vector<uint8_t> codes, scales;
+  std::vector<float> global{1};
+  Quantised(sluice::Context& context, const char* format, const std::vector<float>& values, int64_t n, int64_t k)
+      : codes(static_cast<size_t>(2 * n * k)), scales(static_cast<size_t>(n * k)) {
+    EXPECT_EQ(sluice_quantize_weights(context.get(), format, 1, n, k, values.data(), SLUICE_F32, codes.data(),
+                                      std::string(format) == "bf16" ? nullptr : scales.data(),
+                                      std::string(format) == "nvfp4" ? global.data() : nullptr),
+              SLUICE_OK)
+        << sluice_last_error();
+  }
+};
+
+std::vector<float> run_gemm(sluice::Context& context, const sluice_gemm_options& options, const float* x,
+                            int64_t tokens) {
+  std::vector<float> y(static_cast<size_t>(tokens * options.rows), std::numeric_limits<float>::quiet_NaN());
+  sluice_gemm* gemm = nullptr;
+  EXPECT_EQ(sluice_gemm_create(context.get(), &options, &gemm), SLUICE_OK) << sluice_last_error();
+  auto args = SLUICE_INIT(sluice_gemm_args);
+  args.tokens = tokens;
+  args.x = x;
+  args.y = y.data();
+  EXPECT_EQ(sluice_gemm_run(gemm, &args), SLUICE_OK) << sluice_last_error();
+  sluice_gemm_destroy(gemm);
+  return y;
+}
+
+// On the host FP8 is always summed in float32 and a row never depends on its batch: both options change nothing there
+// (CudaGemm.OptionsReachTheKernels: what they change on a GPU).
+TEST(CapiParts, GemmOptionsOfSums) {
+  std::mt19937 random = sluice::test::rng();
+  sluice::Context context(2);
+  constexpr int64_t kN = 40, kK = 256, kT = 9;
+  const auto x = floats(random, kT * kK);
+  for (const char* format : {"fp8_tensor", "fp8_channel", "fp8_block"}) {
+    const Quantised w(context, format, floats(random, kN * kK, 0.3f), kN, kK);
+    auto options = SLUICE_INIT(sluice_gemm_options);
+    options.rows = kN;
+    options.cols = kK;
+    options.weights = format;
+    options.w.codes = w.codes.data();
+    options.w.scales = w.scales.data();
+    const auto plain = run_gemm(context, options, x.data(), kT);
+    for (const int f32_sums : {0, 1})
+      for (const int deterministic : {0, 1}) {
+        options.fp8_f32_sums = f32_sums;
+        options.deterministic = deterministic;
+        EXPECT_EQ(run_gemm(context, options, x.data(), kT), plain) << format;
+      }
+    for (int64_t t = 0; t < kT; ++t)
+      EXPECT_EQ(run_gemm(context, options, x.data() + t * kK, 1),
+                std::vector<float>(plain.begin() + t * kN, plain.begin() + (t + 1) * kN))
+          << format << " row " << t;
+  }
+}
+
+// What c.h says of fields that are zero: the inputs of the weights, float32, an input scale of 1, no bias.
+TEST(CapiParts, ZeroedGemmOptions) {
+  std::mt19937 random = sluice::test::rng();
+  sluice::Context context(2);
+  constexpr int64_t kN = 24, kK = 96, kT = 3;
+  const auto x = floats(random, kT * kK);
+  const std::vector<float> no_bias(kN, 0.0f);
+  for (const auto& [format, inputs] : {std::pair{"bf16", "plain"},
+                                       {"fp8_tensor", "fp8_token"},
+                                       {"fp8_block", "fp8_group"},
+                                       {"nvfp4", "nvfp4"},
+                                       {"mxfp8", "mxfp8"}}) {
+    const Quantised w(context, format, floats(random, 2 * kN * kK, 0.3f), kN, kK);
+    auto zeroed = SLUICE_INIT(sluice_gemm_options);
+    zeroed.rows = kN;
+    zeroed.cols = kK;
+    zeroed.weights = format;
+    zeroed.w.codes = w.codes.data();
+    zeroed.w.scales = std::string(format) == "bf16" ? nullptr : w.scales.data();
+    zeroed.w.global_scales = std::string(format) == "nvfp4" ? w.global.data() : nullptr;
+    auto stated = zeroed;
+    stated.inputs = inputs;
+    stated.dtype = SLUICE_F32;
+    stated.input_scale = 1;
+    stated.bias = no_bias.data();
+    EXPECT_EQ(run_gemm(context, zeroed, x.data(), kT), run_gemm(context, stated, x.data(), kT)) << format;
+  }
+}
+
 // Each rank's part is a layer of its own, and their outputs add up to the whole layer's.
 TEST(CapiParts, ShardsAddUp) {
   std::mt19937 random = sluice::test::rng();
