@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind sluice_context. Layers and models share it, so destroying the handle early is harmless.
+// What sluice_context points to. Layers and models share it, so destroying the handle early is harmless.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind sluice_engine.
+// What sluice_engine points to.
 #pragma once
 
 #include <atomic>

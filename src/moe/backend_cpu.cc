@@ -30,7 +30,7 @@ using kernels::cpu::SourceRow;
 // that reading the weights again costs less than 2 %.
 constexpr int64_t kMaxTokens = 2048;
 
-// Everything a run writes beside its output, carved from the caller's workspace.
+// Everything a run writes beside its output, in the caller's workspace.
 struct Memory {
   int32_t* ids;               // [T, K] global; -1: contributes nothing
   float* weights;             // [T, K]
@@ -75,7 +75,7 @@ class CpuMoeLayer final : public MoeLayer {
   int64_t weight_bytes() const override { return up_.bytes() + down_.bytes(); }
   int64_t workspace_bytes(int64_t tokens) const override {
     BumpAllocator counter(nullptr);
-    carve(counter, std::min(tokens, kMaxTokens));
+    lay_out(counter, std::min(tokens, kMaxTokens));
     return counter.used();
   }
 
@@ -120,7 +120,7 @@ class CpuMoeLayer final : public MoeLayer {
     return p;
   }
 
-  Memory carve(BumpAllocator& c, int64_t tokens) const {
+  Memory lay_out(BumpAllocator& c, int64_t tokens) const {
     const int64_t slots = tokens * spec_.top_k, locals = spec_.locals();
     Memory m{};
     m.ids = c.allocate<int32_t>(slots);
@@ -148,8 +148,8 @@ class CpuMoeLayer final : public MoeLayer {
 
   // Tokens [first, first + tokens) of a call.
   void run_piece(Context& ctx, const MoeArgs& args, int64_t first, int64_t tokens) const {
-    BumpAllocator carver(args.workspace);
-    const Memory m = carve(carver, tokens);
+    BumpAllocator workspace(args.workspace);
+    const Memory m = lay_out(workspace, tokens);
     route(ctx, args, m, first, tokens);
     const int64_t rows = sort_by_expert(m, tokens);
     if (rows > 0) {

@@ -102,7 +102,7 @@ Tensor take_rows(const Tensor& t, int64_t rows, RowWalk walk) {
   return out;
 }
 
-// A float for each expert, from [E], from one value for all, or from [E, parts] (gate and up apart).
+// A float for each expert, from [E], from one value for all, or from [E, parts] (gate and up separately).
 Tensor expert_values(const Tensors& file, std::string_view name, const Tensor& t, int64_t experts, int parts,
                      int part) {
   file.check_type(name, t, kFloats);

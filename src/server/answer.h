@@ -32,14 +32,14 @@ std::string finish_reason_json(engine::FinishReason reason);
 // SGLang's "matched_stop": the token id or the string that ended the answer, or null.
 std::string matched_stop_json(const engine::Event& event);
 
-// The alternatives to show beside a token: those that the request names, else the `top` likeliest.
+// The alternatives to show beside a token: those that the request names, else the `top` most likely.
 std::span<const sampling::Likelihood> alternatives(const sampling::TokenLogprob& token, int top);
 
 // {"token", "logprob", "bytes"} and "top_logprobs", of OpenAI's chat form.
 std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token, int top);
 
 // vLLM's prompt_logprobs: [null, {"ID": {"logprob", "rank", "decoded_token"}, ...}, ...]. The rank of a token that is
-// not among the `top` likeliest is null: it would take a sort of the vocabulary.
+// not among the `top` most likely is null: it would take a sort of the vocabulary.
 std::string prompt_logprobs_json(const ServedModel& model, const std::vector<sampling::TokenLogprob>& tokens, int top);
 
 std::string ids_json(std::span<const int32_t> ids);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes an answer to a chat apart into what the model thought, what it said and which functions it calls: the same for
+// Splits an answer to a chat into what the model thought, what it said and which functions it calls: the same for
 // every API.
 #pragma once
 

@@ -134,7 +134,7 @@ std::string MessageWriter::stop_sequence(const engine::Event& event) const {
   return event.stop_string ? json_text(*event.stop_string) : "null";
 }
 
-// Anthropic counts what was cached apart.
+// Anthropic counts cached tokens separately.
 std::string MessageWriter::usage_json() const {
   return JsonObject()
       .add("input_tokens", usage_.prompt_tokens - usage_.cached_tokens)

@@ -19,7 +19,7 @@ namespace sluice::server {
 struct ChatDemand {
   std::string_view field = "messages";        // what the request calls them
   std::string_view call_ids = "call_";        // what the ids of calls begin with
-  bool separate_reasoning = true;             // thoughts are told apart
+  bool separate_reasoning = true;             // thoughts come as reasoning_content, not in the text
   std::optional<GivenConstraint> constraint;  // of the text
 };
 

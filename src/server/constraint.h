@@ -29,8 +29,8 @@ GivenConstraint schema_constraint(const io::JsonValue& schema, const std::string
 GivenConstraint any_object_constraint(const std::string& field);
 
 // Takes the compiled grammar for `params`; throws NotCompiled (grammar_waiters.h) when it is not there yet.
-// `reasoning`: how the answer begins where its thoughts are told apart; they are free, and the constraint begins after
-// them. Throws ApiError 400 that names the field and says what is wrong with the grammar, Error busy.
+// `reasoning`: how the answer begins where its thoughts are reported separately; they are free, and the constraint
+// begins after them. Throws ApiError 400 that names the field and says what is wrong with the grammar, Error busy.
 void apply_constraint(const GivenConstraint& given, const ServedModel& model,
                       const std::optional<ReasoningParser::State>& reasoning, engine::Params& params);
 

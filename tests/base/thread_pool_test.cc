@@ -50,7 +50,7 @@ TEST(ThreadPool, WritesOfTasksAreSeenByTheCaller) {
   }
 }
 
-TEST(ThreadPool, OneThreadAWorkerAtATime) {
+TEST(ThreadPool, AWorkerRunsOneTaskAtATime) {
   ThreadPool pool(4);
   std::vector<std::atomic<int>> busy(4);
   for (int round = 0; round < 200; ++round)

@@ -245,7 +245,7 @@ TEST_P(Conformance, TheWeightsAreTheLayersOwn) {
 // A workspace of the size of the largest call holds every smaller one, and the bytes after it stay unchanged.
 TEST_P(Conformance, AWorkspaceHoldsSmallerCalls) {
   std::mt19937 rng = test::rng();
-  constexpr int64_t kMost = 131, kBehind = 1 << 20;
+  constexpr int64_t kMost = 131, kAfter = 1 << 20;
   for (const auto& [f, name] : format::kFormats) {
     Case c;
     c.spec = parse_moe_spec("experts=9 top_k=3 hidden=768 inter=160 weights=" + std::string(name));
@@ -254,7 +254,7 @@ TEST_P(Conformance, AWorkspaceHoldsSmallerCalls) {
     const Problem all = make_problem(c, rng);
     const auto layer = backend().prepare(ctx_, c.spec, all.weights);
     const int64_t bytes = layer->workspace_bytes(kMost);
-    Tensor memory = poisoned(DType::u8, {bytes + kBehind});
+    Tensor memory = poisoned(DType::u8, {bytes + kAfter});
     for (const int64_t tokens : {int64_t{1}, int64_t{5}, int64_t{48}, int64_t{64}, kMost}) {
       EXPECT_LE(layer->workspace_bytes(tokens), bytes) << name << " T=" << tokens;
       Tensor output = poisoned(c.spec.dtype, {tokens, c.spec.hidden});
@@ -268,7 +268,7 @@ TEST_P(Conformance, AWorkspaceHoldsSmallerCalls) {
       args.workspace_size = layer->workspace_bytes(tokens) - 1;
       EXPECT_THROW(layer->run(ctx_, args), Error) << name << " T=" << tokens;
     }
-    for (int64_t i = bytes; i < bytes + kBehind; ++i) ASSERT_EQ(memory.as<uint8_t>()[i], 0xff) << name;
+    for (int64_t i = bytes; i < bytes + kAfter; ++i) ASSERT_EQ(memory.as<uint8_t>()[i], 0xff) << name;
   }
 }
 

@@ -122,7 +122,7 @@ TEST(OverlapSteps, AreSurplusAfterAStopTokenOnly) {
   EXPECT_EQ(steps(r, true), stopped + 1);
 }
 
-// Whatever is called between two steps finds everything settled.
+// Whatever is called between two steps finds the results of the earlier ones taken.
 TEST(OverlapSteps, AreEndedBeforeAnythingChanges) {
   std::mt19937 random = test::rng();
   const model::Model& model = load(fixture_folder("nemotron-h"));

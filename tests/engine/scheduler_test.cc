@@ -357,7 +357,7 @@ TEST(Scheduler, TheSecondUserOfASystemPromptLeavesASnapshotForTheThird) {
   finish({{1, 1}, {1, 2}, {4, 1}}, {12});
 }
 
-// The engine settles and publishes one entry after another and goes on reading the others.
+// The engine takes the results of one entry after another, publishes its blocks, and goes on reading the others.
 TEST(Scheduler, APlanStaysUntilTheNextSchedule) {
   SchedulerConfig c = small();
   c.prefill_budget = 64;

@@ -137,13 +137,13 @@ TEST(Edges, AlternatingShapesOverOneWorkspace) {
 TEST(Edges, SmallerCallsStayInTheWorkspace) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
-  constexpr int64_t kMost = 384, kBehind = int64_t{32} << 20;
+  constexpr int64_t kMost = 384, kAfter = int64_t{32} << 20;
   for (const auto& [f, name] : format::kFormats) {
     const Problem p = make_problem({spec_of(f, 2048, 768, 4, 2), kMost, Choice::f32_logits, Pattern::distinct}, rng);
     const auto moe = prepared(p);
     const DeviceProblem d(p);
     const int64_t bytes = moe->workspace_bytes(kMost);
-    const sm90::DeviceBuffer memory = poisoned(bytes + kBehind);
+    const sm90::DeviceBuffer memory = poisoned(bytes + kAfter);
     sm90::MoeCall call = d.call;
     call.workspace = memory.data();
     call.workspace_size = bytes;
@@ -151,9 +151,9 @@ TEST(Edges, SmallerCallsStayInTheWorkspace) {
       call.tokens = tokens;
       moe->run(call, nullptr);
     }
-    std::vector<uint8_t> behind(static_cast<size_t>(kBehind));
-    cuda(cudaMemcpy(behind.data(), memory.as<uint8_t>() + bytes, behind.size(), cudaMemcpyDeviceToHost), name.data());
-    ASSERT_EQ(std::count(behind.begin(), behind.end(), 0xff), kBehind) << name;
+    std::vector<uint8_t> after(static_cast<size_t>(kAfter));
+    cuda(cudaMemcpy(after.data(), memory.as<uint8_t>() + bytes, after.size(), cudaMemcpyDeviceToHost), name.data());
+    ASSERT_EQ(std::count(after.begin(), after.end(), 0xff), kAfter) << name;
     call.workspace_size = moe->workspace_bytes(kMost, {}) - 1;
     EXPECT_THROW(moe->run(call, nullptr), Error) << name;
   }

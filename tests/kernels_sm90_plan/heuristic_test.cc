@@ -37,7 +37,7 @@ TEST(Heuristic, ChoosesACompiledTileForEveryFormatAndSize) {
       }
 }
 
-TEST(Heuristic, PassesGrowWithTheBatch) {
+TEST(Heuristic, TilesGrowWithTheBatch) {
   for (const auto& [f, name] : format::kFormats) {
     int before = 0;
     for (int64_t tokens : {1, 8, 64, 512, 4096}) {
@@ -60,7 +60,7 @@ TEST(Heuristic, Fp8BlockRoundsInItsTile) {
 
 // Of tiles that differ only in blocks per multiprocessor: one block where tasks are few, two where they are many.
 // Weights that are decoded change over once; where GEMM2's tasks are short two blocks always are quicker.
-TEST(Heuristic, ManyTasksTakeTwoBlocksAMultiprocessor) {
+TEST(Heuristic, ManyTasksTakeTwoBlocksPerMultiprocessor) {
   for (const auto f : {format::Format::mxfp8, format::Format::nvfp4, format::Format::mxfp4})
     for (int sms : {78, 132}) {
       const MoeSpec s = qwen(f);

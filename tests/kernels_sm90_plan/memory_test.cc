@@ -28,9 +28,9 @@ void expect_disjoint(const std::vector<Part>& parts, int64_t bytes) {
     EXPECT_LE(span.offset + span.bytes, bytes) << name;
     for (size_t j = 0; j < i; ++j) {
       const Span other = parts[j].span;
-      const bool apart = span.bytes == 0 || other.bytes == 0 || span.offset >= other.offset + other.bytes ||
-                         other.offset >= span.offset + span.bytes;
-      EXPECT_TRUE(apart) << name << " and " << parts[j].name;
+      const bool disjoint = span.bytes == 0 || other.bytes == 0 || span.offset >= other.offset + other.bytes ||
+                            other.offset >= span.offset + span.bytes;
+      EXPECT_TRUE(disjoint) << name << " and " << parts[j].name;
     }
     sum += (span.bytes + 255) / 256 * 256;
   }

@@ -141,7 +141,7 @@ class Pieces {
 
 void* fake_memory() { return reinterpret_cast<void*>(uintptr_t{1} << 40); }  // never read
 
-TEST(Plan, PiecesOfALayerLieApart) {
+TEST(Plan, PiecesOfALayerDoNotOverlap) {
   for (const MoeSpec& s : moe_specs())
     for (const int64_t tokens : {1, 3, 17, 64, 65, 500, 9000}) {
       SCOPED_TRACE(to_string(s) + " T=" + std::to_string(tokens));
@@ -182,7 +182,7 @@ TEST(Plan, PiecesOfALayerLieApart) {
     }
 }
 
-TEST(Plan, PiecesOfADenseGemmLieApart) {
+TEST(Plan, PiecesOfADenseGemmDoNotOverlap) {
   for (const sm90::DenseSpec& s : dense_specs())
     for (const int64_t tokens : {1, 17, 64, 65, 500, 9000}) {
       SCOPED_TRACE(fmt::format("{} [{}, {}] T={}", format::info(s.weights).name, s.rows, s.cols, tokens));
@@ -222,7 +222,7 @@ TEST(Plan, RowsHoldEveryRouting) {
     const int64_t step = tile.step_n();
     for (const int64_t n : counts) {
       if (n == 0) continue;
-      const int64_t passes = ceil_div<int64_t>(n, tile.max_n), per = round_up(ceil_div(n, passes), step);
+      const int64_t least = ceil_div<int64_t>(n, tile.max_n), per = round_up(ceil_div(n, least), step);
       const int64_t count = ceil_div(n, per);
       tiles += count;
       rows += (count - 1) * per + round_up(n - (count - 1) * per, step);

@@ -81,7 +81,8 @@ class Memory {
       host_is_valid_ = true;
       const auto untouched = [](std::byte b) { return b == kPoison; };
       if (!std::all_of(image_.begin(), image_.begin() + kBand, untouched)) ADD_FAILURE() << "a write before the memory";
-      if (!std::all_of(image_.end() - kBand, image_.end(), untouched)) ADD_FAILURE() << "a write behind the memory";
+      if (!std::all_of(image_.end() - kBand, image_.end(), untouched))
+        ADD_FAILURE() << "a write after the end of the memory";
     }
     return image_;
   }
@@ -138,7 +139,7 @@ class Values {
   Memory memory_;
 };
 
-// Rows of D with `gap` elements before, between and behind them: with an odd gap no row is aligned to more than an
+// Rows of D with `gap` elements before, between and after them: with an odd gap no row is aligned to more than an
 // element.
 class Rows {
  public:

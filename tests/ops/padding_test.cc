@@ -18,7 +18,7 @@ struct Batches {
   TestBatch plain, padded;
 };
 
-// The same rows with others behind them that hold NaN.
+// The same rows, followed by others that hold NaN.
 Rows with_padding(Conformance& t, const Rows& from) {
   Rows out = t.rows(from.dtype(), from.rows() + kPaddingRows, from.cols());
   for (int64_t r = 0; r < from.rows(); ++r) out.copy_row(r, from, r);

@@ -177,7 +177,7 @@ class Problem {
   int first_row(int s) const { return row_begin_[s]; }
 
  private:
-  // Fills what the exact size of its arrays allows; a write behind them is seen.
+  // Fills what the exact size of its arrays allows; a write after their end is seen.
   void prefill(AttentionArgs& a, const Sequences& own, const Way& way) const {
     sm90::PrefillArgs p{};
     p.attention = &a;

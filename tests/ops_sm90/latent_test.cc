@@ -43,7 +43,7 @@ class Problem {
   const std::vector<std::pair<int, int>>& sequences() const { return sequences_; }
   int64_t width() const { return int64_t{heads_} * kLatent; }
 
-  // padding: rows behind the last sequence, as a recorded step has them; they stay NaN.
+  // padding: rows after the last sequence, as a recorded step has them; they stay NaN.
   std::vector<bf16_t> run(bool row_invariant, int multiprocessors, int padding = 0) const {
     const auto begin = gpu_.upload(row_begin_), block = gpu_.upload(block_begin_), blocks = gpu_.upload(blocks_),
                context = gpu_.upload(contexts_);

@@ -27,7 +27,7 @@ from serve_driver import Server  # noqa: E402
 
 
 class Browser:
-    """Chromium's DevTools protocol over a pair of pipes: JSON messages, each with a NUL behind it."""
+    """Chromium's DevTools protocol over a pair of pipes: JSON messages, each followed by a NUL."""
 
     def __init__(self, folder):
         to_read, self.to = os.pipe()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole server in one process, ended while an administrator's request waits behind a reload.
+// The whole server in one process, ended while an administrator's request waits for a reload.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -51,7 +51,7 @@ TEST(Shutdown, EndsWithAnAdminRequestBehindAReload) {
   first.send(post("/update_weights_from_disk", R"({"model_path": ")" + tiny_model()->path + "\"}"));
   ASSERT_EQ(scene->reloading.get_future().wait_for(seconds(20)), std::future_status::ready);
   second.send(post("/flush_cache", ""));
-  std::this_thread::sleep_for(milliseconds(200));  // time for it to be queued behind the reload
+  std::this_thread::sleep_for(milliseconds(200));  // time for it to be queued after the reload
   std::thread([scene] {
     scene->server->drain(milliseconds(0));
     scene->server.reset();

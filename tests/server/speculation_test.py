@@ -74,7 +74,7 @@ class Pair:
             self.same("/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24,
                                                "temperature": 0})
 
-    def test_sampled(self):  # the coin of a position is its own, whoever guessed before
+    def test_sampled(self):  # the random number of a position is its own, whatever was drafted before
         for seed in range(3):
             self.same("/v1/completions", {"prompt": PROMPTS[seed], "max_tokens": 32, "temperature": 0.8, "top_p": 0.95,
                                           "seed": seed, "n": 2, "ignore_eos": True})

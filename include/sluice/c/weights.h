@@ -9,10 +9,9 @@
 extern "C" {
 #endif
 
-/* Holds the engine between two steps, for an update of the weights; requests are taken and wait. What runs is cancelled
- * (SLUICE_PAUSE_ABORT), waits again and is computed anew afterwards (_RETRACT), or keeps its keys and values and goes
- * on
- * (_IN_PLACE). */
+/* Stops the engine between two steps, for an update of the weights; new requests are accepted and wait. What happens to
+ * the answers that are under way: ABORT cancels them; RETRACT lets them wait, and computes their keys and values again
+ * afterwards; IN_PLACE keeps their keys and values, and they go on. */
 typedef int32_t sluice_pause;
 enum { SLUICE_PAUSE_ABORT = 0, SLUICE_PAUSE_RETRACT = 1, SLUICE_PAUSE_IN_PLACE = 2 };
 SLUICE_API sluice_status sluice_engine_pause(sluice_engine* engine, sluice_pause mode);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ops use the pool: no allocation a call (std::function keeps a reference_wrapper in place; a lambda with many
+// How ops use the pool: no allocation per call (std::function keeps a reference_wrapper in place; a lambda with many
 // captures it would copy to the heap), and no wake-up for work that one thread finishes sooner.
 #pragma once
 
