@@ -65,7 +65,7 @@ void make_gemm(const sluice_gemm_options* given, int device, void* data, int64_t
   const sm90::CallerMemory memory{data, size, stream};
   const auto o = read_struct(given, "options", sizeof(sluice_gemm_options));
   const sm90::DenseSpec spec = supported_spec(o);
-  make_cuda_device(device);  // refuses what is no Hopper GPU
+  make_cuda_device(device);  // refuses a device that is not a Hopper GPU
   const sm90::DeviceGuard guard(device);
   auto made = std::make_unique<sluice_cuda_gemm>(sluice_cuda_gemm{sm90::DenseGemm(spec, 0, memory)});
   set_weights(made->gemm, o.w, o.input_scale, o.bias, stream);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C structs of the fused layer as the library's own types, over the caller's memory; nothing is read of it but
-// what is said.
+// The C structs of the fused layer as the library's own types. They point to the caller's memory and read none of it.
 #pragma once
 
 #include "moe/backend.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bounds of regular expressions and grammars, before the library sees them: how deep their groups nest, and how large
-// they are with all repetitions written out. Not a parser: what is wrong otherwise, the library says.
+// they are with all repetitions written out. Not a parser: the library reports all other errors.
 #include <algorithm>
 #include <cctype>
 #include <vector>

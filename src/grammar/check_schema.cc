@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A JSON schema on its way to the library. xgrammar looks at one keyword of a schema object ($ref, const, enum, anyOf,
-// oneOf, allOf, then type) and passes over what stands beside it; it warns of some keywords that it does not know, and
-// resolves references without looking for circles. Here each of these is an error. Strings with a pattern or a format
-// would in some cases be no JSON: that is mended or refused too.
+// oneOf, allOf, then type) and ignores what stands beside it; it warns of some keywords that it does not know, and
+// resolves references without looking for cycles. Here each of these is an error. Strings with a pattern or a format
+// would in some cases not be JSON: that is repaired or refused too.
 #include <algorithm>
 #include <cmath>
 #include <iterator>

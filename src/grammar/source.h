@@ -52,7 +52,7 @@ struct Prepared {
   bool lengths = false;               // strings in JSON have bounds of their length
 };
 
-// Throws invalid_argument with one sentence for what the library would not bear (too large, too deep, too many
+// Throws invalid_argument with one sentence for what the library cannot take (too large, too deep, too many
 // repetitions) and, in a JSON schema, for what it would ignore: a keyword without effect must not look like one that
 // holds. What passes may still fail to compile.
 Prepared prepare(const Source& source);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Typed, checked access to config.json and its like. Every getter takes the range that the caller can live with, so
+// Typed, checked access to config.json and its like. Every getter takes the range that the caller can handle, so
 // that a wrong value ends in a sentence and not in a division by zero three layers deeper.
 #pragma once
 

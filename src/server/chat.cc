@@ -225,7 +225,8 @@ void read_logprobs(Fields& fields, engine::Params& params) {
   params.top_logprobs = static_cast<int>(top.value_or(0));
 }
 
-// SGLang's fields: separate_reasoning false leaves the thoughts in the text. Calls in them are none all the same.
+// SGLang's fields: separate_reasoning false leaves the thoughts in the text. Either way a call inside of a thought is
+// text.
 bool read_separate_reasoning(Fields& fields) {
   const bool separate = fields.boolean("separate_reasoning").value_or(true);
   for (const char* key : {"stream_reasoning", "include_reasoning"})

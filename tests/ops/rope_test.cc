@@ -96,11 +96,11 @@ struct Angles {
   Rows cosine, sine;
   Angles(Conformance& t, DType d, int64_t rows, int64_t half)
       : cosine(t.rows(DType::f32, rows, half, 0)), sine(cosine) {
-    std::uniform_real_distribution<float> turn(0, 6.2831853f);
+    std::uniform_real_distribution<float> uniform(0, 6.2831853f);
     const auto rounded = [&](float v) { return d == DType::f32 ? v : round_to_bf16(v); };
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = 0; i < half; ++i) {
-        const float angle = turn(random());
+        const float angle = uniform(random());
         cosine.set(r, i, rounded(std::cos(angle)));
         sine.set(r, i, rounded(std::sin(angle)));
       }
@@ -112,11 +112,11 @@ struct Angles {
 };
 
 // What the rotated value i of `dim` values x(i) is, and the size of its pair.
-struct Turned {
+struct Rotated {
   double value, size;
 };
 template <class X>
-Turned turn(X&& x, int64_t i, int64_t dim, RopeLayout layout, const Angles& angles, int64_t row) {
+Rotated rotate(X&& x, int64_t i, int64_t dim, RopeLayout layout, const Angles& angles, int64_t row) {
   const bool halves = layout == RopeLayout::halves;
   const int64_t pair = halves ? i % (dim / 2) : i / 2;
   const int64_t a = halves ? pair : 2 * pair, b = a + (halves ? dim / 2 : 1);
@@ -125,7 +125,7 @@ Turned turn(X&& x, int64_t i, int64_t dim, RopeLayout layout, const Angles& angl
 }
 // |a cos| + |b sin| is at most sqrt(2) of the pair's length (and a little, for cos and sin rounded to D): that much of
 // what the values are off by and of the rounding of the products, then the sum is rounded.
-double turn_error(DType d, double of_values) { return 1.43 * (of_values + half_ulp(d)) + 1.03 * half_ulp(d); }
+double rotation_error(DType d, double of_values) { return 1.43 * (of_values + half_ulp(d)) + 1.03 * half_ulp(d); }
 
 struct QkvCase {
   int64_t heads, kv_heads, head_dim;
@@ -156,9 +156,9 @@ void check_norm_rope_store(Conformance& t, DType d, const QkvCase& s) {
     const double factor = norm ? norm_factor(dim, norm.eps, raw) : 1;
     const auto normed = [&](int64_t c) { return raw(c) * factor * (norm ? weight.at(0, c) : 1); };
     const double error = norm ? norm_error(d, dim) : 0;
-    if (!s.rotary) return Turned{normed(i), std::abs(normed(i)) * error};
-    const Turned turned = turn(normed, i, dim, RopeLayout::halves, angles, row);
-    return Turned{turned.value, turned.size * turn_error(d, error)};
+    if (!s.rotary) return Rotated{normed(i), std::abs(normed(i)) * error};
+    const Rotated rotated = rotate(normed, i, dim, RopeLayout::halves, angles, row);
+    return Rotated{rotated.value, rotated.size * rotation_error(d, error)};
   };
   std::vector<bool> stored(static_cast<size_t>(keys.slots()));
   for (size_t q = 0; q < batch.sequences().size(); ++q)
@@ -166,12 +166,12 @@ void check_norm_rope_store(Conformance& t, DType d, const QkvCase& s) {
       const int64_t row = batch.first_row(q) + r, slot = batch.slot(q, batch.sequences()[q].context + r);
       stored[static_cast<size_t>(slot)] = true;
       for (int64_t c = 0; c < q_cols; ++c) {
-        const Turned e = exact(row, c / dim * dim, layout.q_norm, q_weight, c % dim);
+        const Rotated e = exact(row, c / dim * dim, layout.q_norm, q_weight, c % dim);
         ASSERT_NEAR(qkv.at(row, c), e.value, e.size) << "q, row " << row << " column " << c;
       }
       for (int64_t h = 0; h < s.kv_heads; ++h)
         for (int64_t c = 0; c < dim; ++c) {
-          const Turned e = exact(row, q_cols + h * dim, layout.k_norm, k_weight, c);
+          const Rotated e = exact(row, q_cols + h * dim, layout.k_norm, k_weight, c);
           ASSERT_NEAR(keys.at(slot, h, c), e.value, e.size) << "k, row " << row << " head " << h << " column " << c;
           ASSERT_EQ(values.at(slot, h, c), before.at(row, q_cols + kv_cols + h * dim + c)) << "v, row " << row;
         }
@@ -246,8 +246,8 @@ void check_mla_norm_rope_store(Conformance& t, DType d, RopeLayout layout, const
             continue;
           }
           const auto x = [&](int64_t i) { return q_before.at(row, first + shape.nope + i); };
-          const Turned e = turn(x, c - shape.nope, shape.rope, layout, angles, row);
-          ASSERT_NEAR(q.at(row, first + c), e.value, e.size * turn_error(d, 0)) << "row " << row << " head " << h;
+          const Rotated e = rotate(x, c - shape.nope, shape.rope, layout, angles, row);
+          ASSERT_NEAR(q.at(row, first + c), e.value, e.size * rotation_error(d, 0)) << "row " << row << " head " << h;
         }
       const double factor = norm_factor(shape.latent, norm.eps, [&](int64_t c) { return latent_before.at(row, c); });
       for (int64_t c = 0; c < width; ++c) {
@@ -257,8 +257,8 @@ void check_mla_norm_rope_store(Conformance& t, DType d, RopeLayout layout, const
           continue;
         }
         const auto x = [&](int64_t i) { return latent_before.at(row, shape.latent + i); };
-        const Turned e = turn(x, c - shape.latent, shape.rope, layout, angles, row);
-        ASSERT_NEAR(keys.at(slot, 0, c), e.value, e.size * turn_error(d, 0)) << "row " << row;
+        const Rotated e = rotate(x, c - shape.latent, shape.rope, layout, angles, row);
+        ASSERT_NEAR(keys.at(slot, 0, c), e.value, e.size * rotation_error(d, 0)) << "row " << row;
       }
     }
   EXPECT_TRUE(q.gaps_untouched() && latent.gaps_untouched());
@@ -290,8 +290,8 @@ TEST_P(Conformance, MlaNormRopeStore) {
         check_mla_norm_rope_store(*this, d, layout, shape);
 }
 
-// From positions to turned pairs: angles and rotation together against complex multiplication.
-TEST_P(Conformance, RopeTurnsPairs) {
+// From positions to rotated pairs: angles and rotation together against complex multiplication.
+TEST_P(Conformance, RopeRotatesPairs) {
   const MlaShape shape{3, 10, 10, 4, 8};
   const int64_t head = shape.query(), half = shape.rope / 2;
   RopeConfig config;
@@ -325,10 +325,10 @@ TEST_P(Conformance, RopeTurnsPairs) {
             // float32 angles of up to 4000 radians: 4000 * 2^-24 each way.
             const double angle = positions[static_cast<size_t>(r)] *
                                  std::pow(1000.0, -2.0 * static_cast<double>(pair) / static_cast<double>(2 * half));
-            const std::complex<double> turned =
+            const std::complex<double> rotated =
                 std::complex<double>(before.at(r, a), before.at(r, b)) * std::polar(1.0, angle);
-            ASSERT_NEAR(x.at(r, c), c == a ? turned.real() : turned.imag(),
-                        std::abs(turned) * (4 * half_ulp(d) + 3 * angle * 0x1p-24 + 0x1p-22));
+            ASSERT_NEAR(x.at(r, c), c == a ? rotated.real() : rotated.imag(),
+                        std::abs(rotated) * (4 * half_ulp(d) + 3 * angle * 0x1p-24 + 0x1p-22));
           }
       EXPECT_TRUE(x.gaps_untouched());
     }
