@@ -133,7 +133,7 @@ void add_bench_moe(CLI::App& parent, Shared& shared) {
       command->add_option("--isa", o->isa, "scalar, avx2, avx512, avx512_bf16 or amx; default: the best here");
   CLI::Option* seconds =
       command->add_option("--seconds", o->seconds, "of measuring, for each line")->check(CLI::PositiveNumber);
-  command->add_flag("--json", o->json, "one JSON object a line");
+  command->add_flag("--json", o->json, "one JSON object per line");
   command->add_option("--device", o->device, "cpu, or cuda: one Hopper GPU, microseconds of a call")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   o->cpu_only = {isa, seconds};

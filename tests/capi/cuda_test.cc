@@ -404,6 +404,40 @@ TEST(CudaGemm, InTheCallersMemory) {
   for (size_t i = 0; i < kAround; ++i) ASSERT_TRUE(host[i] == 0xa5 && host[host.size() - 1 - i] == 0xa5) << i;
 }
 
+// Codes in the memory of another GPU are refused with both names, by every call that takes weights.
+TEST(CudaMoe, WeightsOfAnotherGpuAreRefused) {
+  SKIP_WITHOUT_DEVICE();
+  int count = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  if (count < 2) GTEST_SKIP() << "one GPU; two are needed";
+  const Layer l;
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  const Device<uint16_t> elsewhere(l.up);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  auto weights = l.weights();
+  sluice::cuda::MoeLayer layer(kSpec, 0, weights);
+  weights.up.codes = elsewhere.get();
+  sluice_cuda_moe* moe = nullptr;
+  const auto refused = [](sluice_status status) {
+    EXPECT_EQ(status, SLUICE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(sluice_last_error()).find("memory of device 1; accepted: memory of device 0"),
+              std::string::npos)
+        << sluice_last_error();
+  };
+  refused(sluice_cuda_moe_create(kSpec, 0, &weights, nullptr, &moe));
+  refused(sluice_cuda_moe_refit(layer.get(), &weights, nullptr));
+  auto options = SLUICE_INIT(sluice_cuda_gemm_options);
+  options.rows = kInter;
+  options.cols = kHidden;
+  options.weights = "bf16";
+  options.dtype = SLUICE_BF16;
+  options.w.codes = elsewhere.get();
+  sluice_cuda_gemm* gemm = nullptr;
+  refused(sluice_cuda_gemm_create(&options, 0, nullptr, &gemm));
+  EXPECT_EQ(moe, nullptr);
+  EXPECT_EQ(gemm, nullptr);
+}
+
 // Sizes need no device.
 TEST(CudaMoe, PreparedBytes) {
   const int64_t bytes = sluice::cuda::MoeLayer::prepared_bytes(kSpec);
