@@ -1,34 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling in two halves against sampling at once, and tokens that go on without the host.
-#include "tests/ops/conformance.h"
+#include "tests/ops/sampling.h"
 
 namespace sluice::ops {
 namespace {
 
 using sampling::Sampled;
 using sampling::SampleRow;
-
-using Logits = std::vector<float>;
-
-Rows upload(Conformance& t, const std::vector<Logits>& rows) {
-  Rows logits = t.rows(DType::f32, static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows.at(0).size()));
-  for (size_t r = 0; r < rows.size(); ++r)
-    for (size_t c = 0; c < rows[r].size(); ++c)
-      logits.set(static_cast<int64_t>(r), static_cast<int64_t>(c), double{rows[r][c]});
-  return logits;
-}
-
-std::vector<Sampled> sample(Conformance& t, Rows& logits, const std::vector<SampleRow>& rows) {
-  std::vector<Sampled> out(rows.size());
-  t.ops->sample(logits.view(), {rows, {}}, out);
-  return out;
-}
-
-Logits random_logits(int64_t vocab) {
-  Logits v(static_cast<size_t>(vocab));
-  for (float& x : v) x = normal(0, 2);
-  return v;
-}
 
 TEST_P(Conformance, BatchesThatAreBegunGiveTheirResultsInOrder) {
   constexpr int64_t kVocab = 700;
