@@ -183,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Types, Speculation, testing::Values(DType::f32, DType::
                          [](const auto& p) { return std::string(to_string(p.param)); });
 
 // The model reports the row invariance of its experts' backend.
-TEST(RowInvariance, IsThatOfEveryMixture) {
+TEST(RowInvariance, NeedsThatOfEveryMoeBlock) {
   struct Experts : moe::MoeLayer {
     explicit Experts(bool invariant) : invariant_(invariant) {}
     const MoeSpec& spec() const override { return spec_; }

@@ -30,7 +30,7 @@ struct Scene {
   std::promise<void> ended;
 };
 
-TEST(Shutdown, EndsWithAnAdminRequestBehindAReload) {
+TEST(Shutdown, EndsWithAnAdminRequestThatWaitsForAReload) {
   const auto scene = std::make_shared<Scene>();
   const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/qwen3-moe";
   model::LoadOptions options;
