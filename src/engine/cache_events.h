@@ -29,7 +29,7 @@ struct CacheEvent {
   std::string salt{};                // requests with this cache_salt find them; "": those without
 };
 
-// In the order in which it happened, once a step at most. Called on the engine's thread before the step's answers are
+// In the order in which it happened, once per step at most. Called on the engine's thread before the step's answers are
 // given; must not block and must not throw.
 using CacheEventSink = std::function<void(std::vector<CacheEvent>)>;
 

@@ -26,13 +26,13 @@ class CompileQueue : public std::enable_shared_from_this<CompileQueue> {
     GrammarPtr grammar;
     size_t bytes = 0;
   };
-  // Called on the threads. What it throws says why the source is refused.
+  // Called on the threads of the queue. What it throws says why the source is refused.
   using Make = std::function<Compiled(const Source&, const Prepared&)>;
 
-  // In a shared_ptr: what still compiles when nobody wants it any more goes on by itself.
+  // Held in a shared_ptr: threads that still compile keep it alive when its owner has let go of it.
   CompileQueue(Make make, CompilerLimits limits) : make_(std::move(make)), limits_(limits) {}
 
-  // As GrammarCompiler's.
+  // These do what GrammarCompiler's functions of the same names say.
   GrammarPtr compile(const Source& source);
   GrammarPtr try_compile(const Source& source);
   std::optional<Clock::time_point> pending_until(const Source& source) const;

@@ -37,7 +37,7 @@ struct SafetensorsHeader {
   int64_t data_offset = 0;                      // of the first tensor byte in the file
 };
 
-// As the Rust reader; checked before anything is allocated.
+// The longest header, as in the Rust reader; checked before anything is allocated.
 inline constexpr int64_t kMaxSafetensorsHeader = 100'000'000;
 
 // `file` is the whole file; nothing beyond the header is read. Throws bad_file: `source`, the tensor, the value, what

@@ -14,7 +14,7 @@
 
 namespace sluice::server {
 
-// Of all prompts and choices of a request; a prompt counts once.
+// The usage of a request, summed over its prompts and choices; each prompt counts once.
 struct UsageSum {
   int64_t prompt = 0, cached = 0, completion = 0, drafted = 0, accepted = 0, reasoning = 0;
   double queue_seconds = 0, first_token_seconds = 0, total_seconds = 0;  // the largest
@@ -24,7 +24,7 @@ struct UsageSum {
   std::string timings() const;           // milliseconds and rates, as llama.cpp's servers name them
 };
 
-// Of one choice so far.
+// The usage of one choice so far, as OpenAI's "usage".
 std::string usage_json(const engine::Usage& usage, int64_t reasoning_tokens = 0);
 
 // "stop", "length", "abort" or null.

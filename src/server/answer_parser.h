@@ -17,32 +17,32 @@ namespace sluice::server {
 // How the answers to one request are to be read.
 struct AnswerReading {
   const ReasoningFormat* reasoning = nullptr;  // nullptr: there are no thoughts
-  AnswerBegin begin;                           // of the request's prompt
+  AnswerBegin begin;                           // how the request's prompt lets an answer begin
   std::optional<int32_t> thought_end;          // the token that ends a thought, where there is one
   bool separate_reasoning = true;              // else thoughts are content
   const CallFormat* calls = nullptr;           // nullptr: there are no calls
   std::shared_ptr<const Tools> tools;          // with `calls`
   ToolCallParser::Options options;
 
-  // How an answer begins.
+  // Whether an answer begins inside of a thought; nothing: it cannot have thoughts.
   std::optional<ReasoningParser::State> thoughts() const {
     if (reasoning == nullptr) return std::nullopt;
     return reasoning->parser(begin)->state();
   }
 };
 
-// For one choice.
+// Reads the text of one choice, event by event.
 class AnswerParser {
  public:
-  // What `reading.begin` views is needed here only.
+  // The strings that `reading.begin` refers to must live until the constructor returns.
   explicit AnswerParser(const AnswerReading& reading);
 
-  // What is certain after some more text, in order; after the last event all of it.
+  // The parts that are certain after the event's text, in order. The last event makes all of the text certain.
   std::vector<AnswerPart> push(const engine::Event& event);
 
-  // So far. Tags' own tokens count.
+  // Tokens of thoughts so far, those of the tags included.
   int64_t thought_tokens() const { return thought_tokens_; }
-  // Of calls that are complete.
+  // How many calls are complete.
   size_t calls() const { return calls_ ? calls_->calls() : 0; }
 
  private:

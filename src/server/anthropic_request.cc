@@ -11,7 +11,7 @@ namespace sluice::server {
 using io::JsonValue;
 
 namespace {
-// A string, or an array of blocks: calls `block` for each of these with its fields, type and path.
+// `content` is a string or an array of blocks. Calls `block` for each block with its fields, type and path.
 template <class F>
 void for_each_block(const JsonValue& content, const std::string& path, const F& block) {
   const auto* blocks = content.as<JsonValue::Array>();
@@ -37,7 +37,7 @@ std::string required(Fields& fields, std::string_view key) {
   return *text;
 }
 
-// Text alone: of the system prompt and of a tool's result.
+// The text of content that may hold nothing else: the system prompt, a tool's result.
 std::string text_of(const JsonValue& content, const std::string& path) {
   if (const auto* s = content.as<std::string>()) return *s;
   std::string out;
@@ -64,10 +64,10 @@ void read_user_message(const JsonValue& content, const std::string& path, JsonVa
       text += required(fields, "text");
       said = true;
     } else if (type == "tool_result") {
-      flush();  // results stand where they came
+      flush();  // results keep their place among the messages
       const JsonValue* result = fields.find("content");
       std::string said_back = result == nullptr ? "" : text_of(*result, name + ".content");
-      // Templates have no word for an error: its text tells the model of it, and none would look like a success.
+      // Templates cannot mark an error. The model reads of it in the text, so an error without text gets one.
       if (fields.boolean("is_error").value_or(false) && said_back.empty()) said_back = "Error";
       JsonValue tool = message("tool", std::move(said_back));
       std::get<JsonValue::Object>(tool.value).push_back(text_member("tool_call_id", required(fields, "tool_use_id")));
@@ -79,7 +79,7 @@ void read_user_message(const JsonValue& content, const std::string& path, JsonVa
   flush();
 }
 
-// Whether it ends with calls.
+// Returns whether the message ends with calls.
 bool read_assistant_message(const JsonValue& content, const std::string& path, JsonValue::Array& out) {
   std::string text, thought;
   JsonValue::Array calls;
@@ -96,7 +96,7 @@ bool read_assistant_message(const JsonValue& content, const std::string& path, J
       calls.push_back({JsonValue::Object{text_member("id", required(fields, "id")),
                                          text_member("type", "function"),
                                          {"function", std::move(function)}}});
-    } else if (type != "redacted_thinking") {  // of which nothing can be read
+    } else if (type != "redacted_thinking") {  // encrypted by another server: skipped
       refuse_block(fields, type, "text, thinking, tool_use");
     }
   });
@@ -139,7 +139,7 @@ void read_thinking(Fields& fields, JsonValue::Object& chat) {
   const std::string type = inner.string("type").value_or("");
   if (type != "enabled" && type != "disabled" && type != "adaptive")
     inner.refuse("type", fmt::format("is {}; accepted: enabled, adaptive, disabled", io::quote(type)));
-  // A target that models are told of elsewhere; templates here have no word for it.
+  // Accepted without effect: no template takes a number of tokens for thoughts.
   inner.integer("budget_tokens", 0, std::numeric_limits<int64_t>::max());
   JsonValue kwargs{JsonValue::Object{{"enable_thinking", {type != "disabled"}}}};
   chat.push_back({"chat_template_kwargs", std::move(kwargs)});

@@ -39,7 +39,7 @@ std::string block_event(const char* type, int index, const char* key, const std:
   return named_event(type, out.str());
 }
 
-// What holds a block's text, in a block and in an event.
+// The key of a block's text, in a block and in an event.
 const char* text_key(AnswerPart::Kind kind) { return kind == AnswerPart::Kind::thought ? "thinking" : "text"; }
 
 // `input`: the JSON of a call's arguments.
@@ -100,7 +100,7 @@ void MessageWriter::add(size_t, const engine::Event& event) {
 
 std::string MessageWriter::whole() { return message(content_.str(), &last_); }
 
-// Puts the part into its block, and begins one where it goes into none that is open.
+// Adds the part to the open block, or closes that and begins another if the part belongs elsewhere.
 std::string MessageWriter::open(const AnswerPart& part) {
   std::string out;
   const bool goes_on = is_open_ && (part.kind == block_.kind || part.kind == Kind::arguments);
@@ -116,7 +116,7 @@ std::string MessageWriter::open(const AnswerPart& part) {
 
 std::string MessageWriter::close() {
   if (!std::exchange(is_open_, false)) return {};
-  // A call that broke off: its input is what its stream's pieces hold.
+  // A call that broke off: its input is made of what the stream has sent of it.
   const bool whole = block_.kind != Kind::call || is_json_object(block_.text);
   content_.raw(block_json(block_, block_.text, whole ? block_.text : closed_json(block_.text)));
   return block_event("content_block_stop", index_++, nullptr, "");

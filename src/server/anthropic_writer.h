@@ -41,11 +41,11 @@ class MessageWriter final : public AnswerWriter {
   AnswerParser parser_;
   engine::Usage usage_;
   engine::Event last_;
-  AnswerPart block_;  // that is open; its arguments are `text`
+  AnswerPart block_;  // the open block; a call's arguments are in `text`
   bool is_open_ = false;
-  JsonArray content_;   // blocks that are closed
+  JsonArray content_;   // closed blocks
   int index_ = 0;       // of the next block
-  bool begun_ = false;  // the stream
+  bool begun_ = false;  // whether the stream has begun
 };
 
 // The code of a refusal to keep the conversation, which makes Anthropic's clients send it whole.

@@ -41,7 +41,7 @@ ChatPrompt render_translated(const ServedModel& model, const io::JsonValue& chat
 std::vector<int32_t> chat_prompt_ids(const ServedModel& model, const engine::Limits& limits, const ChatPrompt& prompt,
                                      std::string_view field);
 
-// For translations.
+// A member of an object whose value is text, for requests that are translated into OpenAI's form.
 inline io::JsonMember text_member(std::string key, std::string text) {
   return {std::move(key), io::JsonValue{std::move(text)}};
 }

@@ -20,12 +20,12 @@ class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
 
-  // Of streams: server-sent events, "" for none.
+  // For streams: each returns server-sent events, "" for none.
   virtual std::string begin_stream() { return {}; }
   virtual std::string stream_event(size_t prompt, const engine::Event& event) = 0;
   virtual std::string end_stream() = 0;
 
-  // Of whole answers.
+  // For answers as a whole: events are added, then the body is written.
   virtual void add(size_t prompt, const engine::Event& event) = 0;
   virtual std::string whole() = 0;
 
@@ -37,7 +37,7 @@ class AnswerWriter {
   void set_weight_version(std::string version) { weight_version_ = std::move(version); }
 
  protected:
-  // Of the latest event.
+  // The version that goes with the latest event.
   const std::string& weight_version() const { return weight_version_; }
   // SGLang's "metadata" of an OpenAI answer.
   std::string metadata_json() const { return JsonObject().add("weight_version", weight_version_).str(); }

@@ -19,7 +19,7 @@ struct MessageForm {
 
 struct Messages {
   text::jinja::Value list;  // of dict: role, content, and what else templates know; texts went through guard()
-  // Of the last message, without guard()'s marks.
+  // Role and text of the last message, without the marks that guard() put in.
   std::string last_role, last_content;
   bool has_arguments = false;  // texts that became objects, unless arguments_as_text
 };

@@ -30,10 +30,10 @@ struct MoreLogprobs {
   bool named = false;         // logprob_token_ids: of these instead of the most likely
   bool token_ids = false;     // return_token_ids
 };
-// After `params` has what OpenAI's own fields ask for.
+// Call it after OpenAI's own fields have been read into `params`.
 MoreLogprobs read_more_logprobs(Fields& fields, int64_t vocab, bool stream, engine::Params& params);
 
-// For forms that have no tools.
+// Refuses fields of tools, for request forms that have none.
 void refuse_tools(Fields& fields);
 
 // Every other field that OpenAI or SGLang define: metadata is passed over, what would change the answer and is not

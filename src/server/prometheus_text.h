@@ -17,12 +17,12 @@ class PrometheusText {
   // labels: {model_name="x"} of every sample.
   explicit PrometheusText(std::string_view model_name);
 
-  // Of all names from here on: "sluice:".
+  // "sluice:" for example; it goes before all names from here on.
   void set_prefix(std::string_view prefix) { prefix_ = prefix; }
 
   void gauge(std::string_view name, std::string_view help, double value);
   void counter(std::string_view name, std::string_view help, double value);
-  // A sample of 1 whose labels say something; {name, value} each.
+  // A sample of 1 that only carries labels, each {name, value}.
   void info(std::string_view name, std::string_view help,
             std::initializer_list<std::pair<std::string_view, std::string>> labels);
   // A gauge of the process, under Prometheus' own name and without labels.

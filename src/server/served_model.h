@@ -16,14 +16,14 @@
 
 namespace sluice::server {
 
-// Of a request that does not say.
+// The sampling parameters of a request that does not state them.
 struct SamplingDefaults {
   double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
   int64_t top_k = 0;
   std::string source;  // "generation_config.json: temperature 0.6, top_p 0.95"; "" for OpenAI's
 };
 
-// Reads generation_config.json when the folder has one. Throws bad_file for values that cannot be.
+// Reads generation_config.json when the folder has one. Throws bad_file for values out of range.
 SamplingDefaults read_sampling_defaults(const std::string& folder);
 
 class ServedModel {
@@ -33,19 +33,19 @@ class ServedModel {
               SamplingDefaults defaults, std::string_view template_text = "", std::string_view template_source = "");
 
   const bool any_name;                   // "*" was among them: requests may call it anything
-  const std::vector<std::string> names;  // the first is what answers say; without the "*"
+  const std::vector<std::string> names;  // without the "*"; answers carry the first
   const std::string path;
-  const std::string model_type;  // of config.json, "" when it says none
+  const std::string model_type;  // as config.json states it, "" where it does not
   const text::Tokenizer tokenizer;
   const model::ModelInfo info;
   const SamplingDefaults defaults;
 
   bool has_name(std::string_view name) const;
 
-  // For the model's vocabulary, with its cache.
+  // Compiles grammars for the model's vocabulary and keeps the latest ones.
   grammar::GrammarCompiler& grammars() const { return *grammars_; }
 
-  // Throws ApiError 400 when there is none, or it cannot be used: then the sentence names its line.
+  // Throws ApiError 400 where the model has no template, or one that cannot be used, with the line at fault.
   const text::ChatTemplate& chat_template() const;
   const std::string& chat_template_text() const { return template_text_; }
   const std::string& chat_template_error() const { return template_error_; }
@@ -59,7 +59,7 @@ class ServedModel {
   size_t bytes_without_guards(std::string_view rendered) const {
     return text::SpecialGuard::bytes_without_guards(rendered);
   }
-  // Whether the tokenizer has a special token of this text, which answers are without unless they ask for it.
+  // Whether this text is a special token. Answers leave these out unless a request asks for them.
   bool is_special_token(std::string_view text) const { return special_guard_.is_special(text); }
 
  private:

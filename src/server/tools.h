@@ -47,12 +47,13 @@ struct ToolForm {
 // Throws ApiError 400 for tools that cannot be shown to the model or whose calls would not be recognised.
 ToolRequest read_tools(Fields& fields, const ServedModel& model, const CallFormat* format, const ToolForm& form);
 
-// Of /v1/chat/completions, /v1/responses and /v1/messages.
+// The forms of tools in /v1/chat/completions, /v1/responses and /v1/messages.
 const ToolForm& chat_tools();
 const ToolForm& responses_tools();
 const ToolForm& anthropic_tools();
 
-// What keeps the promise; `otherwise`: what the answer must be if it is no call. Throws ApiError 400.
+// The constraint under which an answer keeps to the request's tool choice. `otherwise`: the constraint of an answer
+// that is not a call. Throws ApiError 400.
 GivenConstraint call_constraint(const ToolRequest& request, const CallFormat& format,
                                 const std::optional<GivenConstraint>& otherwise);
 

@@ -46,12 +46,12 @@ struct ReasoningFormat {
   std::unique_ptr<ReasoningParser> (*parser)(const AnswerBegin& begin) = nullptr;
 };
 
-// Each in the file of its name.
+// Each is defined in the file of its name.
 ReasoningFormat think_format();        // <think>: what the prompt or the answer opens
 ReasoningFormat deepseek_r1_format();  // <think>, and answers that open with neither are thoughts
 ReasoningFormat harmony_format();      // gpt-oss' channels
 
-// In the order in which a chat template is held against them.
+// A chat template is of the first format in this order whose markers it holds.
 const std::vector<ReasoningFormat>& reasoning_formats();
 // nullptr: none.
 const ReasoningFormat* reasoning_format(std::string_view name);

@@ -54,9 +54,9 @@ struct CallFormat {
   std::vector<std::string_view> begins;
   // The tags around all blocks of an answer; "": none. They are dropped beside a call and stay elsewhere.
   std::string_view open = "", close = "";
-  // What stands between two calls of an answer, all within one pair of open and close; none: each call is by itself.
+  // The text between two calls that share one pair of open and close; nothing: each call has its own.
   std::optional<std::string_view> separator = {};
-  // With what a constraint begins.
+  // The text at which a constraint begins.
   std::string_view trigger = "";
   // Further tags inside of a block.
   std::vector<std::string_view> inner = {};

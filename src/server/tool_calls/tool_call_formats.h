@@ -9,7 +9,7 @@
 
 namespace sluice::server {
 
-// In the order in which a chat template is held against them.
+// A chat template is of the first format in this order whose markers it holds.
 const std::vector<CallFormat>& tool_call_formats();
 
 // nullptr: no format has that name.

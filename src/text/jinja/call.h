@@ -30,7 +30,7 @@ class Call {
   // Positions and names become one list. Throws for an argument that no parameter takes.
   void bind(std::initializer_list<std::string_view> parameters);
 
-  // By parameter, after bind().
+  // By the index of a parameter, after bind().
   bool has(size_t i) const { return i < bound_.size() && given_[i]; }
   const Value& value(size_t i) const;  // throws when it was not given
   Value value_or(size_t i, Value otherwise) const { return has(i) ? bound_[i] : std::move(otherwise); }

@@ -54,7 +54,7 @@ class Interpreter {
     Fields names;
   };
   enum class Flow { normal, loop_break, loop_continue };
-  // One more node below the others, while it lives.
+  // Counts one level of nesting while it lives.
   class Deeper {
    public:
     Deeper(Interpreter& run, int line);

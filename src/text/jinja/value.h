@@ -28,7 +28,7 @@ struct Callable;
 
 class Value {
  public:
-  // In the order of the variant below.
+  // In the order of the alternatives of data_.
   enum class Kind { undefined, none, boolean, integer, real, string, list, dict, name_space, loop, callable };
 
   Value() = default;  // undefined

@@ -14,7 +14,7 @@
 namespace sluice::kernels::cpu {
 namespace {
 
-// One group of 16 k of one panel, decoded.
+// The decoded weights of one group of 16 k of one panel.
 struct DotGroup {
   __m512i w[4];  // 2w + 12
   __m512 scale;
