@@ -76,7 +76,10 @@ void print_json(const Context& ctx, const model::ModelInfo& info, const Options&
       {"model", info.architecture},        {"experts", info.experts},        {"dtype", to_string(info.dtype)},
       {"weight_bytes", info.weight_bytes}, {"threads", ctx.pool.size()},     {"prompt_tokens", prompt_tokens},
       {"new_tokens", o.new_tokens},        {"prefill_tok_s", rates.prefill}, {"decode_tok_s", rates.decode}};
-  if (o.speculative.steps() > 0) j["accept_length"] = rates.accept_length;
+  if (o.speculative.steps() > 0) {
+    j["speculative_num_steps"] = o.speculative.steps();
+    j["accept_length"] = rates.accept_length;
+  }
   std::printf("%s\n", j.dump().c_str());
   std::fflush(stdout);
 }
@@ -140,6 +143,7 @@ void print_cell_json(const model::ModelInfo& info, const Options& o, const Loade
     j["decode_ms"] = r.step_seconds * 1e3;
     j["decode_tok_s"] = batch / r.step_seconds;
     j["step_bytes"] = r.step_bytes;
+    j["token_bytes"] = loaded.model->cache_shape().bytes_per_token();
     if (copy > 0) {
       j["copy_tb_s"] = copy / 1e12;
       j["floor_ms"] = r.step_bytes / copy * 1e3;

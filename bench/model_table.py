@@ -43,7 +43,8 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4,
     "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 129280,
 }
-CONFIGS = {"qwen3-30b-a3b": QWEN3, "nemotron-3-nano": NANO, "deepseek-v3-4-layers": DEEPSEEK}
+CONFIGS = {"qwen3-30b-a3b": QWEN3, "nemotron-3-nano": NANO, "deepseek-v3-4-layers": DEEPSEEK,
+           "deepseek-v3-4-layers-mtp": {**DEEPSEEK, "num_nextn_predict_layers": 1}}
 
 BATCHES = (1, 8, 32, 64, 256)
 PROMPTS = ("1x1024", "1x8192", "16x1024")
@@ -60,7 +61,9 @@ GOALS = {
     ("qwen3-30b-a3b", "nvfp4"): ((430, 2100, 5300, 9500, 27500), (32000, 62000, 90000)),
     ("nemotron-3-nano", "bf16"): ((430, 1400, 2600, 4250, 11800), (30000, 78000, 85000)),
 }
-LOG = re.compile(r"speed-(?P<model>.+)-(?P<format>[a-z0-9]+)\.log$")
+# What is run beside the cells that are compared: contexts of 8k and 32k, --deterministic, drafts.
+RUNS = ("long", "deterministic", "drafts")
+LOG = re.compile(r"speed-(?P<model>.+)-(?P<format>[a-z0-9]+)(\+(?P<run>" + "|".join(RUNS) + r"))?\.log$")
 
 
 def write_configs(folder):
@@ -70,13 +73,15 @@ def write_configs(folder):
         path.write_text(json.dumps(config, indent=1) + "\n")
 
 
-def read_logs(paths):
-    """{(model, format): [row of bench model, ...]}; lines that are no rows are skipped."""
+def read_logs(paths, run=None):
+    """{(model, format): [row of bench model, ...]} of the logs of one run; lines that are no rows are skipped."""
     found = {}
     for path in paths:
         match = LOG.search(pathlib.Path(path).name)
         if not match:
-            sys.exit(f"model_table.py: {path} is not named speed-MODEL-FORMAT.log")
+            sys.exit(f"model_table.py: {path} is not named speed-MODEL-FORMAT[+RUN].log")
+        if match["run"] != run:
+            continue
         rows = found.setdefault((match["model"], match["format"]), [])
         for line in pathlib.Path(path).read_text(errors="replace").splitlines():
             if line.startswith("{") and line.endswith("}"):
@@ -113,6 +118,40 @@ def prefill_rows(found):
             yield f"| {' '.join(key)} | {name} | {row['prefill_ms']:.1f} | {rate:.0f} | {peers[0]} | {peers[1]} |"
 
 
+def long_rows(found):
+    """Decoding behind long prompts, and attention alone: what its kernels take against what they read at the copies' rate."""
+    for key, rows in found.items():
+        attention = {(r["profile_batch_size"], r["input_len"]): [k for k in r["kernels"] if "attention" in k["name"].lower()]
+                     for r in rows if "profile_batch_size" in r}
+        for row in rows:
+            kernels = attention.get((row.get("batch_size"), row["input_len"]))
+            if "decode_ms" not in row or not kernels or not row.get("copy_tb_s"):
+                continue
+            us = sum(k["us"] for k in kernels)
+            read = row["batch_size"] * row["input_len"] * row["token_bytes"]
+            yield (f"| {' '.join(key)} | {row['batch_size']} | {row['input_len']} | {row['decode_ms']:.3f} | {row['floor_ms']:.2f} | "
+                   f"{row['ratio']:.2f} | {row['decode_tok_s']:.0f} | {us:.0f} | {100 * read / us / row['copy_tb_s'] / 1e6:.0f} |")
+
+
+def deterministic_rows(found, plain):
+    rates = {(key, r["batch_size"]): r["decode_tok_s"] for key, rows in plain.items() for r in rows if "decode_tok_s" in r}
+    for key, rows in found.items():
+        for row in rows:
+            other = rates.get((key, row.get("batch_size")))
+            if other and "decode_tok_s" in row:
+                yield f"| {' '.join(key)} | {row['batch_size']} | {row['decode_tok_s']:.0f} | {other:.0f} | {row['decode_tok_s'] / other:.2f} |"
+
+
+def draft_rows(found):
+    """Runs of one sequence without drafts and with some, in this order."""
+    for key, rows in found.items():
+        for row in rows:
+            if "decode_tok_s" in row:
+                length = f"{row['accept_length']:.2f}" if "accept_length" in row else ""
+                gain = row["decode_tok_s"] / rows[0]["decode_tok_s"]
+                yield f"| {' '.join(key)} | {row.get('speculative_num_steps', 0)} | {row['decode_tok_s']:.0f} | {length} | {gain:.2f} |"
+
+
 def kernel_rows(rows, most=14):
     for row in rows:
         prompts = row.get("prompts", False)
@@ -130,7 +169,24 @@ def kernel_rows(rows, most=14):
             yield f"| {name} | {k['count']} | {k['us']:.1f} | {k['us'] / k['count']:.2f} | {100 * k['us'] / row['us']:.1f} |"
 
 
-def table(found):
+def more_tables(paths, found):
+    long, deterministic, drafts = (read_logs(paths, run) for run in RUNS)
+    if any(long.values()):
+        yield "\n## Long contexts\n"
+        yield "Attention: its kernels of one step, each alone, and the keys and values they read per second, in percent of the rate of copies.\n"
+        yield "| model | B | context | ms | floor ms | x floor | tok/s | attention us | % of copies |\n|" + "---|" * 9
+        yield from long_rows(long)
+    if any(deterministic.values()):
+        yield "\n## With `--deterministic`\n\n| model | B | tok/s | without | ratio |\n|" + "---|" * 5
+        yield from deterministic_rows(deterministic, found)
+    if any(drafts.values()):
+        yield "\n## Drafts of one sequence\n"
+        yield "Deterministic, as drafts ask for. Random weights: hardly a draft is right, so this is what they cost.\n"
+        yield "| model | drafts | tok/s | tokens of a step | x without |\n|" + "---|" * 5
+        yield from draft_rows(drafts)
+
+
+def table(found, paths=()):
     copies = [row["copy_tb_s"] for rows in found.values() for row in rows if "copy_tb_s" in row]
     yield "## Decoding"
     yield ""
@@ -142,6 +198,7 @@ def table(found):
     yield "\n## Prompts\n"
     yield "| model | prompts | ms | tok/s | vLLM | x vLLM | goal | x goal |\n|" + "---|" * 8
     yield from prefill_rows(found)
+    yield from more_tables(paths, found)
     yield "\n## Making the weights\n\n| model | GB | s |\n|---|---|---|"
     for key, rows in found.items():
         if rows and "load_s" in rows[0]:
@@ -160,7 +217,7 @@ def main():
     found = read_logs(sys.argv[2:])
     if not any(found.values()):
         sys.exit("model_table.py: no row of sluice bench model --json in the logs")
-    print("\n".join(table(found)))
+    print("\n".join(table(found, sys.argv[2:])))
 
 
 if __name__ == "__main__":

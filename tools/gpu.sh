@@ -4,14 +4,15 @@
 #   tools/gpu.sh pack BUILD DIR        stripped programs and tests of a build with SLUICE_CUDA=ON into DIR
 #   tools/gpu.sh run DIR [PART...]     runs PARTs (default: all) and prints a short table last
 # PARTs: resources, tests, ops, sanitizer, start, goldens, experts, models, bench, bench-ops, and by name only:
-# model-speed, whole models of dummy weights, those in SPEED_MODELS ("MODEL:FORMAT ...") if it is set, each for at most
-# SPEED_SECONDS (110); model-load, a checkpoint of LOAD_LAYERS (12). SLUICE_TEST_MODELS names a folder of checkpoints
+# model-speed, whole models of dummy weights, those in SPEED_MODELS ("MODEL:FORMAT[+RUN] ...", RUN: long, deterministic,
+# drafts) if it is set, each for at most SPEED_SECONDS (110); model-serve, one of them behind the server; model-load, a
+# checkpoint of LOAD_LAYERS (12). SLUICE_TEST_MODELS names a folder of checkpoints
 # (default: models/ of this repository), SLUICE_BENCH_ARGS goes to the benchmark, OUT is where logs go (default: DIR/out).
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 usage() {
-  sed -n '3,9p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '3,10p' "$0" | sed 's/^# \{0,1\}//'
   exit 2
 }
 
@@ -63,7 +64,7 @@ gtest() { # program, filter
 
 # A whole model of dummy weights: decoding and prompts, as bench/model_table.py wants them. A model that takes too long
 # leaves the rows that it has, and time for the others.
-speed_of() { # model, format
+speed_of() { # model, format, run
   local -a format=()
   case $2 in
     bf16) ;;
@@ -71,7 +72,7 @@ speed_of() { # model, format
     nvfp4) format=(--quantization nvfp4_online) ;;
     *) format=(--quantization "$2") ;;
   esac
-  part "speed-$1-$2" speed_runs "$out/models/$1" "${format[@]}"
+  part "speed-$1-$2${3:++$3}" "speed_runs${3:+_$3}" "$out/models/$1" "${format[@]}"
 }
 # One sequence touches the same number of experts whoever chooses them, so there the routers do, as for vLLM's figures.
 speed_runs() { # model, options
@@ -79,6 +80,23 @@ speed_runs() { # model, options
     --new-tokens 128 --repeat 2 --profile --json --model-path "$@")
   "${bench[@]}" --routing model --batch-size 1
   "${bench[@]}" --routing uniform --batch-size 8,32,64,256 --prefill 1x1024,1x8192,16x1024
+}
+speed_runs_long() {
+  local -a bench=(timeout "${SPEED_SECONDS:-110}" "$dir/sluice" bench model --load-format dummy --device cuda --new-tokens 33
+    --repeat 1 --routing uniform --profile --json --model-path "$@")
+  "${bench[@]}" --input-len 8192 --batch-size 1,8,32
+  "${bench[@]}" --input-len 32768 --batch-size 1,8
+}
+speed_runs_deterministic() {
+  timeout "${SPEED_SECONDS:-110}" "$dir/sluice" bench model --load-format dummy --device cuda --input-len 64 --new-tokens 128 \
+    --repeat 2 --routing uniform --deterministic --batch-size 8,64,256 --json --model-path "$@"
+}
+speed_runs_drafts() {
+  local -a bench=(timeout "${SPEED_SECONDS:-110}" "$dir/sluice" bench model --load-format dummy --device cuda --input-len 64
+    --new-tokens 128 --repeat 3 --deterministic --json --model-path "$@")
+  "${bench[@]}"
+  "${bench[@]}" --speculative-algorithm NEXTN --speculative-num-steps 1
+  "${bench[@]}" --speculative-algorithm NEXTN --speculative-num-steps 3
 }
 
 [[ $# -ge 2 ]] || usage
@@ -135,10 +153,20 @@ for p in "${parts[@]}"; do
       ;;
     model-speed)
       python3 "$root/bench/model_table.py" configs "$out/models" || exit 2
-      for speed in ${SPEED_MODELS:-qwen3-30b-a3b:bf16 qwen3-30b-a3b:fp8 qwen3-30b-a3b:nvfp4 nemotron-3-nano:bf16 deepseek-v3-4-layers:bf16}; do
-        speed_of "${speed%%:*}" "${speed##*:}"
+      speeds=({qwen3-30b-a3b,nemotron-3-nano}:{bf16,fp8,nvfp4} qwen3-30b-a3b:bf16+{long,deterministic}
+        deepseek-v3-4-layers:bf16 deepseek-v3-4-layers-mtp:bf16+drafts)
+      [[ -z ${SPEED_MODELS:-} ]] || read -ra speeds <<<"$SPEED_MODELS"
+      for speed in "${speeds[@]}"; do
+        format=${speed##*:}
+        run=${format#"${format%%+*}"}
+        speed_of "${speed%%:*}" "${format%%+*}" "${run#+}"
       done
       python3 "$root/bench/model_table.py" table "$out"/speed-*.log
+      ;;
+    model-serve)
+      python3 "$root/bench/model_table.py" configs "$out/models" || exit 2
+      part serve python3 "$root/bench/model_serve.py" "$dir/sluice" "$out/models/qwen3-30b-a3b"
+      cat "$out/serve.log"
       ;;
     model-load)  # from the page cache: the second of two loads
       python3 "$root/bench/random_checkpoint.py" "$out/models/load" "${LOAD_LAYERS:-12}" || exit 2

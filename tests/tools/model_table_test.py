@@ -42,6 +42,24 @@ class ModelTable(unittest.TestCase):
         self.assertIn("| qwen3-30b-a3b bf16 | 61.0 | 1.50 |", text)
         self.assertIn("| 6 others | 12 | 3.0 | 0.25 | 30.0 |", text)
 
+    def test_other_runs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            long = {**ROW, "input_len": 8192, "token_bytes": 98304}
+            profile = {"profile_batch_size": 8, "input_len": 8192, "us": 9000.0,
+                       "kernels": [{"name": "attention_kernel", "count": 48, "us": 3000.0}, {"name": "x", "count": 1, "us": 6000.0}]}
+            drafts = [{"decode_tok_s": 500.0}, {"decode_tok_s": 400.0, "accept_length": 1.01, "speculative_num_steps": 1}]
+            paths = [self.log(folder, "speed-qwen3-30b-a3b-bf16.log", [json.dumps(ROW)]),
+                     self.log(folder, "speed-qwen3-30b-a3b-bf16+long.log", [json.dumps(long), json.dumps(profile)]),
+                     self.log(folder, "speed-qwen3-30b-a3b-bf16+deterministic.log", [json.dumps({**ROW, "decode_tok_s": 970.0})]),
+                     self.log(folder, "speed-deepseek-v3-4-layers-mtp-bf16+drafts.log", map(json.dumps, drafts))]
+            text = "\n".join(model_table.table(model_table.read_logs(paths), paths))
+        # 8 * 8192 * 98304 bytes in 3 ms are 2.15 TB/s of 4.2.
+        self.assertIn("| qwen3-30b-a3b bf16 | 8 | 8192 | 8.000 | 6.40 | 1.25 | 1000 | 3000 | 51 |", text)
+        self.assertIn("| qwen3-30b-a3b bf16 | 8 | 970 | 1000 | 0.97 |", text)
+        self.assertIn("| deepseek-v3-4-layers-mtp bf16 | 0 | 500 |  | 1.00 |", text)
+        self.assertIn("| deepseek-v3-4-layers-mtp bf16 | 1 | 400 | 1.01 | 0.80 |", text)
+        self.assertEqual(text.count("| qwen3-30b-a3b bf16 | 8 | 8.000 | 6.40 | 1.25 | 1000 |"), 1)
+
     def test_models_without_figures(self):
         with tempfile.TemporaryDirectory() as folder:
             path = self.log(folder, "speed-deepseek-v3-4-layers-bf16.log",
