@@ -15,6 +15,14 @@
 
 namespace sluice {
 
+std::string no_device_reason(int driver, int runtime, std::string_view says) {
+  if (driver == 0) return "there is no CUDA device: no NVIDIA driver is installed";
+  if (driver < runtime)
+    return fmt::format("the NVIDIA driver is too old: it supports CUDA {}.{}, and this build needs {}.{}",
+                       driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+  return fmt::format("there is no CUDA device: {}", says);
+}
+
 #if defined(SLUICE_WITH_CUDA)
 
 namespace {
@@ -24,8 +32,8 @@ void check_cuda(cudaError_t status, const char* what, DeviceId id) {
   if (status == cudaSuccess) return;
   if (status == cudaErrorStreamCaptureUnsupported)
     fail(ErrorCode::internal, "{} was called on {} while work is recorded", what, to_string(id));
-  fail(ErrorCode::cuda, "{} failed on {}: {} ({})", what, to_string(id), cudaGetErrorString(status),
-       cudaGetErrorName(status));
+  const ErrorCode code = status == cudaErrorMemoryAllocation ? ErrorCode::out_of_memory : ErrorCode::cuda;
+  fail(code, "{} failed on {}: {} ({})", what, to_string(id), cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 // Makes a GPU current for its scope, and the one before it afterwards.
@@ -328,7 +336,10 @@ Support cuda_device_supported(int index) {
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
     cudaGetLastError();
-    return Support::no(fmt::format("there is no CUDA device: {}", cudaGetErrorString(status)));
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    return Support::no(no_device_reason(driver, runtime, cudaGetErrorString(status)));
   }
   if (index < 0 || index >= count)
     return Support::no(fmt::format("there is no device cuda:{}; {} CUDA device{} present", index, count,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/support.h"
@@ -21,7 +22,11 @@ int cuda_device_count();
 // it.
 Support cuda_device_supported(int index);
 
-// Throws unsupported with that reason.
+// Why the runtime finds no GPU, in one sentence. Versions as CUDA has them (13000: 13.0); driver 0: there is none.
+// `says`: its own words, for any other reason.
+std::string no_device_reason(int driver, int runtime, std::string_view says);
+
+// Throws unsupported with that reason; out_of_memory when others hold the GPU's memory.
 std::unique_ptr<Device> make_cuda_device(int index);
 
 // A queue on a stream of the caller's (a cudaStream_t; null: the default stream), which stays the caller's.
