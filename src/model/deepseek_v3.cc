@@ -129,6 +129,20 @@ DraftHead draft_head(const WeightReader& s, const Config& c, const Decoder::Part
 }
 }  // namespace
 
+namespace {
+// Files without the prediction layer's tensors are whole models too: num_nextn_predict_layers is often left at 1.
+bool has_draft(const WeightReader& s, const Config& c) {
+  return c.draft_layers > 0 && s.has_required(fmt::format("model.layers.{}.eh_proj.weight", c.layers));
+}
+}  // namespace
+
+CacheShape cache_of_deepseek_v3(const WeightReader& s) {
+  const Config c = read(s.config());
+  CacheShape shape;
+  shape.attention.assign(static_cast<size_t>(c.layers + (has_draft(s, c) ? 1 : 0)), {1, c.mla.cached(), 0});
+  return shape;
+}
+
 Decoder::Parts load_deepseek_v3(const WeightReader& s) {
   const Config c = read(s.config());
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
@@ -140,9 +154,7 @@ Decoder::Parts load_deepseek_v3(const WeightReader& s) {
   for (int64_t i = 0; i < c.layers; ++i) add_layer(s, c, i, parts.sublayers);
   parts.final_norm = s.norm("model.norm.weight", hidden, c.eps);
   parts.head = c.tied ? s.tied_head("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
-  // Files without the prediction layer's tensors are whole models too: num_nextn_predict_layers is often left at 1.
-  if (c.draft_layers > 0 && s.has_required(fmt::format("model.layers.{}.eh_proj.weight", c.layers)))
-    parts.draft = draft_head(s, c, parts);
+  if (has_draft(s, c)) parts.draft = draft_head(s, c, parts);
   return parts;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "model/config.h"
 #include "model/families.h"
 #include "model/memory_fit.h"
 
@@ -12,12 +13,13 @@ namespace {
 struct Family {
   std::string_view architecture, model_type;
   Decoder::Parts (*load)(const WeightReader&);
+  CacheShape (*cache)(const WeightReader&);
 };
 
 constexpr Family kFamilies[] = {
-    {"Qwen3MoeForCausalLM", "qwen3_moe", load_qwen3_moe},
-    {"NemotronHForCausalLM", "nemotron_h", load_nemotron_h},
-    {"DeepseekV3ForCausalLM", "deepseek_v3", load_deepseek_v3},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", load_qwen3_moe, cache_of_qwen3_moe},
+    {"NemotronHForCausalLM", "nemotron_h", load_nemotron_h, cache_of_nemotron_h},
+    {"DeepseekV3ForCausalLM", "deepseek_v3", load_deepseek_v3, cache_of_deepseek_v3},
 };
 
 const Family& family_of(const io::Config& config) {
@@ -66,14 +68,24 @@ LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReade
 }
 }  // namespace
 
-LiveModel load_live_model(Context& ctx, const LoadOptions& options) {
+LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CachePlan& cache) {
   const WeightReader reader(ctx, options);
-  if (!options.dummy) check_fits(reader.checkpoint(), options, ctx.device().id(), ctx.device().memory());
+  const DeviceId device = ctx.device().id();
+  const DeviceMemory memory = ctx.device().memory();
+  if (!options.dummy) check_fits(reader.checkpoint(), options, device, memory);
+  if (cache) {
+    CacheShape shape = family_of(reader.config()).cache(reader);
+    shape.dtype = options.dtype;
+    // Of the host both are touched little by little, and weights may stay in their files.
+    const bool both = !options.dummy && !device.is_host();
+    check_cache_fits(both ? weight_bytes(reader.checkpoint(), options) : 0, shape,
+                     cache(shape, read_common(reader.config()).max_positions), device, memory);
+  }
   return make_model(ctx, options, reader);
 }
 
-std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options) {
-  return std::move(load_live_model(ctx, options).model);
+std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options, const CachePlan& cache) {
+  return std::move(load_live_model(ctx, options, cache).model);
 }
 
 LiveModel update_live_model(Context& ctx, const LoadOptions& options, const LiveModel& now,

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "model/load_options.h"
+#include "model/memory_fit.h"
 #include "model/model.h"
 #include "model/weight_reader.h"
 
@@ -12,8 +13,8 @@ namespace sluice::model {
 
 // Reads the configuration and all weights. Throws unsupported for an architecture that is not in the list (naming it
 // and the list), bad_file when config.json is wrong in itself or contradicts the tensors, and what io and weights
-// throw.
-std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options);
+// throw; out_of_memory, before a weight is read, when weights and the planned cache do not fit.
+std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options, const CachePlan& cache = {});
 
 // A model with what its weights were read from, so that some of them can be replaced by others.
 struct LiveModel {
@@ -21,7 +22,7 @@ struct LiveModel {
   io::Checkpoint source;  // without tensors for dummy weights
   std::shared_ptr<const WeightParts> parts;
 };
-LiveModel load_live_model(Context& ctx, const LoadOptions& options);
+LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CachePlan& cache = {});
 // The same, loaded with the same options, with some of its tensors replaced: as the checkpoint has them, and quantised
 // here if options.quantization quantises the checkpoint's. What they do not touch is shared with `now`, so the cost is
 // that of the modules touched, and `now` goes on to work. Throws as io::Checkpoint::updated() and check_unchanged() and

@@ -156,6 +156,16 @@ Mixer mixer(const WeightReader& s, const Config& c, const std::string& p, int64_
 }
 }  // namespace
 
+CacheShape cache_of_nemotron_h(const WeightReader& s) {
+  const Config c = read(s.config());
+  CacheShape shape;
+  for (const Kind kind : c.kinds) {
+    if (kind == Kind::attention) shape.attention.push_back({c.kv_heads, c.head_dim, c.head_dim});
+    if (kind == Kind::mamba) shape.mamba.push_back(c.mamba);
+  }
+  return shape;
+}
+
 Decoder::Parts load_nemotron_h(const WeightReader& s) {
   const Config c = read(s.config());
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};

@@ -68,6 +68,13 @@ MoeBlock moe_block(const WeightReader& s, const Config& c, const std::string& p,
 }
 }  // namespace
 
+CacheShape cache_of_qwen3_moe(const WeightReader& s) {
+  const Config c = read(s.config());
+  CacheShape shape;
+  shape.attention.assign(static_cast<size_t>(c.layers), {c.kv_heads, c.head_dim, c.head_dim});
+  return shape;
+}
+
 Decoder::Parts load_qwen3_moe(const WeightReader& s) {
   const Config c = read(s.config());
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};

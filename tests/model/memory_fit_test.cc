@@ -60,6 +60,67 @@ TEST(MemoryFit, WhatDoesNotFitIsRefusedWithWhatWould) {
   EXPECT_NE(refusal(o, {}, {quantized - 1, 0}), "");
 }
 
+TEST(MemoryFit, TheCacheIsKnownBeforeTheModel) {
+  for (const char* name : {"qwen3-moe", "nemotron-h", "deepseek-v3"}) {
+    Context ctx = test_context();
+    LoadOptions o;
+    o.path = std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/" + name;
+    CacheShape planned;
+    int64_t positions = 0;
+    const auto model = load_model(ctx, o, [&](const CacheShape& shape, int64_t max_positions) {
+      planned = shape;
+      positions = max_positions;
+      return CacheConfig{.blocks = 1};
+    });
+    EXPECT_EQ(planned, model->cache_shape()) << name;
+    EXPECT_EQ(positions, model->info().max_positions) << name;
+  }
+}
+
+TEST(MemoryFit, ACacheThatDoesNotFitIsRefusedWithWhatWould) {
+  CacheShape shape;
+  shape.attention.assign(10, {4, 128, 128});  // 20,480 bytes of a token
+  CacheConfig cache{.blocks = 1000, .block_size = 64};
+  const DeviceId gpu{DeviceId::Kind::cuda, 0};
+  constexpr int64_t kWeights = 30'000'000'000, kTotal = 40'000'000'000;
+  const int64_t bytes = 64'000 * shape.bytes_per_token();
+  const auto refusal = [&](int64_t free) -> std::string {
+    try {
+      check_cache_fits(kWeights, shape, cache, gpu, {kTotal, free});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::out_of_memory);
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal(kWeights + bytes), "");
+  const std::string less = refusal(kWeights + bytes - 1);
+  EXPECT_NE(less.find("1.3 GB for 64000 tokens beside 30.0 GB of weights, and cuda:0 has 31.3 GB of 40.0 GB free"),
+            std::string::npos)
+      << less;
+  EXPECT_NE(less.find("at most 63936 tokens (--max-total-tokens)"), std::string::npos) << less;
+  EXPECT_NE(refusal(kWeights + 1000).find("leaves no room for keys and values"), std::string::npos);
+  shape.mamba.push_back({64, 64, 8, 128, 4});
+  cache.slots = 8;
+  EXPECT_NE(refusal(kWeights + bytes).find("tokens and 8 states"), std::string::npos) << refusal(kWeights + bytes);
+  EXPECT_EQ(refusal(kWeights + bytes + 8 * shape.bytes_per_slot(1)), "");
+}
+
+TEST(MemoryFit, IsLookedAtBeforeAnyWeight) {
+  Context ctx = test_context();
+  bool loading = false;
+  ctx.progress = [&](const Progress&) { loading = true; };
+  LoadOptions o;
+  o.path = kFolder;
+  try {
+    load_model(ctx, o, [](const CacheShape&, int64_t) { return CacheConfig{.blocks = int64_t{1} << 40}; });
+    FAIL() << "loaded";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::out_of_memory) << e.what();
+  }
+  EXPECT_FALSE(loading);
+}
+
 TEST(MemoryFit, TheHostSaysWhatItHas) {
   const DeviceMemory memory = host_device().memory();
   EXPECT_GT(memory.total, int64_t{1} << 26);
