@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 
@@ -27,7 +29,8 @@ int64_t CacheShape::bytes_per_slot(int64_t versions) const {
   return n * versions * static_cast<int64_t>(sizeof(float));
 }
 
-Cache::Cache(Device& device, CacheShape shape, const CacheConfig& config) : shape_(std::move(shape)), config_(config) {
+Cache::Cache(Device& device, CacheShape shape, const CacheConfig& config)
+    : device_(device), shape_(std::move(shape)), config_(config) {
   check(config.blocks > 0, "the cache's number of blocks is {}; it must be positive", config.blocks);
   check(config.block_size > 0, "the cache's block size is {}; it must be positive", config.block_size);
   check(config.blocks <= INT32_MAX / config.block_size, "the cache has {} blocks of {}; accepted: below 2^31 tokens",
@@ -35,16 +38,22 @@ Cache::Cache(Device& device, CacheShape shape, const CacheConfig& config) : shap
   check(config.slots > 0, "the cache's number of slots is {}; it must be positive", config.slots);
   check(config.draft_rows >= 0, "the cache's number of rows with drafts is {}; it must be 0 or more",
         config.draft_rows);
+  allocate();
+}
+
+void Cache::allocate() {
+  const auto pages = [&](int64_t heads, int64_t width) {
+    return width == 0 ? Tensor()
+                      : Tensor(device_, shape_.dtype, Shape{config_.blocks, heads, config_.block_size, width});
+  };
   for (const CacheShape::Attention& a : shape_.attention) {
-    keys_.emplace_back(device, shape_.dtype, Shape{config.blocks, a.heads, config.block_size, a.key_width});
-    values_.push_back(a.value_width == 0 ? Tensor()
-                                         : Tensor(device, shape_.dtype,
-                                                  Shape{config.blocks, a.heads, config.block_size, a.value_width}));
+    keys_.push_back(pages(a.heads, a.key_width));
+    values_.push_back(pages(a.heads, a.value_width));
   }
-  const int64_t places = config.slots * config.versions();
+  const int64_t places = config_.slots * config_.versions();
   for (const ops::MambaShape& m : shape_.mamba) {
-    conv_.emplace_back(device, DType::f32, Shape{places, conv_floats(m)});
-    ssm_.emplace_back(device, DType::f32, Shape{places, ssm_floats(m)});
+    conv_.emplace_back(device_, DType::f32, Shape{places, conv_floats(m)});
+    ssm_.emplace_back(device_, DType::f32, Shape{places, ssm_floats(m)});
   }
 }
 
@@ -72,13 +81,23 @@ void release_pages(Tensor& t) {
 }  // namespace
 
 void Cache::release() {
-  for (auto* list : {&keys_, &values_, &conv_, &ssm_})
-    for (Tensor& t : *list) {
-      if (!t.device().is_host())
-        fail(ErrorCode::unsupported, "the cache is on {}, whose memory cannot be given back in place; accepted: cpu",
-             to_string(t.device()));
-      release_pages(t);
-    }
+  for (auto* list : {&keys_, &values_, &conv_, &ssm_}) {
+    if (device_.id().is_host())
+      std::for_each(list->begin(), list->end(), release_pages);
+    else
+      list->clear();
+  }
+  released_ = true;
+}
+
+void Cache::restore() {
+  if (!std::exchange(released_, false) || device_.id().is_host()) return;
+  try {
+    allocate();
+  } catch (...) {
+    release();
+    throw;
+  }
 }
 
 ops::Pages Cache::keys(size_t layer) {

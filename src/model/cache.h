@@ -46,9 +46,11 @@ class Cache {
   const CacheShape& shape() const { return shape_; }
   const CacheConfig& config() const { return config_; }
   int64_t bytes() const;
-  // Gives the memory back to the system; the addresses stay, and hold zeros until they are written again. Throws
-  // unsupported on another device than the host.
+  // Gives the memory back to the system, and with it what it holds. The host's addresses stay, and hold zeros until
+  // they are written again; on another device there is no memory until restore(), and nothing may be running.
   void release();
+  // Takes the memory again, at other addresses; nothing to do where it was not given back. Throws out_of_memory.
+  void restore();
 
   ops::Pages keys(size_t attention_layer);
   ops::Pages values(size_t attention_layer);  // data null when the values are columns of the keys
@@ -56,8 +58,12 @@ class Cache {
   ops::States ssm_states(size_t mamba_layer);
 
  private:
+  void allocate();
+
+  Device& device_;
   CacheShape shape_;
   CacheConfig config_;
+  bool released_ = false;
   std::vector<Tensor> keys_, values_, conv_, ssm_;
 };
 

@@ -16,6 +16,8 @@ Drafter::Drafter(ops::Ops& ops, const ModelInfo& info, const CacheShape& shape, 
   out_ = Tensor(device, info.dtype, {limits.rows, info.hidden});
   states_ = Tensor(device, info.dtype, {cache.slots, info.hidden});
   logits_ = Tensor(device, DType::f32, {limits.sequences, info.vocab});
+  // Of a slot whose tokens the head has not seen yet drafts are guesses, not NaN.
+  ops.ctx().queue.zero(states_.address(), states_.bytes());
 }
 
 std::span<const int32_t> Drafter::drafts(int slot) const {

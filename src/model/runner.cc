@@ -68,6 +68,7 @@ void Runner::run(Observer* observer) {
   const DeviceId device = ops_->ctx().device().id();
   if (observer != nullptr && !device.is_host())
     fail(ErrorCode::unsupported, "a model on {} cannot be observed; accepted: cpu", to_string(device));
+  cache_.restore();
   logit_rows_ = batch_.logit_rows();
   std::optional<StepShape> shape;
   if (recorded_ && observer == nullptr) shape = recorded_->shape_of(batch_.batch());

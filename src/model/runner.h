@@ -69,6 +69,7 @@ class Runner {
   const CacheShape& cache_shape() const { return cache_.shape(); }
   int64_t cache_bytes() const { return cache_.bytes(); }
   void release_cache();  // as Cache::release()
+  void restore_cache() { cache_.restore(); }
   // Recordings that steps are replayed from, now.
   int64_t recorded_steps() const { return recorded_ ? recorded_->recorded() : 0; }
 
