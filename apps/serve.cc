@@ -35,9 +35,11 @@ struct Options {
   std::optional<std::string> kv_events;
   std::optional<uint64_t> random_seed;
   std::optional<double> mem_fraction;
-  bool deterministic = false, no_prefix_cache = false;
+  bool deterministic = false, no_prefix_cache = false, fixed_drafts = false;
   int drain_seconds = 60;
 };
+
+constexpr std::chrono::seconds kFaultDrain{5};  // for the answers that say so
 
 // Every connection is a descriptor, and so are the checkpoint's files and the standard streams.
 void raise_descriptor_limit(int& max_connections) {
@@ -82,10 +84,15 @@ std::shared_ptr<server::ServedModel> served_model(const Options& o, const model:
 // SGLang's way to size the cache: what weights, states and keys and values may take of the device's memory together.
 int64_t cache_tokens_of(double fraction, Device& device, const model::Model& model,
                         const engine::EngineConfig& engine) {
-  const auto total = static_cast<double>(device.memory().total);
+  const DeviceMemory memory = device.memory();
+  const auto total = static_cast<double>(memory.total);
   const model::CacheShape& shape = model.cache_shape();
   const int64_t states = (engine.max_running + engine.state_snapshots) * shape.bytes_per_slot(1);
-  const double left = total * fraction - static_cast<double>(model.info().weight_bytes + states);
+  // Of a GPU, others may hold more than the rest. The weights are not among the free memory any more.
+  const auto weights = static_cast<double>(model.info().weight_bytes);
+  const double share =
+      device.id().is_host() ? total * fraction : std::min(total * fraction, static_cast<double>(memory.free) + weights);
+  const double left = share - weights - static_cast<double>(states);
   const int64_t token = shape.bytes_per_token();
   const int64_t useful =
       engine.max_running * (engine.context_length ? engine.context_length : model.info().max_positions);
@@ -94,8 +101,20 @@ int64_t cache_tokens_of(double fraction, Device& device, const model::Model& mod
   check(tokens >= engine.block_size,
         "--mem-fraction-static is {}; of {:.2f} GB of {} that leaves no room for keys and values beside {:.2f} GB of "
         "weights",
-        fraction, total / 1e9, to_string(device.id()), static_cast<double>(model.info().weight_bytes) / 1e9);
+        fraction, total / 1e9, to_string(device.id()), weights / 1e9);
   return tokens;
+}
+
+// What the engine will reserve, from the configuration of the model that is not loaded yet. A share of the memory is
+// what the weights leave of it: at least one block.
+model::CacheConfig planned_cache(const Options& o, const model::CacheShape& shape, int64_t max_positions) {
+  engine::EngineConfig c = o.engine;
+  c.prefill_chunk = std::max<int64_t>(c.prefill_chunk, 1);
+  if (o.mem_fraction) c.cache_tokens = c.block_size;
+  model::ModelInfo info;
+  info.max_positions = max_positions;
+  info.has_draft = true;  // what a model cannot do is said when it is there
+  return engine::runner_config(engine::completed(c, info), shape.recurrent()).cache;
 }
 
 int64_t longest_prompt(const model::Model& model, const engine::EngineConfig& engine) {
@@ -135,6 +154,7 @@ bool run(Options o, Shared& shared) {
   raise_descriptor_limit(o.http.max_connections);
   o.model.deterministic = o.model.deterministic || o.deterministic;
   o.engine.speculative_steps = o.speculative.steps();
+  o.engine.adaptive_drafts = !o.fixed_drafts;
   o.engine.prefix_cache = !o.no_prefix_cache;
   o.service.log = log;
   o.service.version = version_number();
@@ -159,7 +179,9 @@ bool run(Options o, Shared& shared) {
   std::fflush(stdout);
 
   model::LoadOptions loaded = load_options(ctx, o.model);
-  model::LiveModel live = model::load_live_model(ctx, loaded);
+  model::LiveModel live = model::load_live_model(
+      ctx, loaded,
+      [&o](const model::CacheShape& shape, int64_t max_positions) { return planned_cache(o, shape, max_positions); });
   const model::Model* const model = live.model.get();
   const std::shared_ptr<server::ServedModel> served = served_model(o, *model);
   if (!served->chat_template_error().empty())
@@ -183,10 +205,16 @@ bool run(Options o, Shared& shared) {
       engine.cache_tokens, engine.context_length, engine.max_running, engine.max_queued));
   shared.clear_progress();
   watch_for_shutdown();
+  backend->on_fault(ask_for_shutdown);
   server.set_ready(served, backend);
   print_ready(url, *served);
 
   wait_for_shutdown();
+  if (const std::string fault = backend->fault(); !fault.empty()) {
+    server.drain(kFaultDrain);
+    server.stop();
+    fail(ErrorCode::cuda, "the device has failed, which ends the server: {}", fault);
+  }
   log(fmt::format("shutting down: what runs is finished, at most {} s; a second signal ends it at once",
                   o.drain_seconds));
   server.drain(std::chrono::seconds(o.drain_seconds));
@@ -365,6 +393,12 @@ void add_serve(CLI::App& parent, Shared& shared) {
   add_engine_options(*command, *o);
   add_launch_options(*command, o->engine.recording, o->engine.overlap);
   add_speculative_options(*command, o->speculative, o->model);
+  command
+      ->add_flag("--speculative-fixed-steps", o->fixed_drafts,
+                 "always as many drafts as --speculative-num-steps says; else at most as many, as measured times and "
+                 "right drafts make them pay")
+      ->needs("--speculative-algorithm")
+      ->group("Speculation");
   add_habit_options(*command, o->habits);
 }
 

@@ -29,6 +29,11 @@ void watch_for_shutdown() {
   std::signal(SIGTERM, on_signal);
 }
 
+void ask_for_shutdown() {
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t written = ::write(signal_pipe[1], &byte, 1);
+}
+
 void wait_for_shutdown() {
   char byte = 0;
   while (::read(signal_pipe[0], &byte, 1) < 0 && errno == EINTR) {

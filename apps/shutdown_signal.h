@@ -9,5 +9,7 @@ namespace sluice::apps {
 void watch_for_shutdown();
 // Returns when a signal has come.
 void wait_for_shutdown();
+// As a signal would, from any thread.
+void ask_for_shutdown();
 
 }  // namespace sluice::apps

@@ -68,6 +68,8 @@ struct AsyncEngine::Impl {
   int64_t waiting = 0;                                  // choices in `submissions`
   int64_t refused = 0;
   RequestId last_id = 0;
+  std::string fault;
+  std::function<void()> on_fault;
   bool draining = false, idle = true;
   unsigned holds = 0;
   bool asleep = false;                 // the thread waits for something to do
@@ -105,6 +107,10 @@ void AsyncEngine::Impl::loop() {
     }
     const Metrics now = engine->metrics();
     lock.lock();
+    if (fault.empty() && !engine->fault().empty()) {
+      fault = engine->fault();
+      if (const auto then = std::exchange(on_fault, {})) then();
+    }
     metrics = now;
     last_step = Clock::now();
     idle = !worked && !has_commands();
@@ -177,6 +183,7 @@ std::vector<RequestId> AsyncEngine::submit(std::vector<Request> requests, std::v
   ids.reserve(requests.size());
   const std::lock_guard lock(impl_->mutex);
   if (impl_->draining || impl_->stopping) fail(ErrorCode::busy, "the engine is stopping; no new requests are taken");
+  if (!impl_->fault.empty()) fail(ErrorCode::cuda, "the device has failed: {}", impl_->fault);
   const int64_t queued = impl_->metrics.queued + impl_->waiting;
   if (queued >= impl_->config.max_queued) {
     impl_->refused += static_cast<int64_t>(requests.size());
@@ -256,6 +263,19 @@ double AsyncEngine::stalled_seconds() const {
   const std::lock_guard lock(impl_->mutex);
   if (impl_->idle || impl_->holds != 0) return 0;
   return std::chrono::duration<double>(Clock::now() - impl_->last_step).count();
+}
+
+std::string AsyncEngine::fault() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->fault;
+}
+
+void AsyncEngine::on_fault(std::function<void()> then) {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->fault.empty())
+    impl_->on_fault = std::move(then);
+  else
+    then();
 }
 
 bool AsyncEngine::drain(std::chrono::milliseconds timeout) {

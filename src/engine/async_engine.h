@@ -43,7 +43,8 @@ class AsyncEngine {
   ~AsyncEngine();  // stop()
 
   // Checks and queues a request; any thread. Throws invalid_argument (validate()), busy when max_queued choices wait
-  // already or when the engine is stopping. Streams must not outlive the engine.
+  // already or when the engine is stopping, cuda when the device has failed (fault()). Streams must not outlive the
+  // engine.
   std::unique_ptr<EventStream> submit(Request request);
   // The same for event loops: `sink` is called on the engine's thread (see Sink), where it may wake the loop.
   RequestId submit(Request request, Sink sink);
@@ -70,6 +71,11 @@ class AsyncEngine {
   Metrics metrics() const;  // of the last finished step; never waits for one
   // Seconds since the engine's thread last finished a step while having work; 0 when idle or held: a health check.
   double stalled_seconds() const;
+
+  // Engine::fault(). What runs and waits then ends with an error, and new requests are refused.
+  std::string fault() const;
+  // Calls `then` on the engine's thread when there is a fault, once; at once when there is one already.
+  void on_fault(std::function<void()> then);
 
   // Refuses new requests and waits until all are finished, at most `timeout`. False: some are left, as at once when
   // the engine is held.

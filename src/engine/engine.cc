@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/draft_depth.h"
 #include "engine/request_table.h"
 #include "engine/scheduler.h"
 #include "engine/step.h"
@@ -19,12 +20,25 @@ struct Engine::Impl {
         recurrent(m.cache_shape().recurrent()),
         scheduler(scheduler_config(config, recurrent)),
         runner(ctx, m, runner_config(config, recurrent)),
+        depth(config.adaptive_drafts && config.speculative_steps > 0
+                  ? std::make_optional<DraftDepth>(config.speculative_steps)
+                  : std::nullopt),
         overlap(config.overlap.value_or(!ctx.device().id().is_host())),
         steps{{parts(), info.vocab, config.speculative_steps > 0},
               {parts(), info.vocab, config.speculative_steps > 0}} {}
 
   Step::Parts parts() { return {ctx, scheduler, runner, requests, observer, metrics}; }
-  bool may_follow() { return overlap && traces_left == 0 && !requests.timed() && !scheduler.would_admit(); }
+  // Whether the step after this one may begin before this one has ended.
+  bool may_follow() {
+    return overlap && drafts() == 0 && traces_left == 0 && !requests.timed() && !scheduler.would_admit();
+  }
+  // Of each sequence in the next step.
+  int drafts() {
+    if (!depth) return config.speculative_steps;
+    return depth->choose(std::max<int64_t>(scheduler.running(), 1));
+  }
+  void learn_of_drafts(Clock::time_point start);
+  void find_fault();
   void settle();
 
   bool observable() const { return ctx.device().id().is_host() && !info.experts.empty(); }
@@ -50,6 +64,9 @@ struct Engine::Impl {
   StepObserver observer{info.layers};
   int64_t traces_left = 0;
   std::function<void(const StepTrace&)> trace;
+  std::optional<DraftDepth> depth;            // nothing: always speculative_steps
+  std::optional<Clock::time_point> last_end;  // of the last step; nothing: there was nothing to do since
+  std::string fault;
   bool overlap;
   Step steps[2];  // the current one, and the one that may begin before it has ended
   Step* current = &steps[0];
@@ -118,15 +135,16 @@ bool Engine::step() {
   std::span<const PlanEntry> plan;
   if (!e.current->begun()) {
     e.requests.expire(start);
-    plan = e.scheduler.schedule();
-    if (plan.empty()) return false;
+    const int drafts = e.drafts();
+    plan = e.scheduler.schedule(drafts);
+    if (plan.empty()) return e.last_end.reset(), false;
     scheduled = Clock::now();
     e.metrics.schedule_seconds.observe(seconds(scheduled - start));
     e.observer.timed = e.traces_left > 0;
     if (e.may_follow() && static_cast<int64_t>(plan.size()) == e.scheduler.running() && e.current->may_begin(plan))
       e.current->begin(plan);
     else
-      e.current->run(plan);
+      e.current->run(plan, !e.depth || drafts > 0 || (e.depth->follows() && !only_decode(plan, drafts)));
   }
   const bool ahead = e.current->begun();
   if (ahead) {
@@ -134,6 +152,8 @@ bool Engine::step() {
     e.current->end();
     if (e.next->begun()) e.next->drop_finished();
   }
+  if (e.current->failed()) e.find_fault();
+  e.learn_of_drafts(start);
   const auto published_from = Clock::now();
   e.give_cache_events();
   e.current->publish();
@@ -147,6 +167,30 @@ bool Engine::step() {
   e.current->drop_finished();
   if (e.current->dropped_all()) e.current->end();  // of texts that all ended one step before it
   return true;
+}
+
+// Memory that was missing is an error of one step; a device that has failed says so again.
+void Engine::Impl::find_fault() {
+  try {
+    ctx.queue.wait();
+  } catch (const std::exception& error) {
+    if (fault.empty()) fault = error.what();
+  }
+}
+
+// A step's time is the one since the end of the step before, where one followed the other.
+void Engine::Impl::learn_of_drafts(Clock::time_point start) {
+  if (!depth) return;
+  constexpr std::chrono::milliseconds kPause{50};
+  const auto now = Clock::now();
+  const bool followed = last_end && start - *last_end < kPause;
+  const double period = seconds(now - (followed ? *last_end : start));
+  last_end = now;
+  current->visit_drafts([&](int64_t drafts, int64_t right) { depth->verified(drafts, right); });
+  if (followed && current->only_decodes(drafts()))
+    depth->took(period, current->new_tokens());
+  else
+    depth->took_otherwise(period, current->following_seconds());
 }
 
 void Engine::Impl::give_trace(std::span<const PlanEntry> plan, Clock::time_point start, Clock::time_point scheduled,
@@ -188,6 +232,7 @@ void Engine::cancel_all() {
   impl_->requests.cancel_all();
 }
 bool Engine::idle() const { return impl_->scheduler.idle(); }
+const std::string& Engine::fault() const { return impl_->fault; }
 int64_t Engine::queued() const { return impl_->metrics.queued; }
 void Engine::flush_cache() {
   impl_->settle();
@@ -241,6 +286,8 @@ void Engine::release_cache() {
   impl_->runner.release_cache();
   flush_cache();
 }
+
+void Engine::restore_cache() { impl_->runner.restore_cache(); }
 
 const EngineConfig& Engine::config() const { return impl_->config; }
 const model::ModelInfo& Engine::model_info() const { return impl_->info; }

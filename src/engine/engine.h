@@ -41,7 +41,10 @@ class Engine {
   // ends that one with FinishReason::error; an error of the pass ends all sequences in it. With EngineConfig::overlap
   // the next pass may be under way on return; whatever changes sequences, cache or model ends it first.
   bool step();
-  bool idle() const;       // no request is left
+  bool idle() const;  // no request is left
+  // What the device says since an error that it does not recover from (a kernel fault, a device that is gone): every
+  // step ends with an error from then on. Empty: nothing.
+  const std::string& fault() const;
   int64_t queued() const;  // choices that wait for their first step
 
   // Forgets every cached prefix that nobody is using now.
@@ -59,10 +62,11 @@ class Engine {
   void replace_model(const model::Model& model, InFlight requests = InFlight::cancel);
   // Lets go of the model and of the cache's memory, which the next replace_model() and the next step() bring back.
   // Nothing may be running (metrics().running), and step() must not be called without a model. Throws busy when
-  // something runs, unsupported on a device whose memory cannot be given back in place.
+  // something runs.
   void drop_model();
   bool has_model() const;
   void release_cache();
+  void restore_cache();  // before the next step(), which would do it; throws out_of_memory
 
   // Counts the experts that are chosen from now on; counts begin at 0 with every start. Throws unsupported for a model
   // without experts or on another device than the host.

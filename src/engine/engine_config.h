@@ -20,6 +20,7 @@ struct EngineConfig {
   bool prefix_cache = true;
   int state_snapshots = 16;               // recurrent models: states kept for the prefix cache; 0: no reuse for them
   int speculative_steps = 0;              // drafts per step from the model's multi-token-prediction head
+  bool adaptive_drafts = false;           // at most as many, as DraftDepth finds them to pay
   model::RecordingConfig recording = {};  // of steps that only decode
   // Whether a step that only decodes begins before the tokens of the one before have come to the host. Nothing: on
   // every device but the host.

@@ -161,8 +161,9 @@ void LiveEngine::resume_memory(MemoryTags tags) {
       source_ = live_.source;
       released_.weights = false;
     }
+    if (tags.kv_cache) e.restore_cache();
     const std::lock_guard lock(mutex_);
-    if (tags.kv_cache) released_.kv_cache = false;  // pages come back when they are written
+    if (tags.kv_cache) released_.kv_cache = false;
     let_go_if_complete();
   });
 }

@@ -33,7 +33,8 @@ Handle Scheduler::add(NewSequence sequence) {
   return h;
 }
 
-std::span<const PlanEntry> Scheduler::schedule() {
+std::span<const PlanEntry> Scheduler::schedule(int64_t drafts) {
+  drafts_ = std::min<int64_t>(drafts, config_.drafts);
   plan_.clear();
   prefill_left_ = config_.prefill_budget;
   scored_left_ = config_.scored_rows;
@@ -60,7 +61,7 @@ int64_t Scheduler::prompt_rows(const Sequence& s) const {
 
 // Drafts take blocks that nobody needs; they are never worth a pre-emption.
 int64_t Scheduler::draft_rows(Sequence& s) {
-  const int64_t wanted = std::clamp<int64_t>(s.max_length - s.length - 1, 0, config_.drafts);
+  const int64_t wanted = std::clamp<int64_t>(s.max_length - s.length - 1, 0, drafts_);
   const auto room = [&] { return static_cast<int64_t>(s.blocks.size()) * config_.block_size - s.computed - 1; };
   while (room() < wanted) {
     const auto block = pool_.allocate();

@@ -74,7 +74,8 @@ class Scheduler {
   // The next step, in order. Empty only when idle. The entries stay as they are until the next schedule(),
   // and the blocks of each until its sequence is removed: whoever settles a step reads on while it calls advance(),
   // add_hash(), remove() and add().
-  std::span<const PlanEntry> schedule();
+  // drafts: the most rows for drafts of each sequence, if fewer than SchedulerConfig says.
+  std::span<const PlanEntry> schedule(int64_t drafts = INT64_MAX);
   // Whether schedule() would take up a waiting sequence now, while all running ones decode.
   bool would_admit();
   // The entry's sequence in the step after its own, with one row, before the first one is settled: for an entry that is
@@ -161,7 +162,7 @@ class Scheduler {
   std::vector<Handle> running_;  // in order, as is waiting_
   std::deque<Handle> waiting_;
   std::vector<PlanEntry> plan_;
-  int64_t prefill_left_ = 0, scored_left_ = 0;
+  int64_t prefill_left_ = 0, scored_left_ = 0, drafts_ = 0;
   int64_t arrivals_ = 0, preemptions_ = 0;
 };
 

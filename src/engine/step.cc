@@ -2,10 +2,17 @@
 #include "engine/step.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 
 namespace sluice::engine {
+
+bool only_decode(std::span<const PlanEntry> plan, int64_t drafts) {
+  return std::all_of(plan.begin(), plan.end(), [&](const PlanEntry& entry) {
+    return entry.last && entry.drafts == drafts && entry.rows == 1 + drafts;
+  });
+}
 
 Step::Step(Parts parts, int64_t vocab, bool speculative)
     : parts_(parts), mask_words_(static_cast<size_t>(sampling::mask_words(vocab))), speculative_(speculative) {}
@@ -15,7 +22,8 @@ std::span<const int32_t> Step::Entry::drafts(const model::Runner& runner) const 
   return runner.drafts(plan->slot).first(static_cast<size_t>(plan->drafts));
 }
 
-void Step::run(std::span<const PlanEntry> plan) {
+void Step::run(std::span<const PlanEntry> plan, bool follow) {
+  follow_ = speculative_ && follow;
   prepare(plan);
   if (!run_model()) return;
   accept();
@@ -23,8 +31,8 @@ void Step::run(std::span<const PlanEntry> plan) {
 }
 
 bool Step::may_begin(std::span<const PlanEntry> plan) {
-  return !speculative_ && !all_observed() && std::all_of(plan.begin(), plan.end(), [&](const PlanEntry& entry) {
-    return entry.last && parts_.requests.at(entry.sequence).independent();
+  return !all_observed() && std::all_of(plan.begin(), plan.end(), [&](const PlanEntry& entry) {
+    return entry.last && entry.drafts == 0 && parts_.requests.at(entry.sequence).independent();
   });
 }
 
@@ -55,6 +63,7 @@ void Step::begin_after(const Step& before) {
 // An error waits for end(): the step before comes first.
 void Step::begin() {
   begun_ = true;
+  follow_ = false;
   begin_error_.clear();
   const auto start = Clock::now();
   try {
@@ -95,7 +104,8 @@ bool Step::dropped_all() const {
 void Step::prepare(std::span<const PlanEntry> plan) {
   const auto now = Clock::now();
   entries_.clear();
-  model_seconds_ = sampling_seconds_ = 0;
+  failed_ = false;
+  model_seconds_ = sampling_seconds_ = following_seconds_ = 0;
   ++parts_.metrics.steps;
   for (const PlanEntry& entry : plan) {
     OutputSequence& c = parts_.requests.at(entry.sequence);
@@ -315,8 +325,9 @@ void Step::commit() {
     c.take_hashes(hashes_);
     for (const BlockHash& h : hashes_) parts_.scheduler.add_hash(p.sequence, h);
     parts_.scheduler.advance(p, n);
-    if (c.finished() || !speculative_) continue;
+    if (c.finished()) continue;
     if (p.drafts > 0) parts_.runner.commit(p.slot, n);
+    if (!follow_) continue;
     const int64_t kept = p.last ? p.rows - 1 - p.drafts + n : p.rows;
     accepted_.push_back({p.slot, p.context,
                          c.tokens().subspan(static_cast<size_t>(p.context) + 1, static_cast<size_t>(kept)), p.blocks,
@@ -329,10 +340,23 @@ void Step::commit() {
   } catch (const std::exception& error) {
     fail_all(error.what());
   }
-  model_seconds_ += seconds(Clock::now() - start);
+  following_seconds_ = seconds(Clock::now() - start);
+  model_seconds_ += following_seconds_;
+}
+
+int64_t Step::new_tokens() const {
+  return std::accumulate(entries_.begin(), entries_.end(), int64_t{0},
+                         [](int64_t sum, const Entry& e) { return sum + e.new_tokens; });
+}
+
+bool Step::only_decodes(int64_t drafts) const {
+  return std::all_of(entries_.begin(), entries_.end(), [&](const Entry& e) {
+    return only_decode({e.plan, 1}, drafts);
+  });
 }
 
 void Step::fail_all(const char* sentence) {
+  failed_ = true;
   for (const Entry& e : entries_)
     if (e.output != nullptr && !e.output->finished()) e.output->finish(FinishReason::error, sentence);
 }

@@ -18,6 +18,9 @@
 
 namespace sluice::engine {
 
+// Whether every sequence has a row of its own and this many drafts.
+bool only_decode(std::span<const PlanEntry> plan, int64_t drafts);
+
 class Step {
  public:
   // The engine's own; they live longer.
@@ -32,11 +35,13 @@ class Step {
   Step(Parts parts, int64_t vocab, bool speculative);
 
   // Until publish() the outcome is in the sequences only. An error of one sequence ends that one with
-  // FinishReason::error, an error of the pass ends all.
-  void run(std::span<const PlanEntry> plan);
+  // FinishReason::error, an error of the pass ends all. follow: the draft head, if there is one in use, runs over what
+  // is accepted.
+  void run(std::span<const PlanEntry> plan, bool follow = true);
 
-  // The same in two halves, for plans that may_begin(): between them the step that follows may begin, whose rows take
-  // the tokens that this one chooses without the host. So the device has work while the host reads tokens.
+  // The same in two halves, for plans that may_begin() and that the draft head does not follow: between them the step
+  // that follows may begin, whose rows take the tokens that this one chooses without the host. So the device has work
+  // while the host reads tokens.
   bool may_begin(std::span<const PlanEntry> plan);
   void begin(std::span<const PlanEntry> plan);
   // The sequences of `before`, which has begun, with a row each; without those that end with their length. Nothing
@@ -49,12 +54,24 @@ class Step {
   void drop_finished();
   bool dropped_all() const;
 
+  // Whether an error of the pass has ended all of its sequences.
+  bool failed() const { return failed_; }
+
   // Gives the sinks their events and removes the sequences that have ended.
   void publish();
 
   // Of the last run().
   double model_seconds() const { return model_seconds_; }
   double sampling_seconds() const { return sampling_seconds_; }
+  double following_seconds() const { return following_seconds_; }  // of the model's: of the draft head
+  int64_t new_tokens() const;
+  bool only_decodes(int64_t drafts) const;
+  // Calls visit(drafts, right) for each sequence whose drafts were checked.
+  template <class Visit>
+  void visit_drafts(Visit&& visit) const {
+    for (const Entry& e : entries_)
+      if (e.output != nullptr && e.plan->drafts > 0 && e.new_tokens > 0) visit(e.plan->drafts, e.new_tokens - 1);
+  }
 
  private:
   // A sequence's part.
@@ -93,10 +110,10 @@ class Step {
 
   Parts parts_;
   size_t mask_words_;
-  bool speculative_;
+  bool speculative_, follow_ = false, failed_ = false;
   bool begun_ = false;
   std::string begin_error_;
-  double model_seconds_ = 0, sampling_seconds_ = 0;
+  double model_seconds_ = 0, sampling_seconds_ = 0, following_seconds_ = 0;
   // Of the current step; reused.
   std::vector<PlanEntry> plan_;  // of one that begins
   std::vector<Entry> entries_;

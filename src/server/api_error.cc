@@ -26,8 +26,9 @@ ApiError from_error(const Error& error) {
       return {503, "overloaded_error", text, "", "server_overloaded"};
     case ErrorCode::out_of_memory:
       return {503, "server_error", text, "", "out_of_memory"};
-    case ErrorCode::io:
     case ErrorCode::cuda:
+      return {503, "server_error", text, "", "device_failed"};
+    case ErrorCode::io:
     case ErrorCode::internal:
       break;
   }

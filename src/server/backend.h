@@ -30,6 +30,7 @@ class Backend {
   virtual engine::Limits limits() const = 0;
   virtual const engine::EngineConfig& config() const = 0;
   virtual double stalled_seconds() const = 0;
+  virtual std::string fault() const = 0;
 
   // As engine::LiveEngine, with `path` for the options of a checkpoint.
   virtual void pause(engine::PauseMode mode) = 0;

@@ -28,6 +28,7 @@ engine::Metrics EngineBackend::metrics() const { return live_.async().metrics();
 engine::Limits EngineBackend::limits() const { return live_.async().limits(); }
 const engine::EngineConfig& EngineBackend::config() const { return live_.async().config(); }
 double EngineBackend::stalled_seconds() const { return live_.async().stalled_seconds(); }
+std::string EngineBackend::fault() const { return live_.async().fault(); }
 
 void EngineBackend::pause(engine::PauseMode mode) { live_.pause(mode); }
 void EngineBackend::resume() { live_.resume(); }

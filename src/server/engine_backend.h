@@ -32,6 +32,7 @@ class EngineBackend final : public Backend {
   engine::Limits limits() const override;
   const engine::EngineConfig& config() const override;
   double stalled_seconds() const override;
+  std::string fault() const override;
   void pause(engine::PauseMode mode) override;
   void resume() override;
   bool paused() const override;
@@ -50,6 +51,8 @@ class EngineBackend final : public Backend {
 
   // As engine::Engine's; before the first request.
   void publish_cache_events(engine::CacheEventSink sink);
+  // As engine::AsyncEngine's.
+  void on_fault(std::function<void()> then) { live_.async().on_fault(std::move(then)); }
   int64_t cache_bytes() const { return live_.cache_bytes(); }
 
  private:

@@ -17,6 +17,7 @@ constexpr std::chrono::seconds kGenerateTimeout{20};
 }
 
 void require_motion(const Backend& engine) {
+  if (const std::string fault = engine.fault(); !fault.empty()) unhealthy("the device has failed: " + fault);
   const double stalled = engine.stalled_seconds();
   if (stalled > kStalled) unhealthy(fmt::format("the engine has been in one step for {:.0f} s", stalled));
 }

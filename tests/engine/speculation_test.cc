@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Speculation changes how fast a text comes, never the text: greedy and sampled, in batches, with keys and values and
 // with recurrent states to take back, for drafts that are mostly right, mostly wrong, and the model's own.
+#include <chrono>
 #include <cmath>
 #include <random>
+#include <thread>
 
 #include "tests/engine/fixture.h"
 
@@ -20,10 +22,12 @@ class GuessingModel : public model::Model {
   const model::CacheShape& cache_shape() const override { return inner_.cache_shape(); }
   void forward(ops::Ops& ops, const model::Batch& batch, model::Cache& cache,
                const model::Outputs& out) const override {
+    std::this_thread::sleep_for(forward_time);
     inner_.forward(ops, batch, cache, out);
   }
   void draft(ops::Ops&, const model::Batch& batch, ops::ConstMatrix, model::Cache&,
              const model::Outputs& out) const override {
+    std::this_thread::sleep_for(draft_time);
     const auto vocab = static_cast<size_t>(info_.vocab);
     for (int64_t i = 0; i < batch.logit_rows; ++i) {
       const auto next = learned.find(batch.tokens[batch.logits_of[i]]);
@@ -38,6 +42,7 @@ class GuessingModel : public model::Model {
   }
   void depend_on_the_batch() { info_.row_invariant = false; }
   std::map<int32_t, int32_t> learned;
+  std::chrono::milliseconds forward_time{0}, draft_time{0};  // beside what they do
 
  private:
   const model::Model& inner_;
@@ -83,6 +88,7 @@ TEST_P(Speculation, GivesThePlainTextsInBatches) {
       for (const int64_t memory : {0, 200}) {  // 200 tokens: with pre-emptions
         config.cache_tokens = memory;
         config.prefill_chunk = memory == 0 ? 512 : 9;
+        config.adaptive_drafts = memory != 0 && steps == 4;  // some steps without drafts, and with fewer
         Engine engine(test_context(), guessing, nullptr, config);
         Collector c;
         std::vector<RequestId> ids;
@@ -114,6 +120,39 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, Speculation,
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// A model whose passes take long and whose drafts are quick and right, and one whose drafts take long.
+TEST(AdaptiveDrafts, AreMadeWhereTheyPay) {
+  const model::Model& model = load(fixture_folder("deepseek-v3"));
+  const Request r = request({5, 9, 200, 33}, 100);
+  EngineConfig config;
+  config.context_length = 128;
+  Engine plain(test_context(), model, nullptr, config);
+  const std::vector<int32_t> expected = run_one(plain, r).tokens;
+  config.speculative_steps = 3;
+  config.adaptive_drafts = true;
+  const auto run = [&](int forward_ms, int draft_ms, bool overlap) {
+    GuessingModel guessing(model, 0);
+    std::vector<int32_t> all = r.prompt;
+    all.insert(all.end(), expected.begin(), expected.end());
+    guessing.learn(all);
+    guessing.forward_time = std::chrono::milliseconds(forward_ms);
+    guessing.draft_time = std::chrono::milliseconds(draft_ms);
+    config.overlap = overlap;
+    Engine engine(test_context(), guessing, nullptr, config);
+    EXPECT_EQ(run_one(engine, r).tokens, expected);
+    return engine.metrics();
+  };
+  for (const bool overlap : {false, true}) {
+    // Some tokens follow more than one other, so not all are guessed.
+    const Metrics quick = run(10, 0, overlap);
+    EXPECT_GT(quick.accepted, 25) << "of 99 tokens";
+    EXPECT_LT(quick.steps, 80);
+    const Metrics slow = run(2, 20, overlap);
+    EXPECT_GT(slow.drafted, 0) << "it has been tried";
+    EXPECT_LT(slow.verify_rounds, 15);
+  }
+}
 
 // Where a row's logits depend on the number of rows, a batch that verifies drafts chooses other tokens than one row
 // does.

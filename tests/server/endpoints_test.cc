@@ -166,6 +166,13 @@ TEST_F(EndpointsTest, HealthIsThatTheEngineMoves) {
   EXPECT_EQ(ask("GET", "/health_generate")->response.status, 503);
   EXPECT_TRUE(engine_->requests.empty());
   engine_->stalled = 0;
+  engine_->failed = "a copy failed on cuda:0";
+  for (const char* path : {"/health", "/health_generate"}) {
+    const auto exchange = ask("GET", path);
+    EXPECT_EQ(exchange->response.status, 503);
+    EXPECT_NE(exchange->response.body.find("a copy failed on cuda:0"), std::string::npos) << exchange->response.body;
+  }
+  engine_->failed.clear();
   const auto one = ask("GET", "/health_generate");
   EXPECT_EQ(one->answered, 0);
   engine_->send(1, 0, "x", FinishReason::length);

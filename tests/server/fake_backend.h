@@ -26,6 +26,7 @@ class FakeBackend final : public Backend {
   std::map<engine::RequestId, Submitted> requests;
   size_t room = 1000;  // requests that are taken before it is busy
   double stalled = 0;
+  std::string failed;
   engine::Limits bounds{.vocab = 2048, .context_length = 100, .has_tokenizer = true};
   engine::Metrics numbers;
   std::string reload_error;
@@ -58,6 +59,7 @@ class FakeBackend final : public Backend {
   engine::Limits limits() const override { return bounds; }
   const engine::EngineConfig& config() const override { return config_; }
   double stalled_seconds() const override { return stalled; }
+  std::string fault() const override { return failed; }
   void pause(engine::PauseMode mode) override { pauses.push_back(mode); }
   void resume() override { pauses.clear(); }
   bool paused() const override { return !pauses.empty(); }

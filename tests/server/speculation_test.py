@@ -19,7 +19,8 @@ from serve_driver import Server  # noqa: E402
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
 MODELS = os.environ.get("SLUICE_TEST_MODELS", "")
-NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3)
+ADAPTIVE = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", 3)
+NEXTN = (*ADAPTIVE, "--speculative-fixed-steps")
 PROMPTS = ("Once upon a time", "Henry meditated awhile all to himself early the next morning as", "The", "1 2 3 4 5 6")
 
 
@@ -165,6 +166,17 @@ class Dummy(Pair, unittest.TestCase):
     def check_accepted(self, meta):
         self.assertLess(meta["spec_accept_rate"], 0.2)
 
+    def test_as_many_drafts_as_pay(self):
+        """The text is the target's, however many drafts are made."""
+        model = json.loads(self.plain.get("/get_model_info")[2])["model_path"]
+        server = Server(PROGRAM, model, "--served-model-name", "tiny", "--load-format", "dummy", *ADAPTIVE)
+        self.addCleanup(server.close)
+        bodies = [{"prompt": p, "max_tokens": 60, "temperature": 0, "ignore_eos": True} for p in PROMPTS for _ in range(2)]
+        with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+            answers = list(pool.map(lambda b: self.ok(server, "/v1/completions", b), bodies))
+        for body, answer in zip(bodies, answers):
+            self.assertEqual(self.said(answer), self.said(self.ok(self.plain, "/v1/completions", body)))
+
     def test_other_backends_for_the_drafts(self):
         """The text is the target's, whatever runs the draft's experts."""
         model = json.loads(self.plain.get("/get_model_info")[2])["model_path"]
@@ -203,6 +215,7 @@ class Refused(unittest.TestCase):
             self.refused(4, "no multi-token-prediction layer", "--model-path", plain, *NEXTN)
             self.refused(2, "requires --speculative-algorithm", "--model-path", plain,
                          "--speculative-moe-runner-backend", "cpu")
+            self.refused(2, "requires --speculative-algorithm", "--model-path", plain, "--speculative-fixed-steps")
             self.refused(2, "nobody.*accepted: .*cpu", "--model-path", model, "--load-format", "dummy", *NEXTN,
                          "--speculative-moe-runner-backend", "nobody")
             self.refused(3, "no model.safetensors", "--model-path", model)
