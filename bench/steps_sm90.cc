@@ -2,7 +2,8 @@
 // What a step that decodes costs the host and the GPU: 48 layers of Qwen3-30B-A3B's attention with few small experts,
 // so that the launches are those of the real model and its weights are not.
 //   steps_sm90 [context]
-// Of each number of sequences: microseconds until a step is enqueued, and per step when nobody waits in between, when
+// Of each number of sequences: microseconds until a step is enqueued, of which until its integers are put together, and
+// per step when nobody waits in between, when
 // the host waits for the tokens of each, and when it reads them one step late.
 #include <algorithm>
 #include <chrono>
@@ -77,12 +78,14 @@ struct Steps {
                    .logit_rows = 1,
                    .sampled = taken ? i : -1});
     ++position;
+    added = Clock::now();
     runner->run();
   }
 
   Queue& queue;
   int count;
   int64_t position, each = 0;
+  Clock::time_point added;  // of the last enqueue()
   std::unique_ptr<model::Runner> runner;
   std::vector<int32_t> blocks;
   std::vector<sampling::SampleRow> rows;
@@ -93,14 +96,16 @@ void measure(Context& ctx, const model::Model& model, int sequences, int64_t con
   Steps s(ctx, model, sequences, context, recorded);
   for (int i = 0; i < 4; ++i) s.enqueue(false);
   s.queue.wait();
-  std::vector<double> host;
+  std::vector<double> host, adding;
   for (int i = 0; i < kRepeats; ++i) {
     const auto start = Clock::now();
     s.enqueue(false);
     host.push_back(us_since(start));
+    adding.push_back(std::chrono::duration<double, std::micro>(s.added - start).count());
     s.queue.wait();
   }
   std::sort(host.begin(), host.end());
+  std::sort(adding.begin(), adding.end());
   const auto per_step = [&](auto&& body) {
     const auto start = Clock::now();
     body();
@@ -124,8 +129,8 @@ void measure(Context& ctx, const model::Model& model, int sequences, int64_t con
     }
     s.runner->end_sample(s.sampled);
   });
-  std::printf("%9d %8s %10.0f %12.0f %14.0f %14.0f\n", sequences, recorded ? "replay" : "launch", host[host.size() / 2],
-              alone, waiting, ahead);
+  std::printf("%9d %8s %10.0f %10.0f %12.0f %14.0f %14.0f\n", sequences, recorded ? "replay" : "launch",
+              host[host.size() / 2], adding[adding.size() / 2], alone, waiting, ahead);
   std::fflush(stdout);
 }
 
@@ -137,8 +142,8 @@ int run(int64_t context) {
   Context ctx{.pool = pool, .queue = *queue};
   const auto model = make_model(ctx);
   std::printf("48 layers, context %lld, microseconds\n", static_cast<long long>(context));
-  std::printf("%9s %8s %10s %12s %14s %14s\n", "sequences", "steps", "host", "model alone", "with tokens",
-              "one step late");
+  std::printf("%9s %8s %10s %10s %12s %14s %14s\n", "sequences", "steps", "host", "of it add", "model alone",
+              "with tokens", "one step late");
   for (const int sequences : {1, 8, 32, 64, 256})
     for (const bool recorded : {false, true}) measure(ctx, *model, sequences, context, recorded);
   return 0;
