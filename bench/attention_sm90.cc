@@ -15,6 +15,7 @@
 #include "event_time.h"
 #include "kernels/sm90/attention/prefill.h"
 #include "kernels/sm90/mla/latent_attention.h"
+#include "kernels/sm90/rope/rope.h"
 #include "ops/ops.h"
 
 namespace sluice::bench {
@@ -24,7 +25,10 @@ constexpr double kDenseTflops = 780, kCopyTbs = 4.24;  // of an H200
 
 class Bench {
  public:
-  explicit Bench(std::string only) : only_(std::move(only)) {
+  explicit Bench(std::string only) : only_(std::move(only)), values_(4 << 20) {
+    std::mt19937 rng(1);
+    std::normal_distribution<float> normal;
+    for (bf16_t& x : values_) x = float_to_bf16(normal(rng));
     std::printf("%-58s %10s %10s %7s\n", "way", "us", "floor us", "ratio");
   }
   Context& ctx() { return ctx_; }
@@ -33,13 +37,9 @@ class Bench {
 
   std::shared_ptr<void> random(int64_t bytes) {
     auto memory = device_->allocate(bytes);
-    std::mt19937 rng(1);
-    std::normal_distribution<float> normal;
-    std::vector<bf16_t> v(static_cast<size_t>(std::min<int64_t>(bytes / 2, 4 << 20)));
-    for (bf16_t& x : v) x = float_to_bf16(normal(rng));
-    const auto piece = static_cast<int64_t>(v.size()) * 2;
+    const auto piece = static_cast<int64_t>(values_.size()) * 2;
     for (int64_t at = 0; at < bytes; at += piece)
-      queue_->copy(static_cast<char*>(memory.get()) + at, v.data(), std::min(piece, bytes - at));
+      queue_->copy(static_cast<char*>(memory.get()) + at, values_.data(), std::min(piece, bytes - at));
     queue_->wait();
     return memory;
   }
@@ -70,34 +70,48 @@ class Bench {
   }
 
  private:
-  double time(const std::function<void()>& run) { return median_us(*queue_, 100e3, run); }
+  double time(const std::function<void()>& run) { return median_us(*queue_, 25e3, run); }
 
   std::string only_;
+  std::vector<bf16_t> values_;  // random
   std::unique_ptr<Device> device_ = make_cuda_device(0);
   std::unique_ptr<Queue> queue_ = device_->make_queue();
   ThreadPool pool_{2};
   Context ctx_{.pool = pool_, .queue = *queue_};
 };
 
-// Sequences of one length in blocks of 64, dealt in random order.
+// Sequences in blocks of 64, dealt in random order: contexts of one length, or of `spread` lengths from it on.
 struct Sequences {
-  int count, context, rows;
-  int length() const { return context + rows; }
-  int blocks() const { return count * ceil_div(length(), 64); }
+  int count, context, rows, spread = 1;
+  int context_of(int i) const { return context + i * 37 % spread; }
+  int length() const { return context + spread - 1 + rows; }  // of the longest, at most
+  int blocks() const {
+    int n = 0;
+    for (int i = 0; i < count; ++i) n += ceil_div(context_of(i) + rows, 64);
+    return n;
+  }
+  int64_t positions() const {
+    int64_t n = 0;
+    for (int i = 0; i < count; ++i) n += context_of(i) + rows;
+    return n;
+  }
 };
 
 struct Arrays {
-  std::shared_ptr<int32_t> row_begin, block_begin, contexts, blocks;
+  std::shared_ptr<int32_t> row_begin, block_begin, contexts, blocks, slots;
   Arrays(Bench& b, const Sequences& s) {
-    std::vector<int32_t> rows{0}, begin{0}, context, list;
-    for (int i = 1; i <= s.count; ++i) {
-      rows.push_back(i * s.rows);
-      begin.push_back(i * (s.blocks() / s.count));
-      context.push_back(s.context);
-    }
+    std::vector<int32_t> rows{0}, begin{0}, context, list, slot;
     for (int i = 0; i < s.blocks(); ++i) list.push_back(i);
     std::shuffle(list.begin(), list.end(), std::mt19937(3));
+    for (int i = 0; i < s.count; ++i) {
+      context.push_back(s.context_of(i));
+      for (int p = context.back(); p < context.back() + s.rows; ++p)
+        slot.push_back(list[static_cast<size_t>(begin.back() + p / 64)] * 64 + p % 64);
+      rows.push_back(rows.back() + s.rows);
+      begin.push_back(begin.back() + ceil_div(context.back() + s.rows, 64));
+    }
     row_begin = b.ints(rows), block_begin = b.ints(begin), contexts = b.ints(context), blocks = b.ints(list);
+    slots = b.ints(slot);
   }
 };
 
@@ -155,55 +169,125 @@ void bench_prompts(Bench& b, const sm90::AttentionShape& shape, const Sequences&
   }
 }
 
-// New tokens of sequences: parts of the positions folded by a second kernel, or clusters.
-void bench_tokens(Bench& b, const sm90::AttentionShape& shape, const Sequences& s) {
-  const std::string name = fmt::format("tokens {}/{}x{} B={} context {} rows {}", shape.heads, shape.key_heads,
-                                       shape.key_width, s.count, s.context, s.rows);
+// Rotates queries and keys and stores new keys and values: the kernel ahead of attention in a model.
+sm90::HeadsArgs rotation(const sm90::AttentionArgs& a, const Arrays& arrays, void* qkv, const float* angles) {
+  const int width = a.shape.key_width;
+  sm90::HeadsArgs h{};
+  h.num_groups = 3;
+  int64_t first = 0;
+  for (int i = 0; i < 3; ++i) {
+    h.groups[i].x = {static_cast<bf16_t*>(qkv) + first * width, a.q.stride, false};
+    h.groups[i].heads = i == 0 ? a.shape.heads : a.shape.key_heads;
+    h.groups[i].dim = width;
+    h.groups[i].half = i < 2 ? width / 2 : 0;
+    first += h.groups[i].heads;
+  }
+  h.groups[1].pages = const_cast<void*>(a.keys);
+  h.groups[2].pages = const_cast<void*>(a.values);
+  h.rows = a.rows;
+  h.cosine = h.sine = angles;
+  h.kv_slots = arrays.slots.get();
+  h.block_size = a.block_size;
+  for (sm90::HeadGroup& g : h.groups) g.e4m3 = a.pages_e4m3, g.scale = 1;
+  return h;
+}
+
+// New tokens of sequences: how many blocks share the sequences, parts of the positions folded by a second kernel, or
+// clusters; and the planned way behind the kernel that is ahead of it in a model.
+void bench_tokens(Bench& b, const sm90::AttentionShape& shape, const Sequences& s, bool e4m3 = false) {
+  const std::string name = fmt::format("tokens{} {}/{}x{} B={} context {}{} rows {}", e4m3 ? " e4m3" : "", shape.heads,
+                                       shape.key_heads, shape.key_width, s.count, s.context,
+                                       s.spread > 1 ? fmt::format("-{}", s.context + s.spread - 1) : "", s.rows);
   if (!b.wants(name)) return;
   const Arrays arrays(b, s);
   const int64_t rows = int64_t{s.count} * s.rows, width = int64_t{shape.heads} * shape.key_width;
-  const int64_t page_bytes = int64_t{s.blocks()} * 64 * shape.key_heads * shape.key_width * 2;
+  const int64_t page_bytes = int64_t{s.blocks()} * 64 * shape.key_heads * shape.key_width * (e4m3 ? 1 : 2);
+  const int64_t stride = width + 2 * int64_t{shape.key_heads} * shape.key_width;
   const int sets = static_cast<int>(std::clamp<int64_t>(100'000'000 / page_bytes, 1, 24));
-  const auto keys = b.random(page_bytes * sets), values = b.random(page_bytes * sets), q = b.random(rows * width * 2),
+  const auto keys = b.random(page_bytes * sets), values = b.random(page_bytes * sets), q = b.random(rows * stride * 2),
              out = b.random(rows * width * 2);
+  const std::shared_ptr<int32_t> angles =
+      b.ints(std::vector<int32_t>(static_cast<size_t>(rows * shape.key_width), 0x3f000000));  // 0.5
   sm90::AttentionArgs a = arguments(s, arrays, shape, 0.088f, q.get(), out.get());
+  a.q.stride = stride;
   const sm90::AttentionPlan plan = plan_attention(shape, true, rows, s.count, s.rows, s.length(), 132);
+  const sm90::AttentionPlan planned = with_clusters(plan, shape, s.rows, s.length(), 132);
   const auto partial = b.random(partial_bytes(shape, plan, rows) + 256),
              stats = b.random(partial_stats_bytes(shape, plan, rows) + 256);
   a.partial = static_cast<float*>(partial.get());
   a.partial_stats = static_cast<float*>(stats.get());
-  const double bytes = 2.0 * static_cast<double>(page_bytes) + 4.0 * static_cast<double>(rows * width);
-  const auto run = [&](int i) {
+  const double bytes =
+      static_cast<double>((e4m3 ? 2 : 4) * s.positions() * shape.key_heads * shape.key_width + 4 * rows * width);
+  a.pages_e4m3 = e4m3;
+  const auto set_pages = [&](int i) {
     a.keys = static_cast<const char*>(keys.get()) + (i % sets) * page_bytes;
     a.values = static_cast<const char*>(values.get()) + (i % sets) * page_bytes;
-    launch_attention(a, b.stream(), true);
   };
+  const auto row = [&](const std::string& way, const sm90::AttentionPlan& p) {
+    a.plan = p;
+    b.row(name + ", " + way, bytes, 0, std::max(sets, 8), [&](int i) {
+      set_pages(i);
+      launch_attention(a, b.stream(), true);
+    });
+  };
+  const auto rotate = [&](int i) {
+    set_pages(i);
+    launch_heads(rotation(a, arrays, q.get(), reinterpret_cast<const float*>(angles.get())), b.stream(), true);
+  };
+  b.row(name + ", rotation alone", 1, 0, std::max(sets, 8), rotate);
+  a.plan = planned;
+  b.row(name + ", rotation and planned way", bytes, 0, std::max(sets, 8), [&](int i) {
+    rotate(i);
+    launch_attention(a, b.stream(), true);
+  });
+  row("planned way", planned);
+  if (plan.tokens && !plan.split())
+    for (const int tiles : {2, 3}) {
+      sm90::AttentionPlan p = plan;
+      const int64_t items = int64_t{s.count} * shape.key_heads;
+      const int64_t at_once = 132 * sm90::token_blocks_per_multiprocessor(tiles);
+      p.token_tiles = tiles;
+      p.token_blocks = items;
+      row(fmt::format("{} tiles", tiles), p);
+      p.token_blocks = at_once;
+      if (at_once < items && items <= at_once * sm90::kTokenItems) row(fmt::format("{} tiles, together", tiles), p);
+    }
+  if (plan.split()) row("parts", plan);
   for (const int64_t chunks : {1, 2, 4, 8, 16}) {
-    if (2 * chunks > plan.max_chunks || !plan.split()) continue;
-    a.plan = plan;
-    a.plan.part_chunks = chunks;
-    a.plan.parts = ceil_div(plan.max_chunks, chunks);
-    b.row(fmt::format("{}, parts of {} chunks{}", name, chunks, chunks == plan.part_chunks ? " *" : ""), bytes, 0,
-          std::max(sets, 8), run);
+    if (2 * chunks > plan.max_chunks || !plan.split() || chunks == plan.part_chunks) continue;
+    sm90::AttentionPlan p = plan;
+    p.part_chunks = chunks;
+    p.parts = ceil_div(plan.max_chunks, chunks);
+    p.token_blocks = std::max<int64_t>(s.count * shape.key_heads * p.parts, 1);
+    row(fmt::format("parts of {} chunks", chunks), p);
   }
-  const int most = with_clusters(plan, shape, s.rows, s.length(), 132).cluster;
-  for (const int cluster : {0, 4, 8, 16}) {
-    if (cluster > std::max(most, 8)) continue;
-    a.plan = plan;
-    if (cluster > 0) a.plan.parts = 1, a.plan.part_chunks = plan.max_chunks, a.plan.cluster = cluster;
-    b.row(name + (cluster == 0 ? ", parts" : fmt::format(", clusters of {}{}", cluster, cluster == most ? " *" : "")),
-          bytes, 0, std::max(sets, 8), run);
+  for (const int cluster : {2, 4, 8, 16}) {
+    if (cluster * s.count * shape.key_heads > 2 * 132 || cluster >= 2 * ceil_div(s.length(), 64)) continue;
+    if (s.rows * shape.group() > sm90::kAttentionFewRows) continue;
+    sm90::AttentionPlan p = plan;
+    p.parts = 1, p.part_chunks = plan.max_chunks, p.cluster = cluster;
+    row(fmt::format("clusters of {}{}", cluster, cluster == planned.cluster ? " *" : ""), p);
   }
 }
 
 void bench_all_tokens(Bench& b) {
   sm90::allow_attention();
-  const sm90::AttentionShape qwen{32, 4, 128, 128}, nemotron{32, 2, 128, 128};
-  for (const int count : {1, 2, 4, 8, 16, 32})
-    for (const int context : {1024, 8192, 32768})
-      if (count * context <= 8 * 32768) bench_tokens(b, qwen, {count, context - 1, 1});
+  const sm90::AttentionShape qwen{32, 4, 128, 128}, nemotron{32, 2, 128, 128}, wide{64, 4, 128, 128};
+  for (const auto& shape : {qwen, nemotron, wide})
+    for (const int count : {1, 8, 64, 256}) {
+      if (shape.heads == qwen.heads) bench_tokens(b, shape, {count, 64, 1, 129});
+      for (const int context : {64, 128, 1023, 8191})
+        if (count * context <= 64 * 8192) bench_tokens(b, shape, {count, context, 1});
+    }
+  for (const int count : {1, 8, 64, 256}) {
+    bench_tokens(b, qwen, {count, 64, 1, 129}, true);
+    for (const int context : {1023, 8191})
+      if (count * context <= 64 * 8192) bench_tokens(b, qwen, {count, context, 1}, true);
+  }
+  for (const int count : {2, 4, 16, 32}) bench_tokens(b, qwen, {count, 1023, 1});
   bench_tokens(b, qwen, {8, 1020, 2});
-  for (const int count : {1, 8}) bench_tokens(b, nemotron, {count, 1023, 1});
+  for (const int count : {1, 8, 64})
+    for (const int context : {128, 1016}) bench_tokens(b, qwen, {count, context, 8});
 }
 
 void bench_all_prompts(Bench& b) {

@@ -40,11 +40,34 @@ TEST(AttentionPlan, SplitsWhereBlocksAreFew) {
   };
   EXPECT_FALSE(plan(1, 256).split());
   EXPECT_EQ(plan(1, 1024).parts, 4);  // one block a chunk
-  EXPECT_EQ(plan(1, 32768).parts, 128);
+  EXPECT_EQ(plan(1, 32768).parts, 64);
   EXPECT_TRUE(plan(8, 8192).split());
   EXPECT_FALSE(plan(64, 8192).split());  // 256 blocks
   // A prompt fills the chip by its rows.
   EXPECT_FALSE(plan_attention(kQwen, true, 8192, 1, 8192, 8192, 132).split());
+}
+
+TEST(AttentionPlan, NewTokensAndPrompts) {
+  const auto plan = [](int64_t rows, int64_t sequences, int64_t longest_rows, int64_t context) {
+    return plan_attention(kQwen, true, rows, sequences, longest_rows, context, 132);
+  };
+  const AttentionPlan tokens = plan(256, 256, 1, 200), few = plan(4, 4, 1, 200), deep = plan(256, 256, 1, 4000);
+  EXPECT_TRUE(tokens.tokens && !tokens.tiles);
+  EXPECT_EQ(tokens.token_tiles, 2);  // 1024 items: three rounds of 396 blocks, four of 264
+  EXPECT_EQ(tokens.token_blocks, 396);
+  EXPECT_EQ(plan(64, 64, 1, 200).token_tiles, 3);
+  EXPECT_EQ(few.token_blocks, 16);
+  EXPECT_EQ(deep.token_blocks, 1024);
+  EXPECT_EQ(plan(1, 1, 1, 32768).token_blocks, 4 * 64);  // and its parts
+  const AttentionPlan drafts = plan(256 * 8, 256, 8, 200), prompt = plan(900, 1, 900, 900),
+                      mixed = plan(900, 5, 896, 900);
+  EXPECT_TRUE(drafts.tiles && !drafts.tokens);
+  EXPECT_TRUE(prompt.tiles && !prompt.tokens);
+  EXPECT_TRUE(mixed.tiles && mixed.tokens);
+  for (int64_t sequences = 1; sequences <= 1 << 16; sequences *= 4) {
+    const AttentionPlan p = plan(sequences, sequences, 1, 100);
+    EXPECT_GE(p.token_blocks * kTokenItems, sequences * kQwen.key_heads);
+  }
 }
 
 TEST(AttentionPlan, PartialResultsAreBounded) {
@@ -75,12 +98,14 @@ TEST(AttentionPlan, ClustersWhereSequencesAreFew) {
     return c.cluster;
   };
   EXPECT_EQ(cluster(1, 1024), 16);
-  EXPECT_EQ(cluster(1, 32768), 16);
-  EXPECT_EQ(cluster(1, 64), 0);
-  EXPECT_EQ(cluster(1, 129), 4);
-  EXPECT_EQ(cluster(8, 1024), 4);
-  EXPECT_EQ(cluster(8, 1024, 2), 4);
-  EXPECT_EQ(cluster(8, 1024, 4), 0);  // 32 pairs
+  EXPECT_EQ(cluster(1, 8192), 16);
+  EXPECT_EQ(cluster(1, 32768), 0);  // long runs of tiles each
+  EXPECT_EQ(cluster(1, 256), 0);    // one chunk
+  EXPECT_EQ(cluster(2, 1024), 16);
+  EXPECT_EQ(cluster(4, 1024), 8);
+  EXPECT_EQ(cluster(4, 1024, 2), 8);
+  EXPECT_EQ(cluster(4, 1024, 4), 0);  // 32 pairs
+  EXPECT_EQ(cluster(8, 1024), 0);
   EXPECT_EQ(cluster(16, 1024), 0);
   EXPECT_EQ(cluster(32, 1024), 0);
   EXPECT_EQ(cluster(64, 1024), 0);

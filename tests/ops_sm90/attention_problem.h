@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/math.h"
+#include "format/e4m3.h"
 #include "kernels/sm90/attention/prefill.h"
 #include "tests/ops_sm90/gpu.h"
 
@@ -39,13 +40,16 @@ struct Way {
   int prefill_rows = 0;  // sequences with at least as many new rows go to prefill.h; 0: none
   bool lists = false;    // PrefillPlan::lists
   bool clusters = false;
+  int64_t token_blocks = 0;  // 0: the plan's
+  int token_tiles = 0;       // 0: the plan's
 };
 
 // Random queries and pages on the GPU with copies on the host; blocks in scrambled order, unused positions NaN.
 class Problem {
  public:
-  Problem(const Gpu& gpu, AttentionShape shape, Sequences sequences, int block_size, int gap, float query_size = 1)
-      : gpu_(gpu), shape_(shape), sequences_(std::move(sequences)), block_size_(block_size) {
+  Problem(const Gpu& gpu, AttentionShape shape, Sequences sequences, int block_size, int gap, float query_size = 1,
+          bool e4m3 = false)
+      : gpu_(gpu), shape_(shape), sequences_(std::move(sequences)), block_size_(block_size), e4m3_(e4m3) {
     stride_ = shape.heads * shape.key_width + gap;
     q_.resize(static_cast<size_t>(sequences_.rows()) * stride_);
     for (bf16_t& v : q_) v = float_to_bf16(normal(query_size));
@@ -71,8 +75,8 @@ class Problem {
           }
     }
     device_q_ = gpu.upload(q_);
-    device_keys_ = gpu.upload(keys_);
-    device_values_ = gpu.upload(values_);
+    device_keys_ = upload_pages(keys_);
+    device_values_ = upload_pages(values_);
   }
 
   // Rows [first, first + count) of sequence s alone, or all sequences (s < 0); `multiprocessors` decides the split.
@@ -98,6 +102,8 @@ class Problem {
     a.q = {device_q_.get() + int64_t{first_row} * stride_, stride_, false};
     a.keys = device_keys_.get();
     a.values = device_values_.get();
+    a.pages_e4m3 = e4m3_;
+    a.value_scale = value_scale();
     const int64_t out_stride = int64_t{shape_.heads} * shape_.value_width;
     const auto out = gpu_.upload(std::vector<bf16_t>(static_cast<size_t>(rows * out_stride), 0x7fc0));
     a.out = {out.get(), out_stride, false};
@@ -115,6 +121,11 @@ class Problem {
     if (way.clusters)
       a.plan = with_clusters(a.plan, shape_, own.longest_rows(), own.longest_context(), way.multiprocessors);
     clusters_ = a.plan.cluster;
+    if (way.token_tiles > 0) a.plan.token_tiles = way.token_tiles;
+    if (way.token_blocks > 0) {
+      const int64_t items = a.sequences * shape_.key_heads * a.plan.parts;
+      a.plan.token_blocks = std::max(way.token_blocks, ceil_div<int64_t>(items, sm90::kTokenItems));
+    }
     const auto bytes = [&](int64_t n) {
       return gpu_.upload(std::vector<uint8_t>(static_cast<size_t>(std::max<int64_t>(n, 1)), 0xff));
     };
@@ -156,7 +167,8 @@ class Problem {
     for (int c = 0; c < width; ++c) {
       double exact = 0, size = 0, squares = 0;
       for (int j = 0; j < seen; ++j) {
-        const double term = p[j] / total * static_cast<double>(bf16_to_float(values_[at(s, j, kh) + c]));
+        const double term = p[j] / total * static_cast<double>(value_scale()) *
+                            static_cast<double>(bf16_to_float(values_[at(s, j, kh) + c]));
         exact += term;
         size += std::fabs(term);
         squares += term * term;
@@ -177,6 +189,18 @@ class Problem {
   int first_row(int s) const { return row_begin_[s]; }
 
  private:
+  float value_scale() const { return e4m3_ ? 0.3f : 1.0f; }
+  // Of e4m3 pages the codes, to whose values the pages are rounded.
+  std::shared_ptr<void> upload_pages(std::vector<bf16_t>& pages) const {
+    if (!e4m3_) return gpu_.upload(pages);
+    std::vector<uint8_t> codes;
+    for (bf16_t& v : pages) {
+      codes.push_back(format::float_to_e4m3(bf16_to_float(v)));
+      v = float_to_bf16(format::e4m3_to_float(codes.back()));
+    }
+    return gpu_.upload(codes);
+  }
+
   // Fills what the exact size of its arrays allows; a write after their end is seen.
   void prefill(AttentionArgs& a, const Sequences& own, const Way& way) const {
     sm90::PrefillArgs p{};
@@ -207,7 +231,9 @@ class Problem {
   int64_t stride_;
   std::vector<bf16_t> q_, keys_, values_;
   std::vector<int32_t> row_begin_, block_begin_, blocks_, contexts_;
-  std::shared_ptr<bf16_t> device_q_, device_keys_, device_values_;
+  bool e4m3_;
+  std::shared_ptr<bf16_t> device_q_;
+  std::shared_ptr<void> device_keys_, device_values_;
   mutable int64_t splits_ = 0;
   mutable int clusters_ = 0;
 };

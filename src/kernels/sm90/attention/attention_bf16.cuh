@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on tensor cores: bfloat16 queries and pages, sums in float32.
+// Attention on tensor cores: bfloat16 queries, pages of bfloat16 or of e4m3 codes, which are widened to bfloat16 on the
+// way to the products, exactly; sums in float32.
 //
-// A block has four warps and loads one tile of 64 positions after another into shared memory. With more than 16 pairs
-// every warp takes 16 of them and computes scores and output of its own. With at most 16 (new tokens, a few drafts) the
-// warps share the pairs: each computes the scores of 16 positions, then a quarter of the output's columns. Every
-// element of scores and output is the same sum in the same order in both forms, so a row has the same bits in both.
+// A block has four warps and loads one tile of 64 positions after another into shared memory. Every warp takes 16 pairs
+// (row, query head) and computes scores and output of its own. Sequences with few pairs are attention_tokens.cuh's.
 //
 // Probabilities are multiplied as two bfloat16 values, high and low part, which keeps 17 bits of them. Half a unit of
 // bfloat16 per probability would show in the output wherever values cancel. The cost is a third of the products.
 #pragma once
+
+#include <type_traits>
 
 #include "base/bf16.h"
 #include "kernels/ptx/bf16x2.cuh"
@@ -23,27 +24,35 @@ namespace sluice::sm90 {
 
 inline constexpr int kAttentionThreads = 128, kAttentionStages = 3;
 
-template <int kWidth>
+// A tile of keys or values in shared memory, of bfloat16 or of e4m3 codes (Page: bf16_t or uint8_t). Pieces of 16 bytes
+// are placed so that eight lanes that read the same piece of eight rows meet no bank twice.
+template <int kWidth, class Page>
+struct PageTile {
+  static constexpr bool codes = std::is_same_v<Page, uint8_t>;
+  static constexpr int row_bytes = kWidth * int{sizeof(Page)}, pieces = row_bytes / 16;
+  static constexpr int bytes = kAttentionTile * row_bytes;
+  static_assert(row_bytes >= 64 && row_bytes % 16 == 0);
+
+  __device__ static __forceinline__ int place(int row, int piece) {
+    return row * row_bytes + ((row_bytes == 64 ? piece ^ (row >> 1 & 3) : piece ^ (row & 7)) << 4);
+  }
+};
+
+template <int kWidth, class Page>
 struct AttentionShared {
-  static constexpr int row_bytes = kWidth * 2, tile_bytes = kAttentionTile * row_bytes;
-  static constexpr int probability_bytes = kAttentionFewRows * kAttentionTile * 2;
+  static constexpr int tile_bytes = PageTile<kWidth, Page>::bytes;
   static constexpr int stages = 0;                                         // of [keys, values]
   static constexpr int rows = stages + kAttentionStages * 2 * tile_bytes;  // int32 [4][64]: page rows of four tiles
-  // Few pairs: probabilities' parts, bf16 [16][64], swizzled, and the warps' maxima, float [4][16].
-  static constexpr int high = rows + 4 * kAttentionTile * 4;
-  static constexpr int low = high + probability_bytes;
-  static constexpr int maxima = low + probability_bytes;
-  // Many pairs: each lane's fragments of its queries, [4 warps][kWidth / 16][32] of 16 bytes. In registers they make
-  // the kernel spill.
-  static constexpr int queries = high;
-  static constexpr int query_bytes = 4 * (kWidth / 16) * 32 * 16;
-  static constexpr int few_bytes = maxima + 4 * kAttentionFewRows * 4;
-  static constexpr int bytes = few_bytes > queries + query_bytes ? few_bytes : queries + query_bytes;
+  // Each lane's fragments of its queries, [4 warps][kWidth / 16][32] of 16 bytes. In registers they make the kernel
+  // spill.
+  static constexpr int queries = rows + 4 * kAttentionTile * 4;
+  static constexpr int bytes = queries + 4 * (kWidth / 16) * 32 * 16;
   // Two blocks per multiprocessor, which keeps 1 KB of each for itself.
   static_assert(2 * (bytes + 1024) <= 228 * 1024);
 };
 
-// Sums of one warp: rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next of each eight.
+// Sums of one warp: rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next of each eight. Of codes, eight
+// neighbouring columns of two tiles are the even and the odd ones of sixteen.
 template <int kTiles>
 struct AttentionSums {
   float o[kTiles][4], weights[4], maximum[2];  // weights: [0] and [2] are the two rows'
@@ -104,60 +113,94 @@ __device__ __forceinline__ void store_pair(const RowsView& out, int64_t at, floa
 }
 
 // One tile of keys and values on the way to shared memory; rows beyond the end become zeros.
-template <int kWidth>
+template <int kWidth, class Page>
 __device__ __forceinline__ void load_attention_tile(const AttentionArgs& a, const int32_t* rows, uint32_t stage) {
-  constexpr int kPieces = kWidth / 8, kSteps = kAttentionTile * kPieces / kAttentionThreads;
-  using Shared = AttentionShared<kWidth>;
-  const auto* keys = static_cast<const bf16_t*>(a.keys);
-  const auto* values = static_cast<const bf16_t*>(a.values);
+  using Tile = PageTile<kWidth, Page>;
+  const auto* keys = static_cast<const uint8_t*>(a.keys);
+  const auto* values = static_cast<const uint8_t*>(a.values);
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const int at = i * kAttentionThreads + threadIdx.x, row = at / kPieces, piece = at % kPieces;
+  for (int i = 0; i < kAttentionTile * Tile::pieces / kAttentionThreads; ++i) {
+    const int at = i * kAttentionThreads + threadIdx.x, row = at / Tile::pieces, piece = at % Tile::pieces;
     const int from = rows[row];
-    const int64_t element = static_cast<int64_t>(from < 0 ? 0 : from) * kWidth + piece * 8;
-    const uint32_t to = stage + row * Shared::row_bytes + ((piece ^ (row & 7)) << 4);
-    ptx::cp_async_16(to, keys + element, from >= 0);
-    ptx::cp_async_16(to + Shared::tile_bytes, values + element, from >= 0);
+    const int64_t byte = static_cast<int64_t>(from < 0 ? 0 : from) * Tile::row_bytes + piece * 16;
+    const uint32_t to = stage + Tile::place(row, piece);
+    ptx::cp_async_16(to, keys + byte, from >= 0);
+    ptx::cp_async_16(to + Tile::bytes, values + byte, from >= 0);
   }
 }
 
-// The two rows' fragments of q of this lane.
-template <int kWidth>
+// The two rows' fragments of q of this lane, store(k, fragment) for 16 columns at a time. A product is over the same
+// columns of queries and keys in whatever order: of codes a lane has four neighbours.
+template <int kWidth, class Page, class Store>
 __device__ __forceinline__ void load_queries(const AttentionArgs& a, const AttentionTask& t, int first_pair,
-                                             uint32_t (&q)[kWidth / 16][4]) {
+                                             Store&& store) {
   const int lane = threadIdx.x & 31, group = a.shape.group();
+  const bf16_t* from[2];
+  bool valid[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int pair = first_pair + lane / 4 + 8 * h;
-    const bool valid = pair < t.pairs;
+    valid[h] = pair < t.pairs;
     const int row = (t.first_pair + pair) / group, head = t.key_head * group + (t.first_pair + pair) % group;
-    const auto* from = static_cast<const bf16_t*>(a.q.data) +
-                       (valid ? (t.first_row + row) * a.q.stride + static_cast<int64_t>(head) * kWidth : 0);
+    from[h] = static_cast<const bf16_t*>(a.q.data) +
+              (valid[h] ? (t.first_row + row) * a.q.stride + static_cast<int64_t>(head) * kWidth : 0);
+  }
+#pragma unroll 2
+  for (int k = 0; k < kWidth / 16; ++k) {
+    uint32_t q[4];
 #pragma unroll
-    for (int k = 0; k < kWidth / 16; ++k)
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int c = 0; c < 2; ++c) q[k][h + 2 * c] = valid ? load_pair(from + 16 * k + 8 * c + 2 * (lane % 4)) : 0u;
+      for (int c = 0; c < 2; ++c) {
+        const int column = PageTile<kWidth, Page>::codes ? 4 * (lane % 4) + 2 * c : 8 * c + 2 * (lane % 4);
+        q[h + 2 * c] = valid[h] ? load_pair(from[h] + 16 * k + column) : 0u;
+      }
+    store(k, uint4{q[0], q[1], q[2], q[3]});
   }
 }
 
+// Four codes as float32.
+__device__ __forceinline__ void widen_codes(uint32_t codes, float (&v)[4]) {
+  ptx::cvt_f32x2_f16x2(ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes)), v[0], v[1]);
+  ptx::cvt_f32x2_f16x2(ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes >> 16)), v[2], v[3]);
+}
+
 // Scores of 8 kTiles positions of the tile from `first` on.
-template <int kWidth, int kTiles, class Query>
+template <int kWidth, class Page, int kTiles, class Query>
 __device__ __forceinline__ void multiply_keys(Query&& query, uint32_t keys, int first, float (&s)[kTiles][4]) {
+  using Tile = PageTile<kWidth, Page>;
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+  if constexpr (Tile::codes) {
 #pragma unroll
-  for (int k = 0; k < kWidth / 16; k += 2) {
-    const uint4 q0 = query(k), q1 = query(k + 1);
+    for (int k = 0; k < kWidth / 16; k += 4)
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      const int row = first + 8 * n + (lane & 7), piece = 2 * k + lane / 8;
-      uint32_t b[4];
-      ptx::ldmatrix_x4(b, keys + row * (kWidth * 2) + ((piece ^ (row & 7)) << 4));
-      ptx::mma_m16n8k16_bf16(s[n], {q0.x, q0.y, q0.z, q0.w}, b[0], b[1]);
-      ptx::mma_m16n8k16_bf16(s[n], {q1.x, q1.y, q1.z, q1.w}, b[2], b[3]);
+      for (int n = 0; n < kTiles; ++n) {
+        uint32_t codes[4];  // of position lane / 4, columns 16 (k + i) + 4 (lane % 4) and the next three
+        ptx::ldmatrix_x4(codes, keys + Tile::place(first + 8 * n + (lane & 7), k + lane / 8));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float v[4];
+          widen_codes(codes[i], v);
+          const uint4 q = query(k + i);
+          ptx::mma_m16n8k16_bf16(s[n], {q.x, q.y, q.z, q.w}, ptx::cvt_bf16x2_f32(v[1], v[0]),
+                                 ptx::cvt_bf16x2_f32(v[3], v[2]));
+        }
+      }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kWidth / 16; k += 2) {
+      const uint4 q0 = query(k), q1 = query(k + 1);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, keys + Tile::place(first + 8 * n + (lane & 7), 2 * k + lane / 8));
+        ptx::mma_m16n8k16_bf16(s[n], {q0.x, q0.y, q0.z, q0.w}, b[0], b[1]);
+        ptx::mma_m16n8k16_bf16(s[n], {q1.x, q1.y, q1.z, q1.w}, b[2], b[3]);
+      }
     }
   }
 }
@@ -194,28 +237,66 @@ __device__ __forceinline__ void split_probabilities(float p0, float p1, uint32_t
 }
 
 // Adds 16 positions, from `position` of the tile on, to the sums of the columns from `first_column` on.
-template <int kWidth, int kTiles>
+template <int kWidth, class Page, int kTiles>
 __device__ __forceinline__ void multiply_values(const uint32_t (&high)[4], const uint32_t (&low)[4], uint32_t values,
                                                 int position, int first_column, AttentionSums<kTiles>& sums) {
+  using Tile = PageTile<kWidth, Page>;
   constexpr uint32_t kOnes = 0x3f803f80u;
-  const int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int n = 0; n < kTiles; n += 2) {
-    const int row = position + (lane & 15), piece = (first_column + 8 * n) / 8 + lane / 16;
-    uint32_t b[4];
-    ptx::ldmatrix_x4_trans(b, values + row * (kWidth * 2) + ((piece ^ (row & 7)) << 4));
+  const int lane = threadIdx.x & 31, row = position + (lane & 15);
+  const auto multiply = [&](int n, const uint32_t(&b)[4]) {
     ptx::mma_m16n8k16_bf16(sums.o[n], high, b[0], b[1]);
     ptx::mma_m16n8k16_bf16(sums.o[n + 1], high, b[2], b[3]);
     ptx::mma_m16n8k16_bf16(sums.o[n], low, b[0], b[1]);
     ptx::mma_m16n8k16_bf16(sums.o[n + 1], low, b[2], b[3]);
+  };
+  if constexpr (Tile::codes) {
+    // A piece has 16 columns. Transposed in pairs of codes: those of two neighbouring columns at two positions.
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 4) {
+      const int piece = first_column / 16 + n / 2 + (kTiles == 2 ? 0 : lane / 16);
+      uint32_t codes[4];
+      ptx::ldmatrix_x4_trans(codes, values + Tile::place(row, piece));
+#pragma unroll
+      for (int i = 0; i < (kTiles == 2 ? 1 : 2); ++i) {
+        float first[4], second[4];  // positions 2 (lane % 4) and the next, and those eight further
+        widen_codes(codes[2 * i], first);
+        widen_codes(codes[2 * i + 1], second);
+        multiply(n + 2 * i, {ptx::cvt_bf16x2_f32(first[2], first[0]), ptx::cvt_bf16x2_f32(second[2], second[0]),
+                             ptx::cvt_bf16x2_f32(first[3], first[1]), ptx::cvt_bf16x2_f32(second[3], second[1])});
+      }
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, values + Tile::place(row, (first_column + 8 * n) / 8 + lane / 16));
+      multiply(n, b);
+    }
   }
   // Sums of the probabilities as they were multiplied, in the same order as the products.
   ptx::mma_m16n8k16_bf16(sums.weights, high, kOnes, kOnes);
   ptx::mma_m16n8k16_bf16(sums.weights, low, kOnes, kOnes);
 }
 
+// use(column, sum, next column's sum) for this lane's columns, of the first row (h 0) or the second.
+template <class Page, int kTiles, class Use>
+__device__ __forceinline__ void for_columns(const AttentionSums<kTiles>& sums, int h, Use&& use) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int n = 0; n < kTiles; n += 2) {
+    const float(&a)[4] = sums.o[n], (&b)[4] = sums.o[n + 1];
+    if constexpr (std::is_same_v<Page, uint8_t>) {
+      use(8 * n + 4 * (lane % 4), a[2 * h], b[2 * h]);
+      use(8 * n + 4 * (lane % 4) + 2, a[2 * h + 1], b[2 * h + 1]);
+    } else {
+      use(8 * n + 2 * (lane % 4), a[2 * h], a[2 * h + 1]);
+      use(8 * n + 8 + 2 * (lane % 4), b[2 * h], b[2 * h + 1]);
+    }
+  }
+}
+
 // Leaves a chunk's sums to the second kernel, or the finished rows in `out`.
-template <int kWidth, int kTiles>
+template <int kWidth, class Page, int kTiles>
 __device__ __forceinline__ void store_sums(const AttentionArgs& a, const AttentionTask& t, int first_pair,
                                            int first_column, bool owns_stats, int chunk,
                                            const AttentionSums<kTiles>& sums) {
@@ -226,32 +307,31 @@ __device__ __forceinline__ void store_sums(const AttentionArgs& a, const Attenti
     if (pair >= t.pairs) continue;
     const int64_t row = t.first_row + (t.first_pair + pair) / group;
     const int head = t.key_head * group + (t.first_pair + pair) % group;
-    const int column = first_column + 2 * (lane % 4);
     if (chunk >= 0) {
       const int64_t at = (row * a.shape.heads + head) * a.plan.max_chunks + chunk;
-      float* to = a.partial + at * kWidth + column;
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-        *reinterpret_cast<float2*>(to + 8 * n) = {sums.o[n][2 * h], sums.o[n][2 * h + 1]};
+      float* to = a.partial + at * kWidth + first_column;
+      for_columns<Page>(sums, h, [&](int column, float x, float y) {
+        *reinterpret_cast<float2*>(to + column) = {x, y};
+      });
       if (owns_stats && lane % 4 == 0)
         *reinterpret_cast<float2*>(a.partial_stats + 2 * at) = {sums.maximum[h], sums.weights[2 * h]};
       continue;
     }
-    const int64_t at = row * a.out.stride + static_cast<int64_t>(head) * kWidth + column;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-      store_pair(a.out, at + 8 * n, weighted_mean(sums.o[n][2 * h], sums.weights[2 * h]),
-                 weighted_mean(sums.o[n][2 * h + 1], sums.weights[2 * h]));
+    const int64_t at = row * a.out.stride + static_cast<int64_t>(head) * kWidth + first_column;
+    for_columns<Page>(sums, h, [&](int column, float x, float y) {
+      store_pair(a.out, at + column, weighted_mean(x, sums.weights[2 * h], a.value_scale),
+                 weighted_mean(y, sums.weights[2 * h], a.value_scale));
+    });
   }
 }
 
-// The pipeline of tiles that both forms share: body(tile, keys, values) for the tiles [t.first_tile, t.last_tile), and
-// done(chunk) after the last one of each chunk. begin() before everything that the kernels ahead of this one write: the
+// The pipeline of tiles: body(tile, keys, values) for the tiles [t.first_tile, t.last_tile), and done(chunk) after the
+// last one of each chunk. begin() before everything that the kernels ahead of this one write: the
 // queries and the new rows' keys and values. What is read before begin() is the step's integers and older positions.
-template <int kWidth, class Begin, class Body, class Done>
+template <int kWidth, class Page, class Begin, class Body, class Done>
 __device__ __forceinline__ void for_tiles(const AttentionArgs& a, const AttentionTask& t, uint8_t* smem, Begin&& begin,
                                           Body&& body, Done&& done) {
-  using Shared = AttentionShared<kWidth>;
+  using Shared = AttentionShared<kWidth, Page>;
   constexpr int kChunkTiles = kAttentionChunk / kAttentionTile;
   const int first = t.first_tile, last = t.last_tile;
   auto* rows = reinterpret_cast<int32_t*>(smem + Shared::rows);
@@ -265,7 +345,7 @@ __device__ __forceinline__ void for_tiles(const AttentionArgs& a, const Attentio
     return stages + static_cast<uint32_t>((tile - first) % kAttentionStages) * 2 * Shared::tile_bytes;
   };
   const auto issue = [&](int tile) {
-    if (tile < last) load_attention_tile<kWidth>(a, rows + (tile & 3) * kAttentionTile, stage_of(tile));
+    if (tile < last) load_attention_tile<kWidth, Page>(a, rows + (tile & 3) * kAttentionTile, stage_of(tile));
     ptx::cp_async_commit();
   };
   for (int i = 0; i < kAttentionStages; ++i) look_up(first + i);
@@ -285,7 +365,7 @@ __device__ __forceinline__ void for_tiles(const AttentionArgs& a, const Attentio
   }
 }
 
-template <int kWidth>
+template <int kWidth, class Page>
 __device__ __forceinline__ void attend_many(const AttentionArgs& a, const AttentionTask& t, float scale,
                                             uint8_t* smem) {
   constexpr int kTiles = kWidth / 8, kScoreTiles = kAttentionTile / 8;
@@ -294,22 +374,22 @@ __device__ __forceinline__ void attend_many(const AttentionArgs& a, const Attent
                        positions_seen(t, first_pair + lane / 4 + 8, group)};
   const int least = positions_seen(t, first_pair, group);  // of the warp; later pairs see as many or more
   const bool full = first_pair + 16 <= t.pairs;
-  auto* queries = reinterpret_cast<uint4*>(smem + AttentionShared<kWidth>::queries) + warp * (kWidth / 16) * 32 + lane;
-  {
-    uint32_t q[kWidth / 16][4];
-    load_queries<kWidth>(a, t, first_pair, q);
-#pragma unroll
-    for (int k = 0; k < kWidth / 16; ++k) queries[k * 32] = {q[k][0], q[k][1], q[k][2], q[k][3]};  // read by this lane
-  }
+  auto* queries =
+      reinterpret_cast<uint4*>(smem + AttentionShared<kWidth, Page>::queries) + warp * (kWidth / 16) * 32 + lane;
   AttentionSums<kTiles> sums, chunk_sums;
   sums.clear();
   chunk_sums.clear();
-  for_tiles<kWidth>(
-      a, t, smem, [] {},
+  for_tiles<kWidth, Page>(
+      a, t, smem,
+      [&] {
+        ptx::griddepcontrol_wait();
+        load_queries<kWidth, Page>(a, t, first_pair,
+                                   [&](int k, uint4 q) { queries[k * 32] = q; });  // read by this lane
+      },
       [&](int tile, uint32_t keys, uint32_t values) {
         if (first_pair >= t.pairs) return;  // no barrier inside
         float s[kScoreTiles][4];
-        multiply_keys<kWidth>([&](int k) { return queries[k * 32]; }, keys, 0, s);
+        multiply_keys<kWidth, Page>([&](int k) { return queries[k * 32]; }, keys, 0, s);
         if (!full || (tile + 1) * kAttentionTile > least) mask_scores(s, tile * kAttentionTile, seen);
         float maxima[2], base[2];
         row_maxima(s, scale, maxima);
@@ -323,119 +403,34 @@ __device__ __forceinline__ void attend_many(const AttentionArgs& a, const Attent
             split_probabilities(ptx::ex2_approx(fmaf(s[n][2 * h], scale, -base[h])),
                                 ptx::ex2_approx(fmaf(s[n][2 * h + 1], scale, -base[h])), high[i], low[i]);
           }
-          multiply_values<kWidth>(high, low, values, 16 * k, 0, chunk_sums);
+          multiply_values<kWidth, Page>(high, low, values, 16 * k, 0, chunk_sums);
         }
       },
       [&](int chunk) {
         if (t.split)
-          store_sums<kWidth>(a, t, first_pair, 0, true, chunk, chunk_sums);
+          store_sums<kWidth, Page>(a, t, first_pair, 0, true, chunk, chunk_sums);
         else
           sums.fold(chunk_sums);
         chunk_sums.clear();
       });
-  if (!t.split) store_sums<kWidth>(a, t, first_pair, 0, false, -1, sums);
-}
-
-// Few pairs: the four warps share them, and each has the sums of a quarter of the columns.
-template <int kWidth, class Begin, class Done>
-__device__ __forceinline__ void few_tiles(const AttentionArgs& a, const AttentionTask& t, float scale, uint8_t* smem,
-                                          AttentionSums<kWidth / 32>& chunk_sums, Begin&& begin, Done&& done) {
-  using Shared = AttentionShared<kWidth>;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = a.shape.group();
-  const int first_column = warp * (kWidth / 4), first_position = 16 * warp;
-  const int seen[2] = {positions_seen(t, lane / 4, group), positions_seen(t, lane / 4 + 8, group)};
-  auto* shared_maxima = reinterpret_cast<float*>(smem + Shared::maxima);
-  uint32_t q[kWidth / 16][4];
-  chunk_sums.clear();
-  for_tiles<kWidth>(
-      a, t, smem,
-      [&] {
-        begin();
-        load_queries<kWidth>(a, t, 0, q);
-      },
-      [&](int tile, uint32_t keys, uint32_t values) {
-        float s[2][4];
-        multiply_keys<kWidth>(
-            [&](int k) {
-              return uint4{q[k][0], q[k][1], q[k][2], q[k][3]};
-            },
-            keys, first_position, s);
-        mask_scores(s, tile * kAttentionTile + first_position, seen);
-        float maxima[2], base[2];
-        row_maxima(s, scale, maxima);
-        if (lane % 4 == 0) {
-          shared_maxima[warp * kAttentionFewRows + lane / 4] = maxima[0];
-          shared_maxima[warp * kAttentionFewRows + lane / 4 + 8] = maxima[1];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          maxima[0] = fmaxf(maxima[0], shared_maxima[w * kAttentionFewRows + lane / 4]);
-          maxima[1] = fmaxf(maxima[1], shared_maxima[w * kAttentionFewRows + lane / 4 + 8]);
-        }
-        chunk_sums.raise(maxima, base);
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            uint32_t high, low;
-            split_probabilities(ptx::ex2_approx(fmaf(s[n][2 * h], scale, -base[h])),
-                                ptx::ex2_approx(fmaf(s[n][2 * h + 1], scale, -base[h])), high, low);
-            const int row = lane / 4 + 8 * h, piece = 2 * warp + n;
-            const int at = row * (kAttentionTile * 2) + ((piece ^ (row & 7)) << 4) + 4 * (lane % 4);
-            *reinterpret_cast<uint32_t*>(smem + Shared::high + at) = high;
-            *reinterpret_cast<uint32_t*>(smem + Shared::low + at) = low;
-          }
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < kAttentionTile / 16; ++k) {
-          const int row = lane & 15, piece = 2 * k + lane / 16;
-          const int at = row * (kAttentionTile * 2) + ((piece ^ (row & 7)) << 4);
-          uint32_t high[4], low[4];
-          ptx::ldmatrix_x4(high, ptx::smem_address(smem + Shared::high + at));
-          ptx::ldmatrix_x4(low, ptx::smem_address(smem + Shared::low + at));
-          multiply_values<kWidth>(high, low, values, 16 * k, first_column, chunk_sums);
-        }
-      },
-      done);
-}
-
-template <int kWidth>
-__device__ __forceinline__ void attend_few(const AttentionArgs& a, const AttentionTask& t, float scale, uint8_t* smem) {
-  const int warp = threadIdx.x >> 5, first_column = warp * (kWidth / 4);
-  AttentionSums<kWidth / 32> sums, chunk_sums;
-  sums.clear();
-  few_tiles<kWidth>(
-      a, t, scale, smem, chunk_sums, [] {},
-      [&](int chunk) {
-        if (t.split)
-          store_sums<kWidth>(a, t, 0, first_column, warp == 0, chunk, chunk_sums);
-        else
-          sums.fold(chunk_sums);
-        chunk_sums.clear();
-      });
-  if (!t.split) store_sums<kWidth>(a, t, 0, first_column, false, -1, sums);
+  if (!t.split) store_sums<kWidth, Page>(a, t, first_pair, 0, false, -1, sums);
 }
 
 // Grid: row tiles x key heads x parts.
-template <int kWidth>
+template <int kWidth, class Page>
 __global__ void __launch_bounds__(kAttentionThreads, 2) attention_bf16_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(128) uint8_t attention_smem[];
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  // A block that leaves waits for the kernel ahead too: the kernel behind this one waits for this one only.
   AttentionTask t;
-  if (!find_task(a, kAttentionRows, t)) return;
-  if (blockIdx.z > 0 && !t.split) return;  // part 0 has all of the sequence
-  if (blockIdx.z * a.plan.part_chunks * kAttentionChunk >= t.end) return;
+  if (!find_task(a, kAttentionRows, t)) return ptx::griddepcontrol_wait();
+  if (blockIdx.z > 0 && !t.split) return ptx::griddepcontrol_wait();  // part 0 has all of the sequence
+  if (blockIdx.z * a.plan.part_chunks * kAttentionChunk >= t.end) return ptx::griddepcontrol_wait();
   constexpr int kChunkTiles = kAttentionChunk / kAttentionTile;
   t.first_tile = static_cast<int>(blockIdx.z * a.plan.part_chunks) * kChunkTiles;
   t.last_tile = static_cast<int>(
       min((blockIdx.z + 1) * a.plan.part_chunks * kChunkTiles, int64_t{ceil_div(t.end, kAttentionTile)}));
-  const float scale = a.scale * 1.4426950408889634f;  // exponents are of 2
-  if (t.rows * a.shape.group() <= kAttentionFewRows)
-    attend_few<kWidth>(a, t, scale, attention_smem);
-  else
-    attend_many<kWidth>(a, t, scale, attention_smem);
+  attend_many<kWidth, Page>(a, t, a.scale * 1.4426950408889634f, attention_smem);  // exponents are of 2
 }
 
 // Folds the chunks of split sequences. A warp folds one row of one head, a lane kWidth / 32 neighbouring columns of it.
@@ -489,7 +484,8 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_fold_kernel(const
   const int64_t at = row * a.out.stride + (item % heads) * kWidth + lane * kColumns;
 #pragma unroll
   for (int c = 0; c < kColumns; c += 2)
-    store_pair(a.out, at + c, weighted_mean(sum[c], weights), weighted_mean(sum[c + 1], weights));
+    store_pair(a.out, at + c, weighted_mean(sum[c], weights, a.value_scale),
+               weighted_mean(sum[c + 1], weights, a.value_scale));
 }
 
 }  // namespace sluice::sm90

@@ -6,19 +6,19 @@
 #pragma once
 
 #include "kernels/ptx/cluster.cuh"
-#include "kernels/sm90/attention/attention_bf16.cuh"
+#include "kernels/sm90/attention/attention_tokens.cuh"
 
 namespace sluice::sm90 {
 
 // Folds the pairs that are this block's over the results of the first blocks of the cluster, in order of position.
 // o: [16][kWidth], stats: [16] of (maximum, sum), the same places in each block.
 template <int kWidth>
-__device__ __forceinline__ void fold_cluster(const AttentionArgs& a, const AttentionTask& t, int chunk, int blocks,
+__device__ __forceinline__ void fold_cluster(const AttentionArgs& a, const TokenItem& t, int chunk, int blocks,
                                              const float* o, const float* stats) {
   const int column = static_cast<int>(threadIdx.x), group = a.shape.group();
   if (column >= kWidth) return;
   for (int pair = static_cast<int>(blockIdx.z); pair < t.pairs; pair += blocks) {
-    const int parts = ceil_div(positions_seen(t, pair, group), chunk);
+    const int parts = ceil_div(t.context + pair / group + 1, chunk);
     float next[kMaxCluster], maxima[kMaxCluster], sums[kMaxCluster];
 #pragma unroll
     for (int i = 0; i < kMaxCluster; ++i) {
@@ -35,10 +35,10 @@ __device__ __forceinline__ void fold_cluster(const AttentionArgs& a, const Atten
       sum = folded(sum, next[i], f);
       weights = folded(weights, sums[i], f);
     }
-    const int64_t row = t.first_row + (t.first_pair + pair) / group;
-    const int head = t.key_head * group + (t.first_pair + pair) % group;
+    const int64_t row = t.first_row + pair / group;
+    const int head = t.key_head() * group + pair % group;
     const int64_t at = row * a.out.stride + static_cast<int64_t>(head) * kWidth + column;
-    const float result = weighted_mean(sum, weights);
+    const float result = weighted_mean(sum, weights, a.value_scale);
     if (a.out.f32)
       static_cast<float*>(a.out.data)[at] = result;
     else
@@ -46,44 +46,50 @@ __device__ __forceinline__ void fold_cluster(const AttentionArgs& a, const Atten
   }
 }
 
-// Grid: row tiles x key heads x blocks of a cluster. No sequence has more than kAttentionFewRows pairs.
-template <int kWidth>
-__global__ void __launch_bounds__(kAttentionThreads, 2)
+// Grid: sequences x key heads x blocks of a cluster. No sequence has more than kAttentionFewRows pairs.
+template <int kWidth, class Page>
+__global__ void __launch_bounds__(kTokenThreads, token_blocks_per_multiprocessor(kClusterTiles))
     attention_cluster_kernel(const __grid_constant__ AttentionArgs a) {
+  using Shared = TokensShared<kWidth, Page, kClusterTiles>;
   extern __shared__ __align__(128) uint8_t attention_smem[];
   ptx::griddepcontrol_launch_dependents();
-  // Before the kernel ahead has finished: that one writes the queries and the pages of the new rows, and no kernel of a
-  // step writes its integers or pages of older positions. A block that leaves waits too, since the kernel behind this
-  // one waits for this one only.
-  AttentionTask t;
-  if (!find_task(a, kAttentionRows, t)) return ptx::griddepcontrol_wait();
+  const int rank = static_cast<int>(blockIdx.z);
+  TokenRest rest;
+  const bool own_tiles = begin_items<kWidth, Page, kClusterTiles>(a, attention_smem, 1, rest, [&](int) {
+    TokenItem t = token_item(a, static_cast<int>(blockIdx.x) * a.shape.key_heads + static_cast<int>(blockIdx.y));
+    if (t.first_tile < t.last_tile) {
+      const int own = ceil_div(t.last_tile, static_cast<int>(gridDim.z));
+      t.first_tile = rank * own;
+      t.last_tile = min(t.first_tile + own, t.last_tile);
+    }
+    return t;
+  });
+  if (!own_tiles) return;  // the barriers below do not wait for it
+  const TokenItem& t = *reinterpret_cast<const TokenItem*>(attention_smem + Shared::items);
   const int tiles = ceil_div(t.end, kAttentionTile), own = ceil_div(tiles, static_cast<int>(gridDim.z));
-  const int blocks = ceil_div(tiles, own), rank = static_cast<int>(blockIdx.z);
-  if (rank >= blocks) return ptx::griddepcontrol_wait();  // the barriers below do not wait for it
-  t.split = false;
-  t.first_tile = rank * own;
-  t.last_tile = min(t.first_tile + own, tiles);
-  AttentionSums<kWidth / 32> sums;
-  few_tiles<kWidth>(
-      a, t, a.scale * 1.4426950408889634f, attention_smem, sums, [] { ptx::griddepcontrol_wait(); }, [](int) {});
-
-  // Over the tiles, which all warps have read when they meet here.
-  auto* o = reinterpret_cast<float*>(attention_smem + AttentionShared<kWidth>::stages);
+  // Over the tiles, which all warps have read when they meet.
+  auto* o = reinterpret_cast<float*>(attention_smem);
   float* stats = o + kAttentionFewRows * kWidth;
-  ptx::cp_async_wait<0>();
-  __syncthreads();
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, column = warp * (kWidth / 4) + 2 * (lane % 4);
+  if (threadIdx.x >= kAttentionThreads)
+    copy_items<kWidth, Page, kClusterTiles>(a, attention_smem, 1, rest);
+  else
+    attend_items<kWidth, Page, kClusterTiles>(
+        a, attention_smem, 1, [](const TokenItem&, int, AttentionSums<kWidth / 32>&) {},
+        [&](const TokenItem&, const AttentionSums<kWidth / 32>& sums) {
+          ptx::bar_sync(1, kAttentionThreads);
+          const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first_column = warp * (kWidth / 4);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int pair = lane / 4 + 8 * h;
-#pragma unroll
-    for (int n = 0; n < kWidth / 32; ++n)
-      *reinterpret_cast<float2*>(o + pair * kWidth + column + 8 * n) = {sums.o[n][2 * h], sums.o[n][2 * h + 1]};
-    if (warp == 0 && lane % 4 == 0)
-      *reinterpret_cast<float2*>(stats + 2 * pair) = {sums.maximum[h], sums.weights[2 * h]};
-  }
+          for (int h = 0; h < 2; ++h) {
+            const int pair = lane / 4 + 8 * h;
+            for_columns<Page>(sums, h, [&](int column, float x, float y) {
+              *reinterpret_cast<float2*>(o + pair * kWidth + first_column + column) = {x, y};
+            });
+            if (warp == 0 && lane % 4 == 0)
+              *reinterpret_cast<float2*>(stats + 2 * pair) = {sums.maximum[h], sums.weights[2 * h]};
+          }
+        });
   ptx::cluster_sync();
-  fold_cluster<kWidth>(a, t, own * kAttentionTile, blocks, o, stats);
+  fold_cluster<kWidth>(a, t, own * kAttentionTile, ceil_div(tiles, own), o, stats);
   ptx::cluster_sync();  // until all have read
 }
 

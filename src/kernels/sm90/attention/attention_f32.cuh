@@ -6,6 +6,7 @@
 // a warp those of four pairs. A thread computes one column of the output of all pairs at a time.
 #pragma once
 
+#include "kernels/ptx/bf16x2.cuh"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/attention/fold.cuh"
 #include "kernels/sm90/attention/task.cuh"
@@ -14,6 +15,18 @@
 namespace sluice::sm90 {
 
 inline constexpr int kF32Threads = 128;
+
+// An element of the pages: float32, bfloat16, or the code of an e4m3 value.
+template <class D>
+__device__ __forceinline__ float page_value(D v) {
+  if constexpr (std::is_same_v<D, uint8_t>) {
+    float value, none;
+    ptx::cvt_f32x2_f16x2(ptx::cvt_f16x2_e4m3x2(v), value, none);
+    return value;
+  } else {
+    return to_float(v);
+  }
+}
 
 // Q, D: types of the queries (and outputs, if bfloat16) and of the pages.
 template <class Q, class D>
@@ -61,11 +74,11 @@ __global__ void __launch_bounds__(kF32Threads) attention_f32_kernel(const __grid
       const int64_t from = page_rows[j];
       const D* row = static_cast<const D*>(a.keys) + from * width;
       for (int c = lane; c < key_stride; c += 32)
-        keys[j * key_stride + c] = from >= 0 && c < width ? to_float(row[c]) : 0.0f;
+        keys[j * key_stride + c] = from >= 0 && c < width ? page_value(row[c]) : 0.0f;
       if (shared_values) continue;
       const D* value_row = static_cast<const D*>(a.values) + from * value_width;
       for (int c = lane; c < value_width; c += 32)
-        values[j * value_stride + c] = from >= 0 ? to_float(value_row[c]) : 0.0f;
+        values[j * value_stride + c] = from >= 0 ? page_value(value_row[c]) : 0.0f;
     }
     __syncthreads();
 
@@ -128,7 +141,7 @@ __global__ void __launch_bounds__(kF32Threads) attention_f32_kernel(const __grid
     const int head = t.key_head * group + (t.first_pair + pair) % group;
     const int64_t at = row * a.out.stride + static_cast<int64_t>(head) * value_width;
     for (int c = lane; c < value_width; c += 32) {
-      const float v = weighted_mean(acc[pair * value_stride + c], weights[i]);
+      const float v = weighted_mean(acc[pair * value_stride + c], weights[i], a.value_scale);
       if (a.out.f32)
         static_cast<float*>(a.out.data)[at + c] = v;
       else

@@ -27,7 +27,9 @@ __device__ __forceinline__ FoldFactors fold_factors(float& maximum, float next) 
 __device__ __forceinline__ float folded(float sum, float next, FoldFactors f) {
   return fmaf(next, f.take, __fmul_rn(sum, f.keep));
 }
-// A finished sum over its weights, of which the largest is 1.
-__device__ __forceinline__ float weighted_mean(float sum, float weights) { return ptx::divide(sum, weights); }
+// A finished sum over its weights, of which the largest is 1, times the scale of the values.
+__device__ __forceinline__ float weighted_mean(float sum, float weights, float scale) {
+  return __fmul_rn(ptx::divide(sum, weights), scale);
+}
 
 }  // namespace sluice::sm90

@@ -8,15 +8,35 @@
 namespace sluice::sm90 {
 
 namespace {
-// Blocks that sequences are split for: four waves of two blocks per multiprocessor. The bound on the context may be far
-// above the contexts of a batch (a recorded launch); blocks without work leave at once.
-constexpr int64_t kBlocksPerMultiprocessor = 8;
+// Blocks that sequences are split for: what the GPU holds at once. 8 sequences of 8192 tokens and four key heads take
+// 49.2 us in 1024 blocks, 46.5 in 256, and in 128, as a recorded launch may have whose bound is twice the context, 44
+// to 51; 32 sequences of 1024 tokens 25.1 us in 512 blocks and 22.1 in 256.
+constexpr int64_t kBlocksPerMultiprocessor = 2;
 // With as many blocks without splitting, nothing is split.
 constexpr int64_t kEnoughBlocks = 1;
-// Clusters take at most one block per multiprocessor: 8 sequences of 1024 tokens and four key heads take 13.0 us in
-// clusters of 4, 17.9 in clusters of 8. Smaller ones than these lose to the second kernel (16 sequences: 24.4 and 16.4
-// us).
-constexpr int kLeastCluster = 4;
+// Clusters take at most one block per multiprocessor. Smaller ones than these lose to the second kernel (8 sequences of
+// 1024 tokens and four key heads: 10.0 us in clusters of 4, 13.6 in clusters of 8 beyond one per multiprocessor, 9.5
+// with the second kernel; 4 sequences 6.7 in clusters of 8 and 8.3), and so do clusters whose blocks have more tiles
+// than these each (one sequence of 8192 tokens, 8 tiles each: 10.9 and 12.0 us).
+constexpr int kLeastCluster = 8, kMostClusterTiles = 8;
+// Up to this context blocks of new tokens take several sequences, as many blocks as the GPU holds at once (256
+// sequences of 64 to 192 tokens: 20.3 us, 24.2 with a block for each item). Longer ones have a block each: what they
+// gain is little (1024 tokens: 127.4 and 128.2 us), and blocks that end early leave room for others, where sequences
+// are not all as long.
+constexpr int64_t kTokensTogether = 512;
+
+AttentionPlan with_token_blocks(AttentionPlan p, const AttentionShape& shape, int64_t sequences,
+                                int64_t longest_context, int multiprocessors) {
+  if (!p.tokens) return p;
+  const int64_t items = sequences * shape.key_heads * p.parts;
+  const auto at_once = [&](int tiles) { return int64_t{token_blocks_per_multiprocessor(tiles)} * multiprocessors; };
+  // Three tiles keep more bytes on the way (64 sequences of 1024 tokens: 32.8 us, 40.6 with two), two let more blocks
+  // run at once, where that saves a round.
+  p.token_tiles = ceil_div(items, at_once(2)) < ceil_div(items, at_once(3)) ? 2 : 3;
+  p.token_blocks = longest_context > kTokensTogether ? items : std::min(items, at_once(p.token_tiles));
+  p.token_blocks = std::max(p.token_blocks, ceil_div<int64_t>(items, kTokenItems));
+  return p;
+}
 }  // namespace
 
 AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, int64_t rows, int64_t sequences,
@@ -31,12 +51,17 @@ AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, int
   const int64_t tiles_of_one = ceil_div<int64_t>(longest_rows * shape.group(), of_a_tile);
   p.row_tiles = std::min(sequences * tiles_of_one, rows * shape.group() / of_a_tile + sequences);
   if (!tensor_cores) return p;
+  p.tiles = longest_rows * shape.group() > kAttentionFewRows;
+  // A second launch is for prompts beside new tokens; where all sequences have as many rows, one kernel takes them all.
+  p.tokens = !p.tiles || (sequences > 1 && rows != sequences * longest_rows);
+  p = with_token_blocks(p, shape, sequences, longest_context, multiprocessors);
   const int64_t blocks = std::max<int64_t>(1, p.row_tiles * shape.key_heads);
   if (blocks >= kEnoughBlocks * multiprocessors || p.max_chunks == 1) return p;
   const int64_t wanted = std::clamp<int64_t>(kBlocksPerMultiprocessor * multiprocessors / blocks, 1, p.max_chunks);
   AttentionPlan split = p;
   split.part_chunks = ceil_div(p.max_chunks, wanted);
   split.parts = ceil_div(p.max_chunks, split.part_chunks);
+  split = with_token_blocks(split, shape, sequences, longest_context, multiprocessors);
   return split.split() && partial_bytes(shape, split, rows) <= kMaxPartialBytes ? split : p;
 }
 
@@ -45,7 +70,10 @@ AttentionPlan with_clusters(const AttentionPlan& plan, const AttentionShape& sha
   const int64_t tasks = plan.row_tiles * shape.key_heads, tiles = ceil_div<int64_t>(longest_context, kAttentionTile);
   int cluster = 1;
   while (cluster < kMaxCluster && cluster < tiles && 2 * cluster * tasks <= multiprocessors) cluster *= 2;
-  if (!plan.tensor_cores || cluster < kLeastCluster || longest_rows * shape.group() > kAttentionFewRows) return plan;
+  // One chunk is soon done by one block: two tiles take 3.6 us there, 6.7 in clusters.
+  if (!plan.tensor_cores || plan.max_chunks == 1 || longest_rows * shape.group() > kAttentionFewRows ||
+      cluster < kLeastCluster || tiles > kMostClusterTiles * cluster)
+    return plan;
   AttentionPlan p = plan;
   p.cluster = cluster;
   p.parts = 1;

@@ -17,7 +17,11 @@ namespace sluice::sm90 {
 inline constexpr int kAttentionChunk = 256;
 inline constexpr int kAttentionTile = 64;     // positions that are in shared memory together
 inline constexpr int kAttentionRows = 64;     // pairs (row, head of the key head's group) of a block
-inline constexpr int kAttentionFewRows = 16;  // sequences of at most as many pairs share a tile between four warps
+inline constexpr int kAttentionFewRows = 16;  // sequences of at most as many pairs are attention_tokens.cuh's
+inline constexpr int kTokenItems = 32;        // that a block of it takes at most
+// By the shared memory of a block, in tiles of bfloat16 keys and of values: 2 or 3.
+constexpr int token_blocks_per_multiprocessor(int tiles) { return tiles == 2 ? 3 : 2; }
+inline constexpr int kClusterTiles = 3;
 inline constexpr int kF32Rows = 16, kF32Tile = 32;  // pairs of a block and positions of a tile of attention_f32.cuh
 inline constexpr int64_t kMaxPartialBytes = int64_t{192} << 20;
 
@@ -39,6 +43,11 @@ struct AttentionPlan {
   int64_t part_chunks;  // chunks of each
   int64_t max_chunks;   // of one sequence
   int cluster = 0;      // blocks that share a sequence's positions through their shared memory; 0: parts do
+  // With tensor cores, which kernels run: attention_tokens.cuh for all sequences of few pairs, attention_bf16.cuh for
+  // those that the first one leaves, or for all.
+  bool tokens = false, tiles = true;
+  int64_t token_blocks = 0;  // the first kernel's grid
+  int token_tiles = 3;       // of shared memory, of each block of it
   HD bool split() const { return parts > 1; }
 };
 

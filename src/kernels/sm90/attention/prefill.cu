@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads) prefill_work_kernel(const __grid_con
 }  // namespace
 
 bool prefill_fits(const AttentionArgs& a) {
-  return has_flashinfer() && attention_on_tensor_cores(a.shape, a.q.f32, a.pages_f32, a.values == nullptr) &&
+  return has_flashinfer() && !a.pages_e4m3 &&
+         attention_on_tensor_cores(a.shape, a.q.f32, a.pages_f32, a.values == nullptr) &&
          a.shape.key_width == kFlashWidth && !a.out.f32 && rows_aligned(a.q) && rows_aligned(a.out);
 }
 

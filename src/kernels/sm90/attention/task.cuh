@@ -23,10 +23,15 @@ __device__ __forceinline__ bool splits_sequence(const AttentionPlan& plan, int p
   return plan.split() && positions > plan.part_chunks * kAttentionChunk;
 }
 
-// New rows of sequence s that are computed here.
+// New rows of sequence s that attention.h computes.
 __device__ __forceinline__ int own_rows(const AttentionArgs& a, int s) {
   const int rows = a.row_begin[s + 1] - a.row_begin[s];
   return a.prefill_rows == 0 || rows < a.prefill_rows ? rows : 0;
+}
+// Those that are computed in row tiles.
+__device__ __forceinline__ int tiled_rows(const AttentionArgs& a, int s) {
+  const int rows = own_rows(a, s);
+  return a.plan.tokens && rows * a.shape.group() <= kAttentionFewRows ? 0 : rows;
 }
 
 // The sequence that row tile `tile` belongs to, with `tile` counted within it on return; -1: there are fewer tiles.
@@ -36,11 +41,11 @@ __device__ __forceinline__ int sequence_of_tile(const AttentionArgs& a, int of_a
   if (a.one_row_each && group <= of_a_tile) {  // decoding: the search below is a chain of up to sequences / 32 reads
     const int s = tile;
     tile = 0;
-    return own_rows(a, s) > 0 ? s : -1;
+    return tiled_rows(a, s) > 0 ? s : -1;
   }
   for (int base = 0; base < a.sequences; base += 32) {
     const int s = base + lane;
-    const int tiles = s < a.sequences ? ceil_div(own_rows(a, s) * group, of_a_tile) : 0;
+    const int tiles = s < a.sequences ? ceil_div(tiled_rows(a, s) * group, of_a_tile) : 0;
     int sum = tiles;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {

@@ -221,8 +221,9 @@ __global__ void __launch_bounds__(kMergeThreads) latent_merge_kernel(const __gri
 
 bool latent_fits(const AttentionArgs& a) {
   const AttentionShape& s = a.shape;
-  return has_flashinfer() && a.values == nullptr && !a.q.f32 && !a.pages_f32 && !a.out.f32 && s.key_heads == 1 &&
-         s.key_width == kLatentCached && s.value_width == kLatent && rows_aligned(a.q) && rows_aligned(a.out);
+  return has_flashinfer() && a.values == nullptr && !a.q.f32 && !a.pages_f32 && !a.pages_e4m3 && !a.out.f32 &&
+         s.key_heads == 1 && s.key_width == kLatentCached && s.value_width == kLatent && rows_aligned(a.q) &&
+         rows_aligned(a.out);
 }
 
 void launch_latent_attention(const LatentCall& call, Stream stream, bool pdl) {

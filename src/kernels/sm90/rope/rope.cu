@@ -24,6 +24,26 @@ __global__ void __launch_bounds__(kThreads) rope_angles_kernel(const __grid_cons
   a.sine[i] = a.round_bf16 ? rounded<bf16_t>(s) : s;
 }
 
+// The element of the pages that head h of slot `slot` begins with.
+__device__ __forceinline__ int64_t page_element(const HeadsArgs& a, const HeadGroup& g, int slot, int h) {
+  const int block = slot / a.block_size, offset = slot % a.block_size;
+  return ((static_cast<int64_t>(block) * g.heads + h) * a.block_size + offset) * static_cast<int64_t>(g.dim);
+}
+// N codes of v / scale; N 1 or a multiple of 4, and then at an address that is one.
+template <int N>
+__device__ __forceinline__ void store_codes(const float (&v)[N], float scale, uint8_t* to) {
+  if constexpr (N == 1) {
+    *to = static_cast<uint8_t>(ptx::cvt_e4m3x2_f32(0.0f, __fdiv_rn(v[0], scale)));
+  } else {
+    static_assert(N % 4 == 0);
+#pragma unroll
+    for (int i = 0; i < N; i += 4)
+      *reinterpret_cast<uint32_t*>(to + i) =
+          ptx::cvt_e4m3x2_f32(__fdiv_rn(v[i + 1], scale), __fdiv_rn(v[i], scale)) |
+          static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(__fdiv_rn(v[i + 3], scale), __fdiv_rn(v[i + 2], scale))) << 16;
+  }
+}
+
 // A warp computes one head of one row. The head goes through shared memory, where both values of a pair can be read
 // whatever the layout.
 template <class D, int N>
@@ -71,19 +91,21 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const __grid_constant__
     }
     __syncwarp();
   }
-  D* page = nullptr;
   const int slot = g.pages != nullptr ? a.kv_slots[row] : -1;
-  if (slot >= 0) {
-    const int block = slot / a.block_size, offset = slot % a.block_size;
-    page = static_cast<D*>(g.pages) +
-           ((static_cast<int64_t>(block) * g.heads + h) * a.block_size + offset) * static_cast<int64_t>(g.dim);
-  }
+  const int64_t page = slot >= 0 ? page_element(a, g, slot, h) : 0;
   const bool stays = g.pages == nullptr && (g.norm != nullptr || g.half > 0);
   for (int i = lane * N; i < g.dim; i += 32 * N) {
     float v[N];
     load_elements<N>(head + i, v);
     if (stays) store_elements<N>(v, x + i);
-    if (page != nullptr) store_elements<N>(v, page + i);
+    if (slot < 0) continue;
+    if (g.e4m3) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] = rounded<D>(v[j]);
+      store_codes<N>(v, g.scale, static_cast<uint8_t*>(g.pages) + page + i);
+    } else {
+      store_elements<N>(v, static_cast<D*>(g.pages) + page + i);
+    }
   }
 }
 
@@ -141,9 +163,16 @@ __global__ void __launch_bounds__(kThreads) halves_kernel(const __grid_constant_
   } else {
     const int slot = a.kv_slots[row];
     if (slot < 0) return;
-    const int block = slot / a.block_size, offset = slot % a.block_size;
-    x = static_cast<bf16_t*>(g.pages) +
-        ((static_cast<int64_t>(block) * g.heads + h) * a.block_size + offset) * int64_t{2 * kHalf} + kN * lane;
+    const int64_t page = page_element(a, g, slot, h) + kN * lane;
+    if (g.e4m3) {
+      auto* codes = static_cast<uint8_t*>(g.pages) + page;
+#pragma unroll
+      for (int i = 0; i < kN; ++i) p[i] = rounded<bf16_t>(p[i]), q[i] = rounded<bf16_t>(q[i]);
+      store_codes<kN>(p, g.scale, codes);
+      store_codes<kN>(q, g.scale, codes + kHalf);
+      return;
+    }
+    x = static_cast<bf16_t*>(g.pages) + page;
   }
   store_elements<kN>(p, x);
   store_elements<kN>(q, x + kHalf);

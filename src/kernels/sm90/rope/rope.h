@@ -29,7 +29,9 @@ struct HeadGroup {
   float eps;
   int rotary_first, half;  // values [rotary_first, rotary_first + 2 half) are rotated; half 0: none
   bool interleaved;        // pairs are (2i, 2i + 1); else (i, i + half)
-  void* pages;             // D [blocks, heads, block_size, dim]; null: the heads stay in the row
+  void* pages;             // D or e4m3 [blocks, heads, block_size, dim]; null: the heads stay in the row
+  bool e4m3;               // of D(x) / scale, where the pages are of it
+  float scale;
 };
 inline constexpr int kMaxHeadDim = 1024, kMaxHeadGroups = 3;
 
