@@ -34,7 +34,6 @@ constexpr std::array kAccepted{
              "--enable-priority-scheduling"},
     Accepted{"--enable-return-routed-experts", "", "requests may always ask for them"},
     Accepted{"--tokenizer-mode", "auto", "the checkpoint's own tokenizer is used"},
-    Accepted{"--kv-cache-dtype", "auto", "the cache has the type of --dtype"},
     Accepted{"--dp-size", "1", "there is one process"},
     Accepted{"--data-parallel-size", "1", "there is one process"},
     Accepted{"--ep-size", "1", "there is one process"},

@@ -34,6 +34,13 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->capture_default_str()
       ->group(group);
   command
+      .add_option("--kv-cache-dtype", o.kv_cache_dtype,
+                  "type of cached keys and values: auto (that of --dtype), bf16 (bfloat16), or fp8_e4m3 (fp8), of half "
+                  "the size, with the checkpoint's scales or 1")
+      ->check(CLI::IsMember({"auto", "bf16", "bfloat16", "fp8_e4m3", "fp8"}))
+      ->capture_default_str()
+      ->group(group);
+  command
       .add_option("--quantization", o.quantization,
                   "quantise a BF16 checkpoint while loading: fp8, fp8_channel, fp8_block, mxfp8, nvfp4, nvfp4_online, "
                   "mxfp4")
@@ -90,6 +97,12 @@ model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
   load.path = o.path;
   load.dummy = o.load_format == "dummy";
   load.dtype = o.dtype == "float32" ? DType::f32 : DType::bf16;
+  if (o.kv_cache_dtype.starts_with("fp8")) load.kv_dtype = DType::e4m3;
+  if (o.kv_cache_dtype.starts_with("bf")) {
+    check(load.dtype == DType::bf16, "--kv-cache-dtype is {} with --dtype float32; accepted: auto, fp8_e4m3",
+          o.kv_cache_dtype);
+    load.kv_dtype = DType::bf16;
+  }
   load.moe_backend = o.moe_backend;
   load.draft_moe_backend = o.draft_moe_backend;
   load.deterministic = o.deterministic;

@@ -20,6 +20,7 @@ struct ModelOptions {
   std::string draft_moe_backend;  // add_speculative_options() declares it
   std::string fp8_block_numerics = "exact";
   std::string fp8_sums = "float32";
+  std::string kv_cache_dtype = "auto";
   int tp_size = 1;
   bool deterministic = false;
   bool nvfp4_per_token = false;

@@ -10,6 +10,7 @@ struct AttentionLayer {
   ops::QkvLayout layout;
   Dense qkv, o;
   size_t cache_layer = 0;
+  float key_scale = 1, value_scale = 1;  // of an e4m3 cache (ops::Pages::scale)
 
   void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
   CacheShape::Attention cache() const { return {layout.kv_heads, layout.head_dim, layout.head_dim}; }

@@ -19,7 +19,7 @@ struct CacheShape {
     int64_t value_width = 0;  // 0: the values are columns of the keys (latent attention)
     bool operator==(const Attention&) const = default;
   };
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;  // of keys and values
   std::vector<Attention> attention;
   std::vector<ops::MambaShape> mamba;
 

@@ -17,7 +17,7 @@ Decoder::Decoder(Parts parts) : parts_(std::move(parts)) {
   info.vocab = parts_.embedding.dim(0);
   info.hidden = parts_.embedding.dim(1);
   info.has_draft = parts_.draft.has_value();
-  cache_shape_.dtype = info.dtype;
+  cache_shape_.dtype = info.kv_dtype;
   number_cache_layers(parts_.sublayers);
   info.embedding_bytes = parts_.embedding.bytes();
   info.weight_bytes = info.embedding_bytes + weight_bytes(parts_.sublayers);

@@ -145,6 +145,11 @@ CacheShape cache_of_deepseek_v3(const WeightReader& s) {
 
 Decoder::Parts load_deepseek_v3(const WeightReader& s) {
   const Config c = read(s.config());
+  if (s.options().kv_dtype == DType::e4m3)
+    fail(ErrorCode::unsupported,
+         "the cache's dtype is float8_e4m3fn; latent attention ({}) keeps its rows in the dtype of the run; accepted: "
+         "{}",
+         s.config().source(), to_string(s.options().dtype));
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
   Decoder::Parts parts;
   parts.info.layers = c.layers;

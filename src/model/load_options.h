@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "tensor/dtype.h"
@@ -14,6 +15,7 @@ struct LoadOptions {
   std::filesystem::path path;         // the checkpoint's folder
   bool dummy = false;                 // random weights (weights/dummy.h) in place of the folder's; configs are read
   DType dtype = DType::bf16;          // D: bf16 or f32
+  std::optional<DType> kv_dtype;      // of cached keys and values: D or e4m3; nothing: D
   std::string quantization;           // BF16 weights are quantised to this while loading; "": as stored
   std::string quantization_rest;      // the linears that are no routed experts; "": as weights/online.h says
   std::map<std::string, float> amax;  // of calibrated inputs (calibrate.h), for formats with static input scales

@@ -14,8 +14,9 @@
 namespace sluice::model {
 
 struct ModelInfo {
-  std::string architecture;   // "Qwen3MoeForCausalLM"
-  DType dtype = DType::bf16;  // of activations and caches
+  std::string architecture;      // "Qwen3MoeForCausalLM"
+  DType dtype = DType::bf16;     // of activations
+  DType kv_dtype = DType::bf16;  // of cached keys and values: `dtype` or e4m3
   int64_t vocab = 0, hidden = 0, layers = 0;
   int64_t max_positions = 0;         // longest sequence that the configuration allows
   bool has_draft = false;            // draft() works

@@ -61,6 +61,7 @@ LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReade
   if (parts.draft) parts.draft->embedding = reader.to_device(parts.draft->embedding);
   parts.info.architecture = family.architecture;
   parts.info.dtype = options.dtype;
+  parts.info.kv_dtype = options.kv_dtype.value_or(options.dtype);
   parts.info.stop_tokens = stop_tokens(reader.checkpoint());
   // On a GPU the order of a product's sums may follow the number of rows.
   parts.info.row_invariant = ctx.device().id().is_host() || options.deterministic;

@@ -116,6 +116,8 @@ AttentionLayer attention(const WeightReader& s, const Config& c, const std::stri
   AttentionLayer a;
   a.qkv = s.dense({{p + "q_proj", wide}, {p + "k_proj", narrow}, {p + "v_proj", narrow}}, hidden, bias);
   a.o = s.dense(p + "o_proj", hidden, wide, bias);
+  a.key_scale = s.cache_scale(p, "k");
+  a.value_scale = s.cache_scale(p, "v");
   a.layout = {c.heads, c.kv_heads, c.head_dim, {}, {}, false};
   return a;
 }

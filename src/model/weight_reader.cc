@@ -2,6 +2,7 @@
 #include "model/weight_reader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "base/bf16.h"
@@ -17,6 +18,9 @@ namespace {
 weights::LoaderOptions loader_options(const LoadOptions& o, weights::DeviceStage* stage) {
   check(o.dtype == DType::bf16 || o.dtype == DType::f32, "dtype is {}; accepted: bfloat16, float32",
         to_string(o.dtype));
+  check(!o.kv_dtype || *o.kv_dtype == o.dtype || *o.kv_dtype == DType::e4m3,
+        "the cache's dtype is {} with dtype {}; accepted: {}, float8_e4m3fn", to_string(*o.kv_dtype),
+        to_string(o.dtype), to_string(o.dtype));
   weights::LoaderOptions out;
   check(o.quantization_rest.empty() || !o.quantization.empty(),
         "quantization-rest is \"{}\", but quantization is not given; it names the format of the experts",
@@ -147,6 +151,23 @@ Tensor WeightReader::floats(const std::string& name, Dims shape) const {
   add_dummies({{name, sizes(shape)}}, DType::f32);
   verify_shape(name, shape);
   return impl_->loader->floats(name, sizes(shape));
+}
+
+float WeightReader::cache_scale(const std::string& attention, std::string_view which) const {
+  if (options_.kv_dtype != DType::e4m3) return 1;
+  // ModelOpt's name, and compressed-tensors'.
+  for (const std::string& name :
+       {fmt::format("{}{}_proj.{}_scale", attention, which, which), fmt::format("{}{}_scale", attention, which)}) {
+    const io::SafetensorsEntry* entry = checkpoint().find(name);
+    if (entry == nullptr) continue;
+    const Tensor values = impl_->loader->floats(name, entry->shape);
+    const float scale = values.elements() == 1 ? *values.as<float>() : 0;
+    check_file(scale > 0 && std::isfinite(scale), "{} is {}; accepted: one positive number",
+               checkpoint().source_of(name),
+               values.elements() == 1 ? fmt::format("{}", scale) : fmt::format("{} numbers", values.elements()));
+    return scale;
+  }
+  return 1;
 }
 
 bool WeightReader::makes_dummies() const { return options_.dummy && impl_->stage != nullptr; }

@@ -68,6 +68,9 @@ class WeightReader {
   Dense dense(const std::string& module, Dim rows, Dim cols, Bias bias = Bias::none) const;
   // Modules that read the same rows, as one product where their number formats agree.
   Dense dense(const std::vector<DenseModule>& modules, Dim cols, Bias bias = Bias::none) const;
+  // What the keys ("k") or values ("v") of an attention layer are divided by before they are rounded to the cache's
+  // e4m3: the checkpoint's own calibrated scale, which it may lack; else, and in any other cache, 1.
+  float cache_scale(const std::string& attention, std::string_view which) const;
   Dense tied_head(const std::string& module, const Tensor& weight) const;   // the embedding as output head
   Tensor dequantized(const std::string& module, Dim rows, Dim cols) const;  // bf16 or f32 [N, K]
 

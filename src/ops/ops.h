@@ -3,8 +3,9 @@
 // one implementation per device. tests/ops checks each function on each device against its definition in double.
 //
 // D is the run's type, bfloat16 or float32. Operations read D, compute in float32, and round where the formula says
-// D(...). Matrices, tables and batches lie in the memory of the device; work is enqueued on the queue of the Context
-// that the object was made with. A row of a result depends on its own rows of the inputs alone, bit for bit.
+// D(...). Pages of grouped-query attention are of D or e4m3. Matrices, tables and batches lie in the memory of the
+// device; work is enqueued on the queue of the Context that the object was made with. A row of a result depends on its
+// own rows of the inputs alone, bit for bit.
 #pragma once
 
 #include <memory>
@@ -106,15 +107,17 @@ class Ops {
   // `dtype`.
   virtual void rope_angles(const RopeFrequencies& f, const int32_t* positions, int64_t rows, DType dtype, float* cosine,
                            float* sine) = 0;
-  // qkv D [rows, (heads + 2 kv_heads) * head_dim]: norms the heads of q and k, rotates them, and stores k and v in the
-  // pages at Batch::kv_slots. q stays in its columns; what those of k hold afterwards is not specified.
+  // qkv D [rows, (heads + 2 kv_heads) * head_dim]: norms the heads of q and k, rotates them, and stores k and v, which
+  // are of D, in the pages at Batch::kv_slots. q stays in its columns; what those of k hold afterwards is not
+  // specified.
   virtual void norm_rope_store(const Batch& batch, const QkvLayout& layout, const RopeAngles& angles, Matrix qkv,
                                const Pages& keys, const Pages& values) = 0;
   // Causal attention over paged keys and values; the new rows' own are in the pages already. q [rows, heads *
   // keys.width]; heads is a multiple of keys.heads, query head h reads key head h / (heads / keys.heads). out [rows,
   // heads * value_width]. Row r of a sequence sees the positions [0, context + r]. values.data null: the values are the
-  // first value_width columns of the keys (latent attention in its absorbed form). q and out are of one type: that of
-  // the pages, or float32 or absorbed_type() in the absorbed form. float32 throughout, online softmax in tiles at fixed
+  // first value_width columns of the keys (latent attention in its absorbed form). q and out are of one type: D, or
+  // float32 or absorbed_type() in the absorbed form. Codes of e4m3 pages are widened exactly; the keys' scale
+  // multiplies the scores, the values' scale the weighted sum. float32 throughout, online softmax in tiles at fixed
   // positions; out is rounded once to its type. Where options.row_invariant is false a GPU may round probabilities to
   // bfloat16, and see absorbed_type().
   virtual void attention(const Batch& batch, ConstMatrix q, const Pages& keys, const Pages& values, int64_t value_width,

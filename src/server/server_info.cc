@@ -102,6 +102,7 @@ void server_info(Service& service, const ExchangePtr& exchange) {
                                .add("status", service.state() == State::draining ? "draining" : "ready")
                                .add("weight_version", service.weight_version())
                                .add("dtype", model->info.dtype == DType::f32 ? "float32" : "bfloat16")
+                               .add("kv_cache_dtype", to_string(model->info.kv_dtype))
                                .add("context_length", backend->limits().context_length)
                                .add("max_req_input_len", backend->limits().context_length - 1)
                                .add("max_running_requests", c.max_running)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of a device that a test fills and reads from the host: nothing here reads an address of the device.
 //
-// What is not set is NaN in float32 and in bfloat16, and -1 in int32.
+// What is not set is NaN in float32, bfloat16 and e4m3, and -1 in int32.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "format/e4m3.h"
 #include "ops/matrix.h"
 #include "ops/pages.h"
 #include "tensor/tensor.h"
@@ -94,7 +95,7 @@ class Memory {
   bool device_is_valid_ = false;
 };
 
-// A list of float32, bfloat16 or int32 values.
+// A list of float32, bfloat16, e4m3 or int32 values.
 class Values {
  public:
   Values(Queue& queue, DType dtype, int64_t count) : dtype_(dtype), memory_(queue, count * bytes_of(dtype)) {}
@@ -110,6 +111,8 @@ class Values {
     const bf16_t narrow = float_to_bf16(v);
     if (dtype_ == DType::f32)
       std::memcpy(at, &v, sizeof v);
+    else if (dtype_ == DType::e4m3)
+      *at = std::byte{format::float_to_e4m3(v)};
     else
       std::memcpy(at, &narrow, sizeof narrow);
   }
@@ -121,6 +124,7 @@ class Values {
       std::memcpy(&v, at, sizeof v);
       return v;
     }
+    if (dtype_ == DType::e4m3) return format::e4m3_to_float(std::to_integer<uint8_t>(*at));
     std::memcpy(&narrow, at, sizeof narrow);
     return bf16_to_float(narrow);
   }
@@ -205,11 +209,13 @@ class Rows {
   Values values_;
 };
 
-// Paged memory of some blocks, by slot = block * block_size + offset.
+// Paged memory of some blocks, by slot = block * block_size + offset. Of e4m3 pages set() and at() take and give codes,
+// without their scale.
 class PagedRows {
  public:
-  PagedRows(Queue& queue, DType dtype, int64_t blocks, int64_t block_size, int64_t heads, int64_t width)
-      : shape_{nullptr, dtype, blocks, block_size, heads, width},
+  PagedRows(Queue& queue, DType dtype, int64_t blocks, int64_t block_size, int64_t heads, int64_t width,
+            float scale = 1)
+      : shape_{nullptr, dtype, blocks, block_size, heads, width, scale},
         values_(queue, dtype, blocks * block_size * heads * width) {}
 
   Pages view() {

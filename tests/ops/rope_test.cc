@@ -219,6 +219,64 @@ TEST_P(Conformance, NormRopeStore) {
       check_norm_rope_store(*this, d, s);
 }
 
+// e4m3 pages: the codes of what pages of D get, and nothing else changes.
+void check_e4m3_store(Conformance& t, DType d, const QkvCase& s, float key_scale, float value_scale) {
+  SCOPED_TRACE(fmt::format("{} heads {} kv {} dim {} scales {} {}", to_string(d), s.heads, s.kv_heads, s.head_dim,
+                           key_scale, value_scale));
+  TestBatch batch(*t.queue, {{0, 5}, {14, 4}, {31, 1}, {40, 3}, {0, 1}});
+  const int64_t rows = batch.rows(), dim = s.head_dim, q_cols = s.heads * dim;
+  Rows qkv = t.rows(d, rows, q_cols + 2 * s.kv_heads * dim, s.gap);
+  qkv.randomize(2.0f);
+  Rows coded = qkv, q_weight = t.vector(dim, 0.5f, 1), k_weight = t.vector(dim, 0.5f, 1);
+  Angles angles(t, d, rows, s.rotary ? dim / 2 : 0);
+  QkvLayout layout{s.heads, s.kv_heads, dim, {}, {}, s.rotary};
+  if (s.q_norm) layout.q_norm = {q_weight.tensor({dim}), 1e-5f};
+  if (s.k_norm) layout.k_norm = {k_weight.tensor({dim}), 1e-5f};
+  PagedRows keys(*t.queue, d, batch.blocks(), batch.block_size(), s.kv_heads, dim), values = keys;
+  const auto codes = [&](float scale) {
+    return PagedRows(*t.queue, DType::e4m3, batch.blocks(), batch.block_size(), s.kv_heads, dim, scale);
+  };
+  PagedRows key_codes = codes(key_scale), value_codes = codes(value_scale);
+  t.ops->norm_rope_store(batch.view(), layout, angles.view(), qkv.view(), keys.view(), values.view());
+  t.ops->norm_rope_store(batch.view(), layout, angles.view(), coded.view(), key_codes.view(), value_codes.view());
+  std::vector<bool> stored(static_cast<size_t>(keys.slots()));
+  for (size_t q = 0; q < batch.sequences().size(); ++q)
+    for (int64_t r = 0; r < batch.sequences()[q].rows; ++r) {
+      const int64_t row = batch.first_row(q) + r, slot = batch.slot(q, batch.sequences()[q].context + r);
+      stored[static_cast<size_t>(slot)] = true;
+      for (int64_t c = 0; c < q_cols; ++c) ASSERT_EQ(coded.at(row, c), qkv.at(row, c)) << "q, row " << row;
+      for (int64_t h = 0; h < s.kv_heads; ++h)
+        for (int64_t c = 0; c < dim; ++c) {
+          const auto code = [](double x, float scale) {
+            return format::e4m3_to_float(format::float_to_e4m3(static_cast<float>(x) / scale));
+          };
+          ASSERT_EQ(key_codes.at(slot, h, c), code(keys.at(slot, h, c), key_scale)) << "k, row " << row;
+          ASSERT_EQ(value_codes.at(slot, h, c), code(values.at(slot, h, c), value_scale)) << "v, row " << row;
+        }
+    }
+  EXPECT_TRUE(coded.gaps_untouched());
+  for (int64_t slot = 0; slot < keys.slots(); ++slot)
+    if (!stored[static_cast<size_t>(slot)]) {
+      ASSERT_TRUE(key_codes.slot_untouched(slot) && value_codes.slot_untouched(slot)) << "slot " << slot;
+    }
+}
+
+TEST_P(Conformance, NormRopeStoreInE4m3) {
+  for (const DType d : kTypes)
+    for (const QkvCase& s : {QkvCase{4, 2, 64, true, true, true},
+                             {5, 5, 18, true, true, false},
+                             {6, 1, 20, false, false, true},
+                             {2, 1, 1, false, false, false},
+                             {2, 2, widest_head(), true, true, true},
+                             {7, 3, 64, true, true, true, 8},
+                             {4, 1, 128, true, true, true, 8},
+                             {3, 3, 256, false, true, true, 8},
+                             {3, 1, 128, false, false, false, 8}})
+      for (const auto& [key_scale, value_scale] :
+           {std::pair{1.0f, 1.0f}, {0.037f, 0.003f}, {700.0f, 1e-30f}})  // some saturate, some round to zero
+        check_e4m3_store(*this, d, s, key_scale, value_scale);
+}
+
 void check_mla_norm_rope_store(Conformance& t, DType d, RopeLayout layout, const MlaShape& shape) {
   SCOPED_TRACE(fmt::format("{} heads {} nope {} rope {} latent {}", to_string(d), shape.heads, shape.nope, shape.rope,
                            shape.latent));

@@ -188,17 +188,18 @@ class Habits(Options):
 
     def test_what_needs_nothing_done_is_accepted_with_a_line(self):
         server = self.start("--trust-remote-code", "--enable-metrics", "--dtype", "auto", "--disable-cuda-graph",
-                            "--enforce-eager", "--skip-server-warmup", "--kv-cache-dtype", "auto", "--dp-size", 1,
+                            "--enforce-eager", "--skip-server-warmup", "--kv-cache-dtype", "fp8_e4m3", "--dp-size", 1,
                             "--attention-backend", "triton", "--chunked-prefill-size", -1, "--enable-cache-report",
                             "--enable-prompt-tokens-details")
         self.text(server)
-        for name in ("--trust-remote-code", "--enable-metrics", "--kv-cache-dtype auto", "--dp-size 1",
+        for name in ("--trust-remote-code", "--enable-metrics", "--dp-size 1",
                      "--enable-cache-report", "--enable-prompt-tokens-details"):
             self.assertIn(name + ": nothing to do, ", server.log())
         info = self.info(server)
         self.assertEqual((info["chunked_prefill_size"], info["dtype"]), (info["context_length"], "bfloat16"))
+        self.assertEqual(info["kv_cache_dtype"], "float8_e4m3fn")
         self.refused(2, "--dp-size is 2; accepted: 1", "--dp-size", 2)
-        self.refused(2, "--kv-cache-dtype is fp8", "--kv-cache-dtype", "fp8")
+        self.refused(2, "fp8_e5m2 not in {auto,bf16,bfloat16,fp8_e4m3,fp8}", "--kv-cache-dtype", "fp8_e5m2")
 
     def test_the_others_name_their_counterpart(self):
         for words, needle in ((("--max-model-len", 512), "--max-model-len: here --context-length"),

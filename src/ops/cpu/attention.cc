@@ -91,8 +91,8 @@ void run(const Job& job, const Shape& shape, const Scratch& s, TileProductFn pro
                             .n = kTile,
                             .k = shape.key_stride});
     for (int64_t i = begin; i < queries; ++i)
-      s.keep[i] =
-          softmax_tile(s.scores + i * kTile, std::min(seen_by(i / job.heads), kTile), scale, s.maximum[i], s.sum[i]);
+      s.keep[i] = softmax_tile(s.scores + i * kTile, std::min(seen_by(i / job.heads), kTile), scale * keys.scale,
+                               s.maximum[i], s.sum[i]);
     // Rows that see the whole tile together, each of the others with its own positions alone: what lies after them may
     // be infinite.
     for (int64_t r = blind; r < job.rows;) {
@@ -114,7 +114,8 @@ void run(const Job& job, const Shape& shape, const Scratch& s, TileProductFn pro
   for (int64_t i = 0; i < queries; ++i) {
     const int64_t row = job.begin + job.first_row + i / job.heads, head = job.first_head + i % job.heads;
     float* acc = s.acc + i * shape.value_stride;
-    for (int64_t c = 0; c < value_width; ++c) acc[c] /= s.sum[i];
+    const float value_scale = shape.shared ? keys.scale : values.scale;
+    for (int64_t c = 0; c < value_width; ++c) acc[c] = acc[c] / s.sum[i] * value_scale;
     store(acc, offset(out.row(row), out.dtype, head * value_width), out.dtype, value_width);
   }
 }

@@ -8,8 +8,23 @@
 
 namespace sluice::ops::cpu {
 
-void write_page_row(const void* row, int64_t slot, const Pages& pages) {
+namespace {
+void write_codes(const void* row, DType dtype, int64_t slot, const Pages& pages) {
+  float piece[kPiece];
+  for (int64_t h = 0; h < pages.heads; ++h)
+    for (int64_t c = 0; c < pages.width; c += kPiece) {
+      const int64_t n = std::min(kPiece, pages.width - c);
+      load(offset(row, dtype, h * pages.width + c), dtype, piece, n);
+      for (int64_t i = 0; i < n; ++i) piece[i] /= pages.scale;
+      store(piece, offset(pages.row(slot / pages.block_size, h, slot % pages.block_size), pages.dtype, c), pages.dtype,
+            n);
+    }
+}
+}  // namespace
+
+void write_page_row(const void* row, DType dtype, int64_t slot, const Pages& pages) {
   if (slot < 0) return;
+  if (pages.dtype != dtype) return write_codes(row, dtype, slot, pages);
   const auto bytes = static_cast<size_t>(pages.width * bytes_of(pages.dtype));
   for (int64_t h = 0; h < pages.heads; ++h)
     std::memcpy(pages.row(slot / pages.block_size, h, slot % pages.block_size),

@@ -71,8 +71,8 @@ void CpuOps::norm_rope_store(const Batch& batch, const QkvLayout& layout, const 
           norm_row(head, qkv.dtype, norm.weight.as<float>(), dim, norm.eps, head, qkv.dtype);
         if (layout.rotary) rotate_head(head, qkv.dtype, angles, r, RopeLayout::halves);
       }
-      write_page_row(offset(qkv.row(r), qkv.dtype, layout.heads * dim), batch.kv_slots[r], keys);
-      write_page_row(offset(qkv.row(r), qkv.dtype, first_value), batch.kv_slots[r], values);
+      write_page_row(offset(qkv.row(r), qkv.dtype, layout.heads * dim), qkv.dtype, batch.kv_slots[r], keys);
+      write_page_row(offset(qkv.row(r), qkv.dtype, first_value), qkv.dtype, batch.kv_slots[r], values);
     }
   });
 }
@@ -86,7 +86,7 @@ void CpuOps::mla_norm_rope_store(const Batch& batch, const MlaShape& shape, Rope
       void* row = latent.row(r);
       norm_row(row, latent.dtype, norm.weight.as<float>(), shape.latent, norm.eps, row, latent.dtype);
       rotate_head(offset(row, latent.dtype, shape.latent), latent.dtype, angles, r, layout);
-      write_page_row(row, batch.kv_slots[r], keys);
+      write_page_row(row, latent.dtype, batch.kv_slots[r], keys);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "format/e4m3.h"
 #include "ops/cpu/clones.h"
 #include "ops/cpu/exp.h"
 
@@ -15,6 +16,12 @@ SLUICE_CLONES void widen(const bf16_t* src, float* dst, int64_t n) {
 }
 SLUICE_CLONES void narrow(const float* src, bf16_t* dst, int64_t n) {
   for (int64_t i = 0; i < n; ++i) dst[i] = float_to_bf16(src[i]);
+}
+SLUICE_CLONES void widen_e4m3(const uint8_t* src, float* dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = format::e4m3_to_float(src[i]);
+}
+SLUICE_CLONES void narrow_e4m3(const float* src, uint8_t* dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = format::float_to_e4m3(src[i]);
 }
 SLUICE_CLONES void round_bf16(float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = round_to_bf16(x[i]);
@@ -33,6 +40,8 @@ SLUICE_CLONES void add_squares(float* lanes, const float* x, int64_t n) {
 void load(const void* src, DType dtype, float* dst, int64_t n) {
   if (dtype == DType::bf16)
     widen(static_cast<const bf16_t*>(src), dst, n);
+  else if (dtype == DType::e4m3)
+    widen_e4m3(static_cast<const uint8_t*>(src), dst, n);
   else
     std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
 }
@@ -40,6 +49,8 @@ void load(const void* src, DType dtype, float* dst, int64_t n) {
 void store(const float* src, void* dst, DType dtype, int64_t n) {
   if (dtype == DType::bf16)
     narrow(src, static_cast<bf16_t*>(dst), n);
+  else if (dtype == DType::e4m3)
+    narrow_e4m3(src, static_cast<uint8_t*>(dst), n);
   else
     std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
 }

@@ -10,7 +10,7 @@ namespace sluice::ops::cpu {
 // Rows are worked on in pieces of this many elements, in a buffer on the stack.
 inline constexpr int64_t kPiece = 1024;
 
-// n elements of `dtype` (f32 or bf16) -> float32, and back (rounded to nearest, ties to even).
+// n elements of `dtype` (f32, bf16 or e4m3) -> float32, and back (rounded to nearest, ties to even).
 void load(const void* src, DType dtype, float* dst, int64_t n);
 void store(const float* src, void* dst, DType dtype, int64_t n);
 // Rounds in place to `dtype` and back: a rounding point without memory traffic. Nothing for f32.

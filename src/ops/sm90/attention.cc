@@ -46,12 +46,14 @@ void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, co
   args.q = view(q, "q");
   args.keys = keys.data;
   args.values = values.data;
-  args.pages_f32 = is_f32(keys.dtype, "the pages");
+  args.pages_e4m3 = keys.dtype == DType::e4m3;
+  args.pages_f32 = !args.pages_e4m3 && is_f32(keys.dtype, "the pages");
+  args.value_scale = values.data == nullptr ? keys.scale : values.scale;
   args.out = view(out, "out");
   args.shape = {static_cast<int>(q.cols / keys.width), static_cast<int>(keys.heads), static_cast<int>(keys.width),
                 static_cast<int>(value_width)};
   args.block_size = static_cast<int>(keys.block_size);
-  args.scale = options.scale;
+  args.scale = options.scale * keys.scale;
   args.rows = q.rows;
   args.sequences = static_cast<int>(batch.sequences);
   args.one_row_each = batch.longest_rows == 1 && batch.rows == batch.sequences;

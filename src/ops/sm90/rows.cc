@@ -133,13 +133,18 @@ void set_norm(HeadGroup& group, const RmsNorm& norm, int64_t dim) {
   group.norm_dim = static_cast<int>(dim);
   group.eps = norm.eps;
 }
+void set_pages(HeadGroup& group, const Pages& pages) {
+  group.pages = pages.data;
+  group.e4m3 = pages.dtype == DType::e4m3;
+  group.scale = pages.scale;
+}
 }  // namespace
 
 void Sm90Ops::norm_rope_store(const Batch& batch, const QkvLayout& layout, const RopeAngles& angles, Matrix qkv,
                               const Pages& keys, const Pages& values) {
   check_head(layout.head_dim);
-  check_same_type(qkv.dtype, keys.dtype, "norm_rope_store");
-  check_same_type(qkv.dtype, values.dtype, "norm_rope_store");
+  check_page_type(qkv.dtype, keys, "norm_rope_store");
+  check_page_type(qkv.dtype, values, "norm_rope_store");
   HeadsArgs args{};
   args.num_groups = 3;
   const int64_t first[] = {0, layout.heads, layout.heads + layout.kv_heads};
@@ -153,8 +158,8 @@ void Sm90Ops::norm_rope_store(const Batch& batch, const QkvLayout& layout, const
   }
   set_norm(args.groups[0], layout.q_norm, layout.head_dim);
   set_norm(args.groups[1], layout.k_norm, layout.head_dim);
-  args.groups[1].pages = keys.data;
-  args.groups[2].pages = values.data;
+  set_pages(args.groups[1], keys);
+  set_pages(args.groups[2], values);
   args.rows = qkv.rows;
   args.cosine = angles.cosine;
   args.sine = angles.sine;

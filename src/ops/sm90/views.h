@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "kernels/sm90/rows.h"
 #include "ops/matrix.h"
+#include "ops/pages.h"
 #include "tensor/tensor.h"
 
 namespace sluice::ops::sm90 {
@@ -29,6 +30,12 @@ inline const float* floats(const Tensor& t, const char* what) {
 
 inline void check_same_type(DType a, DType b, const char* what) {
   check(a == b, "{} has matrices of {} and {}; one type is expected", what, to_string(a), to_string(b));
+}
+
+// Pages that a run of type D keeps: of D or e4m3.
+inline void check_page_type(DType d, const Pages& pages, const char* what) {
+  check(pages.dtype == d || pages.dtype == DType::e4m3, "{} has rows of {} and pages of {}; accepted: {}, {}", what,
+        to_string(d), to_string(pages.dtype), to_string(d), to_string(DType::e4m3));
 }
 
 }  // namespace sluice::ops::sm90
