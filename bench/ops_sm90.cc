@@ -419,8 +419,10 @@ void bench_mla(Bench& b) {
   const MlaShape shape{128, 128, 64, 128, 512};
   if (!b.wants("mla")) return;
   const int64_t kv_rows = shape.heads * (shape.nope + shape.value);
-  const Tensor kv_b = b.tensor(DType::bf16, {kv_rows, shape.latent});
-  for (const int64_t sequences : {1, 8}) {
+  // Each call reads weights of its own, as each layer does: together more than twice the L2 cache.
+  std::vector<Tensor> kv_b;
+  for (int i = 0; i < 4; ++i) kv_b.push_back(b.tensor(DType::bf16, {kv_rows, shape.latent}));
+  for (const int64_t sequences : {1, 8, 16, 32, 64, 128, 256}) {
     const int64_t context = 1024, blocks = context / 64 * sequences;
     const auto q = b.random(sequences * shape.heads * shape.query() * 2);
     const DType type = b.ops().absorbed_type(shape, DType::bf16);
@@ -447,16 +449,26 @@ void bench_mla(Bench& b) {
     batch.contexts = d_context.get();
     batch.longest_rows = 1;
     batch.longest_context = context;
-    const double half = static_cast<double>(shape.heads * shape.nope * shape.latent) * 2;
-    b.row(fmt::format("mla_absorb B={}", sequences), half, 0, 8,
-          [&](int) { b.ops().mla_absorb(shape, kv_b, bf16(q, sequences, shape.heads * shape.query()), queries); });
+    // Half of the weights, and the rows of one side and the other.
+    const auto half = static_cast<double>(shape.heads * shape.nope * shape.latent);
+    const auto rows = static_cast<double>(sequences * shape.heads);
+    const double narrow = rows * static_cast<double>(shape.query()), wide = rows * static_cast<double>(shape.cached());
+    b.row(fmt::format("mla_absorb B={}", sequences), 2 * (half + narrow + wide),
+          2 * half * static_cast<double>(sequences), 8, [&](int i) {
+            b.ops().mla_absorb(shape, kv_b[static_cast<size_t>(i % 4)], bf16(q, sequences, shape.heads * shape.query()),
+                               queries);
+          });
     b.row(fmt::format("mla attention B={} context {}", sequences, context),
           static_cast<double>(sequences * context * shape.cached() * 2), 0, 2, [&](int) {
             b.ops().attention(batch, queries, {keys.get(), DType::bf16, blocks, 64, 1, shape.cached()}, {},
                               shape.latent, {0.1f, false}, results);
           });
-    b.row(fmt::format("mla_expand B={}", sequences), half, 0, 8,
-          [&](int) { b.ops().mla_expand(shape, kv_b, results, bf16(out, sequences, shape.heads * shape.value)); });
+    b.row(fmt::format("mla_expand B={}", sequences),
+          2 * (half + rows * static_cast<double>(shape.latent + shape.value)),
+          2 * half * static_cast<double>(sequences), 8, [&](int i) {
+            b.ops().mla_expand(shape, kv_b[static_cast<size_t>(i % 4)], results,
+                               bf16(out, sequences, shape.heads * shape.value));
+          });
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/sm90/attention/prefill.h"
-#include "kernels/sm90/float_linear/float_linear.h"
 #include "kernels/sm90/mla/latent_attention.h"
 #include "kernels/sm90/mla/mla.h"
 #include "kernels/sm90/ssm/ssm.h"
@@ -92,38 +91,28 @@ DType Sm90Ops::absorbed_type(const MlaShape& shape, DType dtype) const {
   return fits ? dtype : DType::f32;
 }
 
-void Sm90Ops::mla_absorb(const MlaShape& shape, const Tensor& kv_b, ConstMatrix q, Matrix out) {
+namespace {
+MlaWeights weights_of(const MlaShape& shape, const Tensor& kv_b) {
   check(shape.nope <= kMaxNope, "heads have {} values without position; at most {} are supported on the GPU",
         shape.nope, kMaxNope);
-  MlaAbsorbArgs args{};
-  args.q = view(q, "q");
-  args.kv_b = kv_b.address();
-  args.kv_b_f32 = is_f32(kv_b.dtype(), "kv_b");
-  args.out = view(out, "out");
-  args.rows = q.rows;
-  args.heads = static_cast<int>(shape.heads);
-  args.nope = static_cast<int>(shape.nope);
-  args.rope = static_cast<int>(shape.rope);
-  args.value = static_cast<int>(shape.value);
-  args.latent = static_cast<int>(shape.latent);
+  return {kv_b.address(),
+          is_f32(kv_b.dtype(), "kv_b"),
+          static_cast<int>(shape.heads),
+          static_cast<int>(shape.nope),
+          static_cast<int>(shape.rope),
+          static_cast<int>(shape.value),
+          static_cast<int>(shape.latent)};
+}
+}  // namespace
+
+void Sm90Ops::mla_absorb(const MlaShape& shape, const Tensor& kv_b, ConstMatrix q, Matrix out) {
   const DeviceGuard guard(index_);
-  launch_mla_absorb(args, stream(), true);
+  launch_mla_absorb({weights_of(shape, kv_b), view(q, "q"), view(out, "out"), q.rows}, stream(), true);
 }
 
 void Sm90Ops::mla_expand(const MlaShape& shape, const Tensor& kv_b, ConstMatrix mixed, Matrix out) {
-  FloatLinearArgs args{};
-  args.x = view(mixed, "mixed");
-  args.weight_f32 = is_f32(kv_b.dtype(), "kv_b");
-  // The value rows of each head follow its key rows.
-  args.weight = static_cast<const std::byte*>(kv_b.address()) + shape.nope * shape.latent * bytes_of(kv_b.dtype());
-  args.head_stride = (shape.nope + shape.value) * shape.latent;
-  args.y = view(out, "out");
-  args.rows = mixed.rows;
-  args.heads = static_cast<int>(shape.heads);
-  args.n = static_cast<int>(shape.value);
-  args.k = static_cast<int>(shape.latent);
   const DeviceGuard guard(index_);
-  launch_float_linear(args, stream(), true);
+  launch_mla_expand({weights_of(shape, kv_b), view(mixed, "mixed"), view(out, "out"), mixed.rows}, stream(), true);
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #include "kernels/sm90/attention/prefill.h"
 #include "kernels/sm90/elementwise/elementwise.h"
 #include "kernels/sm90/flashinfer/latent.h"
+#include "kernels/sm90/mla/head_product.h"
 #include "kernels/sm90/norm/norm.h"
 #include "kernels/sm90/rope/rope.h"
 #include "kernels/sm90/route/random_order.h"
@@ -22,6 +23,7 @@ Sm90Ops::Sm90Ops(Context& ctx) : Ops(ctx), index_(ctx.device().id().index) {
   allow_attention();
   allow_flash();
   allow_latent();
+  allow_head_product();
   allow_sample();
   allow_chunked_scan();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T (+ bias) in float32 without tensor cores: routers that a checkpoint stores in float32, whole runs in
-// float32, and the per-head value matrices of latent attention.
+// float32, and the per-head value matrices of latent attention that tensor cores do not take.
 #pragma once
 
 #include "kernels/sm90/device.h"
