@@ -3,6 +3,7 @@
 // operations that it cannot avoid, and the ratio to the time these take.
 //   ops_sm90 [part of an operation's name]
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -472,6 +473,62 @@ void bench_mla(Bench& b) {
   }
 }
 
+// Prompts of DeepSeek-V3, kv_b's halves included. The floor is that of the expanded form's products.
+void bench_mla_prompt(Bench& b, int64_t sequences, int64_t context, int64_t new_rows) {
+  const MlaShape shape{128, 128, 64, 128, 512};
+  const std::string name = fmt::format("mla prompt B={} context {} rows {}", sequences, context, new_rows);
+  if (!b.wants(name)) return;
+  const Tensor kv_b = b.tensor(DType::bf16, {shape.heads * (shape.nope + shape.value), shape.latent});
+  const int64_t rows = sequences * new_rows, length = context + new_rows, of_one = ceil_div<int64_t>(length, 64);
+  const auto q = b.random(rows * shape.heads * shape.query() * 2), out = b.random(rows * shape.heads * shape.value * 2);
+  const auto keys = b.random(sequences * of_one * 64 * shape.cached() * 2);
+  std::vector<int32_t> row_begin{0}, block_begin{0}, contexts, list;
+  Batch batch;
+  for (int64_t s = 0; s < sequences; ++s) {
+    row_begin.push_back(static_cast<int32_t>((s + 1) * new_rows));
+    block_begin.push_back(static_cast<int32_t>((s + 1) * of_one));
+    contexts.push_back(static_cast<int32_t>(context));
+    batch.count_prompt(context, new_rows);
+  }
+  for (int64_t i = 0; i < sequences * of_one; ++i) list.push_back(static_cast<int32_t>(i));
+  std::shuffle(list.begin(), list.end(), std::mt19937(3));
+  const auto d_rows = b.ints(row_begin), d_block = b.ints(block_begin), d_list = b.ints(list),
+             d_context = b.ints(contexts);
+  batch.rows = rows;
+  batch.sequences = sequences;
+  batch.row_begin = d_rows.get();
+  batch.block_begin = d_block.get();
+  batch.blocks = d_list.get();
+  batch.contexts = d_context.get();
+  batch.longest_rows = new_rows;
+  batch.longest_context = length;
+  const auto heads = static_cast<double>(shape.heads * sequences);
+  const double pairs =
+      static_cast<double>(new_rows) * (static_cast<double>(length) - static_cast<double>(new_rows) / 2);
+  const double attended = 2 * heads * pairs * static_cast<double>(shape.query() + shape.value);
+  const double moved = 2 * heads * static_cast<double>(length * (shape.nope + shape.value) * shape.latent);
+  for (const bool row_invariant : {false, true})
+    b.row(name + (row_invariant ? ", row invariant" : ""), 0, attended + moved, 2, [&](int) {
+      b.ops().mla_attention(batch, shape, kv_b, bf16(q, rows, shape.heads * shape.query()),
+                            {keys.get(), DType::bf16, sequences * of_one, 64, 1, shape.cached()},
+                            {0.07f, row_invariant}, bf16(out, rows, shape.heads * shape.value));
+    });
+}
+
+void bench_mla_prompts(Bench& b) {
+  for (const auto& [sequences, context, rows] : {std::array<int64_t, 3>{1, 0, 256},
+                                                 {1, 0, 512},
+                                                 {1, 0, 2048},
+                                                 {1, 0, 8192},
+                                                 {16, 0, 1024},
+                                                 {1, 2048, 256},
+                                                 {1, 16384, 256},
+                                                 {1, 16384, 512},
+                                                 {1, 16384, 2048},
+                                                 {1, 65536, 2048}})
+    bench_mla_prompt(b, sequences, context, rows);
+}
+
 }  // namespace
 }  // namespace sluice::bench
 
@@ -485,6 +542,7 @@ int main(int argc, char** argv) {
     bench_samples(b);
     bench_mamba(b);
     bench_mla(b);
+    bench_mla_prompts(b);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "ops_sm90: %s\n", e.what());
     return 1;

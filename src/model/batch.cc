@@ -47,6 +47,7 @@ void BatchBuilder::clear() {
   takes_sampled_ = false;
   batch_.rows = batch_.sequences = batch_.logit_rows = 0;
   batch_.longest_rows = batch_.longest_context = 0;
+  batch_.prompts = batch_.prompt_rows = batch_.prompt_positions = 0;
   batch_.num_rows = nullptr;
   num_blocks_ = 0;
   row_begin_[0] = block_begin_[0] = 0;
@@ -105,6 +106,7 @@ BatchPlace BatchBuilder::add(const BatchSequence& s, const StateTable& states) {
   block_begin_[n + 1] = static_cast<int32_t>(num_blocks_);
   batch_.longest_rows = std::max(batch_.longest_rows, rows);
   batch_.longest_context = std::max(batch_.longest_context, s.context + rows);
+  batch_.count_prompt(s.context, rows);
   return place;
 }
 

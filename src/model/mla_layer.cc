@@ -19,16 +19,9 @@ void MlaLayer::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
   ops.mla_norm_rope_store(step.batch, shape, layout, step.angles, kv_norm, queries, low.columns(q_rank, shape.cached()),
                           pages);
 
-  // Always the absorbed form, whatever the number of rows: an expanded one for long prompts needs fewer products (192 +
-  // 128 against 576 + 512 per key and head in DeepSeek-V3), but two forms round differently, and speculative
-  // verification must give the bits of plain decoding.
-  const DType type = ops.absorbed_type(shape, step.dtype);
-  const ops::Matrix absorbed = ops.workspace().matrix(type, step.rows(), shape.heads * shape.cached());
-  ops.mla_absorb(shape, kv_b, queries, absorbed);
-  const ops::Matrix mixed = ops.workspace().matrix(type, step.rows(), shape.heads * shape.latent);
-  ops.attention(step.batch, absorbed, pages, {}, shape.latent, {scale, step.row_invariant}, mixed);
+  // Where one form must serve drafts and plain decoding alike, row_invariant says so.
   const ops::Matrix values = step.matrix(shape.heads * shape.value);
-  ops.mla_expand(shape, kv_b, mixed, values);
+  ops.mla_attention(step.batch, shape, kv_b, queries, pages, {scale, step.row_invariant}, values);
   o.run(step, values, y);
 }
 

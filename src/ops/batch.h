@@ -13,6 +13,10 @@
 
 namespace sluice::ops {
 
+// Sequences of at least as many new rows are prompts: operations that compute them in another way must know the memory
+// that it takes.
+inline constexpr int64_t kPromptRows = 256;
+
 struct Batch {
   int64_t rows = 0, sequences = 0, logit_rows = 0;
 
@@ -45,6 +49,15 @@ struct Batch {
   // Bounds that the host knows, for the geometry of launches.
   int64_t longest_rows = 0;     // rows of one sequence
   int64_t longest_context = 0;  // context + rows of one sequence
+  // What the prompts have together, exactly: their number, rows, and contexts + rows.
+  int64_t prompts = 0, prompt_rows = 0, prompt_positions = 0;
+
+  void count_prompt(int64_t context, int64_t new_rows) {
+    if (new_rows < kPromptRows) return;
+    ++prompts;
+    prompt_rows += new_rows;
+    prompt_positions += context + new_rows;
+  }
 };
 
 }  // namespace sluice::ops

@@ -142,6 +142,11 @@ class Ops {
   virtual DType absorbed_type(const MlaShape& shape, DType dtype) const = 0;
   // mixed A [rows, heads * latent] -> out D [rows, heads * value].
   virtual void mla_expand(const MlaShape& shape, const Tensor& kv_b, ConstMatrix mixed, Matrix out) = 0;
+  // Latent attention whole: q as above -> out D [rows, heads * value]. The three functions before, with absorbed_type()
+  // between them. Where options.row_invariant is false a GPU may compute prompts (kPromptRows) from the keys and values
+  // that kv_b makes of the latent rows, both rounded to bfloat16; whether it does depends on all prompts of the batch.
+  virtual void mla_attention(const Batch& batch, const MlaShape& shape, const Tensor& kv_b, ConstMatrix q,
+                             const Pages& keys, const AttentionOptions& options, Matrix out);
 
   // --- Mamba-2 --------------------------------------------------------------------------------------------------
   // xbc D [rows, channels] -> out f32 or conv_type(D) [rows, channels], the values of D(silu(D(sum_t weight[t] * x[row

@@ -6,7 +6,9 @@
 
 #include "base/math.h"
 #include "kernels/sm90/attention/plan.h"
+#include "kernels/sm90/mla/expanded_plan.h"
 #include "kernels/sm90/mla/latent_plan.h"
+#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 namespace {
@@ -203,6 +205,43 @@ TEST(LatentPlan, SharedTilesHoldEveryRow) {
       begin += rows;
     }
     ASSERT_LE(last, begin / of_tile + 20);
+  }
+}
+
+TEST(ExpandedPlan, TakesTheFormOfFewerOperations) {
+  const auto plan = [](int heads, int64_t prompts, int64_t rows, int64_t context) {
+    return plan_expanded(heads, {prompts, prompts * rows, prompts * (context + rows)}, 132);
+  };
+  EXPECT_EQ(plan(128, 1, 8192, 0).heads, 16);
+  EXPECT_EQ(plan(128, 16, 1024, 0).heads, 8);
+  EXPECT_EQ(plan(128, 1, 256, 0).heads, 128);
+  EXPECT_EQ(plan(128, 1, 512, 16384).heads, 32);  // 128 tiles; 64 heads would take 692 MB
+  EXPECT_EQ(plan(128, 1, 256, 16384).heads, 0);   // keys and values of so many positions cost more
+  EXPECT_EQ(plan(128, 1, 256, 2048).heads, 0);
+  EXPECT_GT(plan(128, 1, 512, 2048).heads, 0);
+  EXPECT_EQ(plan(1, 1, 2048, 0).heads, 0);  // 16 tiles
+  EXPECT_EQ(plan_expanded(128, {}, 132).heads, 0);
+}
+
+TEST(ExpandedPlan, HoldsEveryPromptInBoundedMemory) {
+  std::mt19937 rng(11);
+  for (int round = 0; round < 2000; ++round) {
+    PromptBounds b{};
+    int64_t positions = 0;
+    for (unsigned i = 0; i < 1 + rng() % 20; ++i) {
+      const int64_t rows = 256 + rng() % 2000, context = rng() % 3 == 0 ? 0 : rng() % 40000;
+      ++b.prompts;
+      b.rows += rows;
+      b.positions += context + rows;
+      positions += round_up<int64_t>(context + rows, kExpandedTile);
+    }
+    const int heads = 1 << rng() % 8;
+    const ExpandedPlan p = plan_expanded(heads, b, 132);
+    if (p.heads == 0) continue;
+    ASSERT_EQ(heads % p.heads, 0);
+    ASSERT_GE(p.positions, positions);
+    ASSERT_EQ(p.positions % kExpandedTile, 0);
+    ASSERT_LE(expanded_bytes(p), std::max(b.rows * heads * (kLatentCached + kLatent) * 2, tuning::kExpandedBytes));
   }
 }
 

@@ -84,6 +84,7 @@ class TestBatch {
       logits_of.push_back(row_begin.back() - 1);
       b.longest_rows = std::max(b.longest_rows, q.rows);
       b.longest_context = std::max(b.longest_context, q.context + q.rows);
+      b.count_prompt(q.context, q.rows);
     }
     for (int64_t i = 0; i < padding_sequences_; ++i) {
       row_begin.push_back(row_begin.back());

@@ -56,6 +56,18 @@ inline constexpr int64_t kFewRowsRounded = 16;
 // 185 and 200 us; [131072, 2688]: 174 and 198).
 inline constexpr int64_t kFewRowsOnePart = 32;
 
+// ---- latent attention (docs/kernels/sm90_mla.md) -------------------------------------------------------------------
+
+// Memory for the keys and values of prompts, where absorbed queries and results of as many rows would take less: 512
+// rows after 16384 positions fill the multiprocessors with 32 heads at a time.
+inline constexpr int64_t kExpandedBytes = int64_t{512} << 20;
+// Of one pass over some of the heads, where more are not needed to fill the multiprocessors: 8192 rows take 5.87 ms
+// with 16 heads at a time (84 MB), 6.10 with 32, 6.65 with all 128, 6.26 with 8.
+inline constexpr int64_t kExpandedPassBytes = int64_t{96} << 20;
+// What an operation of the products with kv_b costs, in operations of attention: 232 TFLOP/s and 540 (16384
+// positions before 256 and 512 new rows: expanded 3.43 and 3.57 ms, absorbed 2.17 and 4.13).
+inline constexpr double kMoveCost = 2.3;
+
 // ---- around it -----------------------------------------------------------------------------------------------------
 
 // Weights are streamed before the tables are there if rows have at least this many columns. Rounding a long row takes

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/sm90/attention/prefill.h"
+#include "kernels/sm90/mla/expanded.h"
 #include "kernels/sm90/mla/latent_attention.h"
 #include "kernels/sm90/mla/mla.h"
 #include "kernels/sm90/ssm/ssm.h"
@@ -27,10 +28,9 @@ void Sm90Ops::prefill(const Batch& batch, AttentionArgs& args) {
   args.prefill_rows = p.min_rows;
 }
 
-void Sm90Ops::latent_attention(const Batch& batch, bool row_invariant, const AttentionArgs& args) {
+void Sm90Ops::latent_attention(const LatentBounds& bounds, bool row_invariant, const AttentionArgs& args) {
   LatentCall call{};
   call.attention = &args;
-  const LatentBounds bounds{batch.rows, batch.sequences, batch.longest_rows, batch.longest_context};
   call.plan = plan_latent(args.shape.heads, bounds, row_invariant, multiprocessors_);
   call.work = workspace().take<int32_t>(latent_work_ints(call.plan));
   call.partial = workspace().take_bytes(latent_partial_bytes(call.plan));
@@ -66,7 +66,9 @@ void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, co
     fail(ErrorCode::unsupported, "attention with keys of {} and values of {} does not fit in the GPU's shared memory",
          keys.width, value_width);
   const Workspace::Scope scope(workspace());
-  if (latent_fits(args)) return latent_attention(batch, options.row_invariant, args);
+  if (latent_fits(args))
+    return latent_attention({batch.rows, batch.sequences, batch.longest_rows, batch.longest_context},
+                            options.row_invariant, args);
   int64_t longest_rows = batch.longest_rows;
   if (!options.row_invariant && longest_rows >= kPrefillMinRows && prefill_fits(args)) {
     prefill(batch, args);
@@ -113,6 +115,61 @@ void Sm90Ops::mla_absorb(const MlaShape& shape, const Tensor& kv_b, ConstMatrix 
 void Sm90Ops::mla_expand(const MlaShape& shape, const Tensor& kv_b, ConstMatrix mixed, Matrix out) {
   const DeviceGuard guard(index_);
   launch_mla_expand({weights_of(shape, kv_b), view(mixed, "mixed"), view(out, "out"), mixed.rows}, stream(), true);
+}
+
+// Prompts in the expanded form where that is quicker, the other sequences in the absorbed one.
+void Sm90Ops::mla_attention(const Batch& batch, const MlaShape& shape, const Tensor& kv_b, ConstMatrix q,
+                            const Pages& keys, const AttentionOptions& options, Matrix out) {
+  ExpandedCall call{};
+  call.weights = weights_of(shape, kv_b);
+  call.min_rows = static_cast<int>(kPromptRows);
+  call.multiprocessors = multiprocessors_;
+  call.bounds = {batch.prompts, batch.prompt_rows, batch.prompt_positions};
+  if (!options.row_invariant) call.plan = plan_expanded(call.weights.heads, call.bounds, multiprocessors_);
+  AttentionArgs args{};
+  args.q = view(q, "q");
+  args.keys = keys.data;
+  args.pages_f32 = is_f32(keys.dtype, "the pages");
+  args.out = view(out, "out");
+  args.block_size = static_cast<int>(keys.block_size);
+  args.scale = options.scale;
+  args.rows = batch.rows;
+  args.sequences = static_cast<int>(batch.sequences);
+  args.row_begin = batch.row_begin;
+  args.block_begin = batch.block_begin;
+  args.blocks = batch.blocks;
+  args.contexts = batch.contexts;
+  if (call.plan.heads == 0 || !expanded_fits(call.weights, args))
+    return Ops::mla_attention(batch, shape, kv_b, q, keys, options, out);
+  const Workspace::Scope scope(workspace());
+  const DeviceGuard guard(index_);
+  call.attention = &args;
+  call.other_rows = batch.rows - batch.prompt_rows;
+  call.work =
+      expanded_work(workspace().take<int32_t>(expanded_work_ints(batch.sequences, call.other_rows)), batch.sequences);
+  launch_expanded_work(call, stream(), true);
+  {
+    const Workspace::Scope prompts(workspace());
+    call.tiles = plan_expanded_tiles(call.plan, call.bounds, batch.longest_rows, multiprocessors_);
+    call.tile_work = workspace().take<int32_t>(prefill_work_ints(call.tiles));
+    call.expanded = workspace().take_bytes(expanded_bytes(call.plan));
+    launch_expanded_attention(call, stream(), true);
+  }
+  if (call.other_rows == 0) return;
+  const Matrix absorbed = workspace().matrix(q.dtype, call.other_rows, shape.heads * shape.cached());
+  const Matrix mixed = workspace().matrix(q.dtype, call.other_rows, shape.heads * shape.latent);
+  launch_mla_absorb({call.weights, args.q, view(absorbed, "absorbed"), call.other_rows, call.work.other_rows}, stream(),
+                    true);
+  AttentionArgs others = args;
+  others.q = view(absorbed, "absorbed");
+  others.out = view(mixed, "mixed");
+  others.shape = {call.weights.heads, 1, kLatentCached, kLatent};
+  others.rows = call.other_rows;
+  others.row_begin = call.work.other_begin;
+  latent_attention(
+      {call.other_rows, batch.sequences, std::min(batch.longest_rows, kPromptRows - 1), batch.longest_context}, false,
+      others);
+  launch_mla_expand({call.weights, others.out, args.out, call.other_rows, call.work.other_rows}, stream(), true);
 }
 
 namespace {

@@ -2,8 +2,10 @@
 // Rows, norms, rotary embedding: what the CPU's folder has in elementwise, norm and rope.
 #include "kernels/sm90/attention/prefill.h"
 #include "kernels/sm90/elementwise/elementwise.h"
+#include "kernels/sm90/flashinfer/expanded.h"
 #include "kernels/sm90/flashinfer/latent.h"
 #include "kernels/sm90/mla/head_product.h"
+#include "kernels/sm90/mla/key_values.h"
 #include "kernels/sm90/norm/norm.h"
 #include "kernels/sm90/rope/rope.h"
 #include "kernels/sm90/route/random_order.h"
@@ -23,6 +25,8 @@ Sm90Ops::Sm90Ops(Context& ctx) : Ops(ctx), index_(ctx.device().id().index) {
   allow_attention();
   allow_flash();
   allow_latent();
+  allow_key_values();
+  allow_expanded();
   allow_head_product();
   allow_sample();
   allow_chunked_scan();

@@ -7,7 +7,8 @@
 
 namespace sluice::sm90 {
 struct AttentionArgs;
-}
+struct LatentBounds;
+}  // namespace sluice::sm90
 
 namespace sluice::ops::sm90 {
 
@@ -41,6 +42,8 @@ class Sm90Ops : public Ops {
   DType absorbed_type(const MlaShape& shape, DType dtype) const override;
   void mla_absorb(const MlaShape& shape, const Tensor& kv_b, ConstMatrix q, Matrix out) override;
   void mla_expand(const MlaShape& shape, const Tensor& kv_b, ConstMatrix mixed, Matrix out) override;
+  void mla_attention(const Batch& batch, const MlaShape& shape, const Tensor& kv_b, ConstMatrix q, const Pages& keys,
+                     const AttentionOptions& options, Matrix out) override;
 
   void causal_conv(const Batch& batch, const MambaShape& shape, ConstMatrix xbc, const Tensor& weight,
                    const Tensor& bias, const States& states, Matrix out) override;
@@ -58,7 +61,8 @@ class Sm90Ops : public Ops {
  private:
   // Attends the sequences of many new rows, and tells `args` to leave them alone.
   void prefill(const Batch& batch, sluice::sm90::AttentionArgs& args);
-  void latent_attention(const Batch& batch, bool row_invariant, const sluice::sm90::AttentionArgs& args);
+  void latent_attention(const sluice::sm90::LatentBounds& bounds, bool row_invariant,
+                        const sluice::sm90::AttentionArgs& args);
   void* stream() const { return ctx().queue.stream(); }
   // Page-locked host memory that grows.
   struct Staging {
