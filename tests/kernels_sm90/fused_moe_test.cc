@@ -231,6 +231,29 @@ TEST(FusedMoe, RoutingMethods) {
       21, ++seed);
 }
 
+// One launch up to some tokens, two up to some thousand pairs, three beyond; experts of a lane in registers and not.
+TEST(FusedMoe, ExpertsAndTokensOfEveryPathOfRouting) {
+  SKIP_WITHOUT_DEVICE();
+  uint64_t seed = test::seed() + 5000;
+  for (const char* shape :
+       {"experts=128 top_k=8", "experts=128 top_k=6 routing=deepseek_v3", "experts=7 top_k=7",
+        "experts=256 top_k=8 routing=deepseek_v3 groups=8 top_groups=4 routed_scale=2.5",
+        "experts=90 top_k=9 routing=deepseek_v3 groups=3 top_groups=2", "experts=512 top_k=22 routing=softmax",
+        "experts=300 top_k=40 routing=renormalize", "experts=600 top_k=5 routing=sigmoid_renorm",
+        "experts=128 top_k=8 local_offset=31 local_experts=40"})
+    for (int64_t t : {1, 2, 16, 17, 63, 130}) check_case(std::string(shape) + " hidden=96 inter=32", t, ++seed);
+  check_case("experts=128 top_k=8 hidden=128 inter=64", 513, ++seed);
+  check_case("experts=128 top_k=8 hidden=160 inter=64 local_offset=120 local_experts=3 finalize=0", 1, ++seed);
+  for (const auto& f : kFormats) {
+    check_case("experts=40 top_k=6 hidden=288 inter=96 " + f, 1, ++seed);
+    // Given ids repeat; long rows: weights are streamed before the tables are there.
+    for (const char* hidden : {"hidden=288", "hidden=4096"})
+      for (const char* experts : {"experts=3 top_k=3", "experts=2 top_k=2 local_experts=1", "experts=4 top_k=4"})
+        check_case(fmt::format("{} {} inter=32 routed=1 {}", experts, hidden, f), 1, ++seed);
+    check_case("experts=30 top_k=30 hidden=160 inter=32 routed=1 " + f, 1, ++seed);
+  }
+}
+
 TEST(FusedMoe, Sizes) {
   SKIP_WITHOUT_DEVICE();
   uint64_t seed = test::seed() + 3000;
@@ -260,10 +283,11 @@ TEST(FusedMoe, EdgeCases) {
     check_case(base(f + " bias=1"), 12, ++seed);
     check_case(base(f + " bias=1 act_params=1"), 12, ++seed);
   }
-  // One launch before the GEMMs up to 512 pairs: its shared memory at the size that needs no attribute, and most pairs.
+  // Tables by every block: its shared memory at the size that needs no attribute.
   check_case("experts=560 top_k=8 hidden=128 inter=64 routed=1", 64, ++seed);
-  // More pairs: numbered by the warps of a cluster, fewer where there are many experts.
-  for (int64_t tokens : {64, 65, 259}) check_case("experts=96 top_k=8 hidden=128 inter=64 routed=1", tokens, ++seed);
+  // The most pairs of that, and more: numbered by the warps of a cluster, fewer where there are many experts.
+  for (int64_t tokens : {64, 65, 256, 257})
+    check_case("experts=96 top_k=8 hidden=128 inter=64 routed=1", tokens, ++seed);
   check_case("experts=1500 top_k=8 hidden=128 inter=64 routed=1", 300, ++seed);
   check_case("experts=1500 top_k=8 hidden=128 inter=64 local_offset=20 local_experts=900", 500, ++seed);
   check_case("experts=900 top_k=16 hidden=4096 inter=32 routed=1", 64, ++seed);

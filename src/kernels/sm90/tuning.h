@@ -74,10 +74,16 @@ inline constexpr double kMoveCost = 2.3;
 // long enough (DeepSeek-V3, 8 tokens, BF16 163 -> 157 us, NVFP4 84 -> 79). After a short row the GEMM would only start
 // later (NVFP4, 2048 columns, 28 -> 31 us; docs/kernels/sm90_grouped_gemm.md, "early weights").
 inline constexpr int64_t kEarlyColumns = 4096;
+// ... and there are at most this many pairs, which one warp of every block counts (128 tokens: 1 to 9 us more;
+// docs/kernels/sm90_route.md).
+inline constexpr int64_t kEarlyPairs = 512;
 
-// Up to this many tokens several blocks of route_permute share the columns of a row, so that its loads and stores are
-// one step deep (docs/kernels/sm90_route_permute.md).
-inline constexpr int64_t kSharedRowTokens = 32;
+// Pairs up to which every block makes the tables for itself, instead of one cluster for all (4096: the layer of 512
+// tokens 1 to 9 us more; 1024: 256 tokens 1 to 10 us more); and the blocks among which it shares the columns of rows
+// (264: DeepSeek-V3, 128 tokens, 19.0 us before the GEMMs instead of 16.8; 1024: 256 tokens 26.6 instead of 25.5).
+// Both are in docs/kernels/sm90_route_permute.md.
+inline constexpr int64_t kPermutePairs = 2048;
+inline constexpr int64_t kPermuteBlocks = 512;
 
 // Up to this many tokens the finalize kernel spreads the columns of a token over blocks, so that all reads are under
 // way at once (docs/kernels/sm90_finalize.md).
@@ -86,5 +92,11 @@ inline constexpr int64_t kSpreadColumnsTokens = 1024;
 // Up to this many columns, a block repacks four k-blocks of e2m1, else eight: -1 to 3 % quicker up to 2688 columns, 9 %
 // more time for MXFP4 at 7168 (docs/kernels/sm90_repack.md).
 inline constexpr int64_t kNarrowRepackColumns = 3072;
+
+// ---- sampling (docs/kernels/sm90_sample.md) ------------------------------------------------------------------------
+
+// Greedy rows are shared by as many blocks as leave about so many in all: eight per row at one to 16 rows, two from 64
+// on (64 rows: 14.4 us, 16.8 with four, 19.5 with eight; 8 rows: 7.5, 6.2, 5.6).
+inline constexpr int kGreedyBlocks = 160;
 
 }  // namespace sluice::sm90::tuning

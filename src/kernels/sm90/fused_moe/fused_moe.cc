@@ -19,8 +19,9 @@ namespace sluice::sm90 {
 namespace {
 
 // Rounding a long row takes long enough that weights may be streamed meanwhile (early_weights.cuh).
-bool starts_early(const MoeSpec& spec, const Instance& tile) {
-  return spec.hidden >= tuning::kEarlyColumns && tile.cluster == 1 && spec.locals() <= kEarlyExperts;
+bool starts_early(const MoeSpec& spec, const Instance& tile, int64_t tokens) {
+  return spec.hidden >= tuning::kEarlyColumns && tokens * spec.top_k <= tuning::kEarlyPairs && tile.cluster == 1 &&
+         spec.locals() <= kEarlyExperts;
 }
 
 const MoeSpec& supported(const MoeSpec& spec) {
@@ -149,14 +150,15 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   const RouteArgs route = route_args(call, p);
   const RowsArgs rows = row_args(call, p, route);
   GroupedGemmArgs gemm = gemm_args(call, p);
-  if (route_permute_fits(route)) {  // few tokens: one launch before the GEMMs
-    const bool early = starts_early(spec_, p.choice.instance) && call.logits == nullptr;
+  if (route_permute_fits(route)) {  // few tokens: one or two launches before the GEMMs
+    const bool early = starts_early(spec_, p.choice.instance, call.tokens) && call.logits == nullptr;
     launch_route_permute(route, rows, early, warm_up_.data(), stream, call.pdl);
     if (early)
       gemm.given = {call.topk_ids, call.topk_weights == nullptr, call.tokens,   call.num_tokens, spec_.top_k,
                     spec_.experts, spec_.local_offset,           spec_.locals()};
   } else {
-    launch_route(route, stream, call.pdl);
+    if (route.logits != nullptr) launch_choose(route, warm_up_.data(), stream, call.pdl);
+    launch_tables(route, stream, call.pdl);
     launch_gather(rows, stream, call.pdl);
   }
   multiply(call, p, gemm, rows, stream);

@@ -76,7 +76,7 @@ class FusedMoe {
   DeviceBuffer bias_up_, bias_gate_, bias_down_, alpha_, beta_, limit_;
   DeviceBuffer input_scales_;  // InputScale of each GEMM
   InputScale sent_scales_[2];  // what it holds
-  DeviceBuffer warm_up_;       // warm_up_bytes(): input of the warm-up
+  DeviceBuffer warm_up_;       // warm_up_bytes()
   bool filled_ = false;
 };
 

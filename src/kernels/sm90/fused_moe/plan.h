@@ -34,7 +34,7 @@ struct MoeMemory {
   MatrixMemory first, second;
   Span bias_up, bias_gate, bias_down, alpha, beta, limit;  // empty where the spec does not announce them
   Span input_scales;                                       // InputScale of each GEMM
-  Span warm_up;                                            // the input of the warm-up of route_permute
+  Span warm_up;                                            // of routing (warm_up_bytes)
   int64_t bytes;
 };
 MoeMemory moe_memory(const MoeSpec& spec);

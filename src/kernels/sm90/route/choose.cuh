@@ -9,72 +9,109 @@
 
 namespace sluice::sm90 {
 
-__device__ inline uint64_t warp_max(uint64_t key) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    const uint64_t other = __shfl_xor_sync(0xffffffffu, key, step);
-    key = other > key ? other : key;
-  }
-  return key;
+// The largest selection key of a warp. Keys of experts differ in their lower half.
+__device__ __forceinline__ uint64_t warp_max(uint64_t key) {
+  const auto high = static_cast<uint32_t>(key >> 32);
+  const uint32_t best = __reduce_max_sync(0xffffffffu, high);
+  const uint32_t low = __reduce_max_sync(0xffffffffu, high == best ? static_cast<uint32_t>(key) : 0);
+  return static_cast<uint64_t>(best) << 32 | low;
 }
 
-// Masks all but the best groups, one lane per group; leaves -infinity in scores. routing/route.cc has the plain
-// version.
-__device__ inline void mask_groups(const routing::Params& p, float* scores, int lane) {
-  const int size = p.experts / p.groups;
-  const float none = -__builtin_inff();
-  uint64_t key = 0;
-  if (lane < p.groups) {
-    float first = none, second = none;
-    for (int i = 0; i < size; ++i) {
-      const float x = scores[lane * size + i];
+// Which groups a token may choose from: bit g * `lanes` of the result, where `lanes` neighbouring lanes share a group.
+// routing/route.cc has the plain version.
+__device__ inline uint32_t best_groups(const routing::Params& p, const float* scores, int lane, int lanes) {
+  const int size = p.experts / p.groups, group = lane / lanes;
+  float first = -__builtin_inff(), second = -__builtin_inff();
+  if (group < p.groups)
+    for (int i = lane & (lanes - 1); i < size; i += lanes) {
+      const float x = scores[group * size + i];
       second = fmaxf(second, fminf(first, x));
       first = fmaxf(first, x);
     }
-    key = routing::selection_key(size > 1 ? first + second : first, lane);
+  for (int step = 1; step < lanes; step *= 2) {
+    const float other = __shfl_xor_sync(0xffffffffu, first, step);
+    second = fmaxf(fminf(first, other), fmaxf(second, __shfl_xor_sync(0xffffffffu, second, step)));
+    first = fmaxf(first, other);
   }
+  const bool speaks = group < p.groups && (lane & (lanes - 1)) == 0;
+  uint64_t key = speaks ? routing::selection_key(size > 1 ? first + second : first, group) : 0;
   bool kept = false;
-  for (int i = 0; i < p.top_groups; ++i) {
-    const uint64_t best = warp_max(key);
-    if (key == best && key != 0) kept = true, key = 0;
+  for (int i = 0; i < p.top_groups; ++i)
+    if (key == warp_max(key) && key != 0) kept = true, key = 0;
+  return __ballot_sync(0xffffffffu, kept);
+}
+
+// Leaves -infinity in the scores of experts outside the best groups.
+__device__ inline void mask_groups(const routing::Params& p, float* scores, int lane) {
+  const int lanes = 1 << (__clz(p.groups - 1) - 27);  // 32 / groups, rounded down to a power of two
+  const uint32_t kept = best_groups(p, scores, lane, lanes);
+  const float per_expert = __fdividef(static_cast<float>(p.groups), static_cast<float>(p.experts));
+  for (int e = lane; e < p.experts; e += 32) {
+    const int group = static_cast<int>((static_cast<float>(e) + 0.5f) * per_expert);
+    if ((kept >> (group * lanes) & 1) == 0) scores[e] = -__builtin_inff();
   }
-  if (lane < p.groups && !kept)
-    for (int i = 0; i < size; ++i) scores[lane * size + i] = none;
   __syncwarp();
 }
 
-// One token by one warp.
-template <class M>
-__device__ void choose(const RouteArgs& a, int64_t token, float* scores, int lane, int32_t* ids, float* weights) {
-  const routing::Params& p = a.params;
-  const routing::Values logits = routing::Values{a.logits, a.logits_bf16}.from(token * p.experts);
-  const routing::Values bias{a.bias, a.bias_bf16};
-  routing::RowSoftmax row;
-  if constexpr (M::kRowSoftmax) {
-    row.max = -__builtin_inff();
-    for (int e = lane; e < p.experts; e += 32) row.max = fmaxf(row.max, logits[e]);
+// The keys of a lane's experts in descending order (a bitonic sort).
+template <int kEach>
+__device__ __forceinline__ void sort_keys(uint64_t (&keys)[kEach]) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) row.max = fmaxf(row.max, __shfl_xor_sync(0xffffffffu, row.max, step));
-    row.sum = 0.0f;
-    for (int e = lane; e < p.experts; e += 32) row.sum += expf(logits[e] - row.max);
+  for (int run = 2; run <= kEach; run *= 2) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) row.sum += __shfl_xor_sync(0xffffffffu, row.sum, step);
+    for (int step = run / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int j = i ^ step;
+        if (j < i) continue;
+        const bool swaps = (i & run) == 0 ? keys[i] < keys[j] : keys[i] > keys[j];
+        const uint64_t a = keys[i], b = keys[j];
+        keys[i] = swaps ? b : a;
+        keys[j] = swaps ? a : b;
+      }
+    }
   }
-  for (int e = lane; e < p.experts; e += 32) {
-    const float b = M::kBias && bias ? routing::choice_bias(bias[e], p) : 0.0f;
-    scores[e] = M::key(logits[e], b, row);
-  }
-  __syncwarp();
-  if (p.groups > 1) mask_groups(p, scores, lane);
+}
 
-  // Each lane knows the best of its own experts below the last winner; only the winner's lane looks again.
+// The chosen experts of a token: each lane has those of the slots `lane` and 32 + lane, where top_k has them.
+inline constexpr int kChosenEach = kMaxTopK / 32;
+struct Chosen {
+  int32_t id[kChosenEach];
+  float weight[kChosenEach];
+};
+static_assert(kChosenEach == 2);
+
+// The best `top_k` of the scores in shared memory. Each lane keeps its own experts' keys in order, so that the best of
+// all is the largest of 32.
+template <int kEach>
+__device__ __forceinline__ void choose_sorted(const float* scores, int experts, int top_k, int lane, Chosen& chosen) {
+  uint64_t keys[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int e = lane + 32 * i;
+    keys[i] = e < experts ? routing::selection_key(scores[e], e) : 0;
+  }
+  sort_keys(keys);
+#pragma unroll 1
+  for (int k = 0; k < top_k; ++k) {
+    const uint64_t best = warp_max(keys[0]);
+    if (k == lane) chosen.id[0] = routing::id_of(best);
+    if (k == lane + 32) chosen.id[1] = routing::id_of(best);
+    if (best == keys[0]) {
+#pragma unroll
+      for (int i = 0; i + 1 < kEach; ++i) keys[i] = keys[i + 1];
+      keys[kEach - 1] = 0;
+    }
+  }
+}
+// The same for any number of experts: only the lane of the last winner looks at its experts again.
+__device__ inline void choose_unsorted(const float* scores, int experts, int top_k, int lane, Chosen& chosen) {
   uint64_t limit = ~uint64_t{0}, mine = 0;
   bool stale = true;
-  float top = 0.0f, sum = 0.0f;
-  for (int k = 0; k < p.top_k; ++k) {
+  for (int k = 0; k < top_k; ++k) {
     if (stale) {
       mine = 0;
-      for (int e = lane; e < p.experts; e += 32) {
+      for (int e = lane; e < experts; e += 32) {
         const uint64_t key = routing::selection_key(scores[e], e);
         if (key < limit && key > mine) mine = key;
       }
@@ -82,18 +119,79 @@ __device__ void choose(const RouteArgs& a, int64_t token, float* scores, int lan
     }
     const uint64_t best = warp_max(mine);
     if (best == mine) limit = best, stale = true;
-    const int32_t id = routing::id_of(best);
-    const float x = logits[id];
-    if (k == 0) top = x;
-    const float term = M::term(x, top, row);
-    sum += term;
-    if (lane == 0) ids[k] = id, weights[k] = term;
+    if (k == lane) chosen.id[0] = routing::id_of(best);
+    if (k == lane + 32) chosen.id[1] = routing::id_of(best);
   }
-  __syncwarp();
-  for (int k = lane; k < p.top_k; k += 32) {
-    const float w = M::weight(weights[k], sum, p);
-    weights[k] = p.bf16 ? round_to_bf16(w) : w;
+}
+
+// What the choice compares, in place of the logits.
+template <class M>
+__device__ __forceinline__ routing::RowSoftmax make_scores(const RouteArgs& a, float* scores, int lane) {
+  const routing::Params& p = a.params;
+  routing::RowSoftmax row;
+  if constexpr (M::kRowSoftmax) {
+    row.max = -__builtin_inff();
+    for (int e = lane; e < p.experts; e += 32) row.max = fmaxf(row.max, scores[e]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) row.max = fmaxf(row.max, __shfl_xor_sync(0xffffffffu, row.max, step));
+    row.sum = 0.0f;
+    for (int e = lane; e < p.experts; e += 32) row.sum += expf(scores[e] - row.max);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) row.sum += __shfl_xor_sync(0xffffffffu, row.sum, step);
   }
+  const routing::Values bias{M::kBias ? a.bias : nullptr, a.bias_bf16};
+#pragma unroll 4
+  for (int e = lane; e < p.experts; e += 32)
+    scores[e] = M::key(scores[e], bias ? routing::choice_bias(bias[e], p) : 0.0f, row);
+  return row;
+}
+
+// The experts of one token by one warp. scores: [experts] in shared memory. Every lane reads and writes the scores of
+// its own experts only, but for groups.
+__device__ __forceinline__ Chosen choose(const RouteArgs& a, int64_t token, float* scores, int lane) {
+  const routing::Params& p = a.params;
+  const routing::Values logits = routing::Values{a.logits, a.logits_bf16}.from(token * p.experts);
+  constexpr int kBatch = 4;  // reads under way together
+  for (int first = lane; first < p.experts; first += 32 * kBatch) {
+    float x[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) x[i] = first + 32 * i < p.experts ? logits[first + 32 * i] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (first + 32 * i < p.experts) scores[first + 32 * i] = x[i];
+  }
+  routing::RowSoftmax row;
+  routing::Methods::visit(a.method, [&]<class M> { row = make_scores<M>(a, scores, lane); });
+  if (p.groups > 1) {
+    __syncwarp();
+    mask_groups(p, scores, lane);
+  }
+  Chosen chosen{};
+  if (p.experts <= 128)
+    choose_sorted<4>(scores, p.experts, p.top_k, lane, chosen);
+  else if (p.experts <= 256)
+    choose_sorted<8>(scores, p.experts, p.top_k, lane, chosen);
+  else if (p.experts <= 512)
+    choose_sorted<16>(scores, p.experts, p.top_k, lane, chosen);
+  else
+    choose_unsorted(scores, p.experts, p.top_k, lane, chosen);
+  float x[kChosenEach];
+#pragma unroll
+  for (int i = 0; i < kChosenEach; ++i) x[i] = logits[chosen.id[i]];
+  const float top = __shfl_sync(0xffffffffu, x[0], 0);
+  routing::Methods::visit(a.method, [&]<class M> {
+#pragma unroll
+    for (int i = 0; i < kChosenEach; ++i) chosen.weight[i] = M::term(x[i], top, row);
+    float sum = 0.0f;  // in the order of choice
+    for (int k = 0; k < p.top_k; ++k)
+      sum += __shfl_sync(0xffffffffu, k < 32 ? chosen.weight[0] : chosen.weight[1], k & 31);
+#pragma unroll
+    for (int i = 0; i < kChosenEach; ++i) {
+      const float w = M::weight(chosen.weight[i], sum, p);
+      chosen.weight[i] = p.bf16 ? round_to_bf16(w) : w;
+    }
+  });
+  return chosen;
 }
 
 __device__ inline int64_t real_tokens(const RouteArgs& a) { return real_tokens(a.num_tokens, a.tokens); }

@@ -9,19 +9,36 @@ namespace sluice::sm90 {
 
 namespace {
 
-constexpr int kRouteThreads = 256, kRouteWarps = kRouteThreads / 32;
+constexpr int kRouteThreads = 128, kRouteWarps = kRouteThreads / 32;
 
-// One warp chooses the experts of a token.
-__global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_constant__ RouteArgs a) {
+struct ChooseArgs {
+  RouteArgs route[2];  // [1]: the warm-up, on one token of zeros; stores nothing
+  bool warms_up;
+};
+
+// One warp chooses the experts of a token. It first runs on zeros while the kernel before it runs, so that it then
+// finds its instructions in the cache.
+__global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_constant__ ChooseArgs args) {
   extern __shared__ float scores[];  // [warps][experts]
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, top_k = a.params.top_k;
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-  const int64_t tokens = real_tokens(a);
-  for (int64_t t = int64_t{blockIdx.x} * kRouteWarps + warp; t < tokens; t += int64_t{gridDim.x} * kRouteWarps)
-    routing::Methods::visit(a.method, [&]<class M> {
-      choose<M>(a, t, scores + warp * a.params.experts, lane, a.tables.ids + t * top_k, a.tables.weights + t * top_k);
-    });
+  touch_parameters(args);
+#pragma unroll 1
+  for (int warm_up = args.warms_up ? 1 : 0; warm_up >= 0; --warm_up) {
+    if (warm_up == 0) ptx::griddepcontrol_wait();
+    const RouteArgs& a = args.route[warm_up];
+    const int top_k = a.params.top_k;
+    const int64_t tokens = real_tokens(a), first = warm_up != 0 ? 0 : int64_t{blockIdx.x} * kRouteWarps + warp;
+    for (int64_t t = first; t < tokens; t += int64_t{gridDim.x} * kRouteWarps) {
+      const Chosen chosen = choose(a, t, scores + warp * a.params.experts, lane);
+#pragma unroll
+      for (int i = 0; i < kChosenEach; ++i)
+        if (lane + 32 * i < top_k && warm_up == 0) {
+          a.tables.ids[t * top_k + lane + 32 * i] = chosen.id[i];
+          a.tables.weights[t * top_k + lane + 32 * i] = chosen.weight[i];
+        }
+    }
+  }
 }
 
 // Numbers the pairs of this warp within their experts, in the order of pairs, so that the numbers are the same on every
@@ -134,13 +151,36 @@ void allow_route(int experts, int locals) {
   if (counts_bytes(locals) > kFreeSharedMemory) allow_shared_memory(tables_kernel, most);
 }
 
-void launch_route(const RouteArgs& args, Stream stream, bool pdl) {
-  if (args.logits != nullptr) {
-    constexpr int64_t kMostBlocks = 4096;
-    const int64_t blocks = std::min(ceil_div<int64_t>(args.tokens, kRouteWarps), kMostBlocks);
-    launch(route_kernel, static_cast<unsigned>(blocks), kRouteThreads, scores_bytes(args.params.experts), stream, pdl,
-           args);
-  }
+RouteArgs warm_up_route(const RouteArgs& args, const void* warm_up) {
+  const uint8_t* zeros = static_cast<const uint8_t*>(warm_up) + sizeof(InputScale);
+  auto* written = const_cast<uint8_t*>(zeros) + warm_up_zeros(args.params.experts);
+  const auto ints = reinterpret_cast<int32_t*>(written);
+  RouteArgs r = args;
+  r.tokens = 1;
+  r.num_tokens = nullptr;
+  r.params.top_k = 1;
+  r.local_offset = 0;
+  if (r.logits != nullptr) r.logits = zeros;
+  if (r.bias != nullptr) r.bias = zeros;
+  r.given_ids = reinterpret_cast<const int32_t*>(zeros);
+  if (r.given_weights != nullptr) r.given_weights = zeros;
+  r.m_groups[0] = r.m_groups[1] = 1;
+  r.tables = {const_cast<int32_t*>(r.given_ids),  // read as chosen ids, not written
+              reinterpret_cast<float*>(ints),     ints, ints, ints,         ints, reinterpret_cast<RowTile*>(written),
+              reinterpret_cast<Header*>(written), ints, ints, {ints, ints}, ints};
+  if (r.chosen_ids != nullptr) r.chosen_ids = ints;
+  if (r.chosen_weights != nullptr) r.chosen_weights = reinterpret_cast<float*>(ints);
+  return r;
+}
+
+void launch_choose(const RouteArgs& args, const void* warm_up, Stream stream, bool pdl) {
+  constexpr int64_t kMostBlocks = 8192;
+  const int64_t blocks = std::min(ceil_div<int64_t>(args.tokens, kRouteWarps), kMostBlocks);
+  launch(route_kernel, static_cast<unsigned>(blocks), kRouteThreads, scores_bytes(args.params.experts), stream, pdl,
+         ChooseArgs{{args, warm_up_route(args, warm_up)}, pdl});
+}
+
+void launch_tables(const RouteArgs& args, Stream stream, bool pdl) {
   launch_clusters(tables_kernel, kShareBlocks, kShareBlocks, kTableThreads, counts_bytes(args.locals), stream, pdl,
                   args);
 }

@@ -3,7 +3,10 @@
 // of tokens may come from device memory, and grids are those of the largest number.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/sm90/device.h"
+#include "kernels/sm90/grouped_gemm/args.h"
 #include "kernels/sm90/layout.h"
 #include "routing/methods.h"
 #include "routing/route.h"
@@ -83,7 +86,19 @@ inline int64_t max_rows(int64_t pairs, int64_t locals, int max_n, int step_n) {
 // On the current device, once before the launches of a layer: allows their shared memory.
 void allow_route(int experts, int locals);
 
-// Where logits are given, a launch that chooses; then one that numbers pairs and makes the tables.
-void launch_route(const RouteArgs& args, Stream stream, bool pdl);
+// The input and output of the runs that warm up the instruction cache: an InputScale of ones, zeros that no kernel
+// writes, and memory that no kernel reads.
+inline constexpr int kWarmUpOutput = 1024;
+constexpr int64_t warm_up_zeros(int experts) { return round_up<int64_t>(4 * std::max(experts, kMaxTopK), 16); }
+constexpr int64_t warm_up_bytes(int experts) {
+  return static_cast<int64_t>(sizeof(InputScale)) + warm_up_zeros(experts) + kWarmUpOutput;
+}
+// The arguments of such a run: one token of zeros, for which the first expert is chosen.
+RouteArgs warm_up_route(const RouteArgs& args, const void* warm_up);
+
+// Experts and weights of all pairs, from logits, to the tables' ids and weights.
+void launch_choose(const RouteArgs& args, const void* warm_up, Stream stream, bool pdl);
+// Numbers pairs and makes the tables.
+void launch_tables(const RouteArgs& args, Stream stream, bool pdl);
 
 }  // namespace sluice::sm90

@@ -1,236 +1,381 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/route_permute/route_permute.h"
+
+#include <algorithm>
+
 #include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/quantize/rows.cuh"
 #include "kernels/sm90/route/choose.cuh"
-#include "kernels/sm90/route_permute/route_permute.h"
 #include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMaxPairs = 512;  // 1024: 128 tokens of eight experts 1 to 5 % slower
-constexpr int kMaxSharedMemory = 160 * 1024;
-constexpr int kMaxRoutedTokens = 16;  // routed in every block: two tokens per warp
+constexpr int kMaxPermuteLocals = 1024;  // whose counts and rows are in shared memory
 
 struct RoutePermuteArgs {
-  RouteArgs route[2];  // [1]: the warm-up, on one token of zeros; writes nothing
+  RouteArgs route[2];  // [1]: the warm-up, on one token of zeros
   RowsArgs rows[2];
   bool warms_up;
   bool early;  // the next kernel reads the given ids without waiting for this one
 };
 
-// Shared memory, in words: per pair local expert, place, weight; per expert count and first row; then
-// [groups of 32 pairs][locals] counts, whose memory also holds the scores of routing.
-HD int shared_words(int pairs, int experts, int locals, bool logits) {
-  const int groups = ceil_div(pairs, 32);
-  const int counts = groups * locals, scores = logits ? kWarps * experts : 0;
-  return 3 * pairs + 2 * locals + (counts > scores ? counts : scores);
+__device__ __forceinline__ int local_of(const RouteArgs& r, int32_t id) {
+  const int e = id >= 0 && id < r.params.experts ? id - r.local_offset : -1;
+  return e >= 0 && e < r.locals ? e : -1;
 }
 
-__device__ __forceinline__ void route_permute(const RouteArgs& r, const RowsArgs& a, bool warm_up) {
-  extern __shared__ int words[];
-  __shared__ int warp_sums[32];
-  __shared__ Target targets[kMaxTopK];
-  __shared__ uint32_t shared[kWarps];
-  const int top_k = r.params.top_k, locals = r.locals, max_pairs = static_cast<int>(r.tokens) * top_k;
-  int* expert_of = words;
-  int* place_of = expert_of + max_pairs;
-  float* weight_of = reinterpret_cast<float*>(place_of + max_pairs);
-  int* count_of = reinterpret_cast<int*>(weight_of + max_pairs);
-  int* row_of = count_of + locals;
-  int* counts = row_of + locals;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const bool writer = !warm_up && blockIdx.x == 0 && blockIdx.y == 0;
-  // The row and its scale are read last and depend on nothing here, so they are prefetched to L1 now.
-  {
-    const int64_t column = (blockIdx.y * kThreads + threadIdx.x) * 8, bytes = a.source.tokens_f32 ? 4 : 2;
-    if (column < a.source.columns)
-      ptx::prefetch_l1(static_cast<const uint8_t*>(a.source.tokens) +
-                       (blockIdx.x * int64_t{a.source.columns} + column) * bytes);
-    if (threadIdx.x == 0) ptx::prefetch_l1(a.out.static_scale);
-  }
-  const int tokens = static_cast<int>(real_tokens(r)), pairs = tokens * top_k;
+// Of a pair of this block's token.
+__device__ __forceinline__ void store_pair(const RouteArgs& r, int64_t pair, int32_t id, float weight, int row) {
+  r.tables.weights[pair] = weight;
+  if (r.chosen_ids != nullptr) r.chosen_ids[pair] = id >= 0 && id < r.params.experts ? id : -1;
+  if (r.chosen_weights != nullptr) r.chosen_weights[pair] = weight;
+  r.tables.pair_row[pair] = row;
+  if (row >= 0) r.tables.row_pair[row] = static_cast<int32_t>(pair);
+}
 
-  if (r.logits != nullptr) {
-    float* scores = reinterpret_cast<float*>(counts) + warp * r.params.experts;
-    for (int t = warp; t < tokens; t += kWarps)
-      routing::Methods::visit(
-          r.method, [&]<class M> { choose<M>(r, t, scores, lane, expert_of + t * top_k, weight_of + t * top_k); });
+__device__ __forceinline__ void store_tiles(const RouteArgs& r, const ExpertTiles& p, int e, int tile0, int row0) {
+  for (int i = 0; i < p.tiles; ++i) {
+    const int n = i + 1 < p.tiles ? p.rows_per_tile : p.last_rows;
+    r.tables.tiles[tile0 + i] = {e, row0 + i * p.rows_per_tile, n, stepped(n, r.step_n)};
+  }
+}
+
+__device__ __forceinline__ Target target_at(const RouteArgs& r, const RowsArgs& a, const ExpertTiles& p, int e,
+                                            int row0, int place) {
+  const int index = p.tiles == 1 ? 0 : place / p.rows_per_tile;
+  const int count = index + 1 < p.tiles ? p.rows_per_tile : p.last_rows, begin = index * p.rows_per_tile;
+  return target_of(a, {e, row0 + begin, count, stepped(count, r.step_n)}, place - begin);
+}
+
+__device__ __forceinline__ void clear_counters(const RouteArgs& r, int tiles, int thread, int threads) {
+  for (int i = thread; i < tiles; i += threads) r.tables.ready[i] = 0;
+  for (int g = 0; g < 2; ++g)
+    if (r.tables.arrivals[g] != nullptr)
+      for (int i = thread; i < tiles * r.m_groups[g]; i += threads) r.tables.arrivals[g][i] = 0;
+}
+
+// The row and its scale are read last and depend on nothing here, so they are fetched to L1 at once.
+template <int kThreads>
+__device__ __forceinline__ void prefetch_row(const RowsArgs& a, int64_t token, int part) {
+  const int64_t column = (part * kThreads + threadIdx.x) * 8, bytes = a.source.tokens_f32 ? 4 : 2;
+  if (column < a.source.columns)
+    ptx::prefetch_l1(static_cast<const uint8_t*>(a.source.tokens) +
+                     (token * int64_t{a.source.columns} + column) * bytes);
+  if (threadIdx.x == 0) ptx::prefetch_l1(a.out.static_scale);
+}
+
+// Waits for the kernels before this one. A block's first launch of the next kernel counts.
+__device__ __forceinline__ void begin_run(const RoutePermuteArgs& args, int threads) {
+  ptx::griddepcontrol_wait();
+  const bool first = blockIdx.x == 0 && blockIdx.y == 0, clears = static_cast<int>(threadIdx.x) == threads - 32;
+  if (first && clears) {
+    Header& header = *args.route[0].tables.header;
+    header.ticket[0] = header.ticket[1] = 0;
+    // An early GEMM draws tickets as soon as it starts, which it cannot before this block has launched it.
+    if (args.early) __threadfence();
+  }
+  if (args.early && (!first || clears)) ptx::griddepcontrol_launch_dependents();
+}
+
+// ---- several tokens: a block per token, or per part of its columns ----
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMaxRoutedTokens = kWarps;  // chosen for by every block, a warp for each token
+
+// Per local expert a count and its first row; where logits are read also the scores of each warp's token.
+HD constexpr int shared_bytes(int experts, int locals, bool routes) {
+  return 4 * (2 * locals + (routes ? kWarps * experts : 0));
+}
+
+// kRoutes: chooses from logits, for all tokens; else the experts are given, or have been chosen.
+template <bool kRoutes>
+__device__ __forceinline__ void route_permute(const RouteArgs& r, const RowsArgs& a, int token) {
+  extern __shared__ int words[];
+  __shared__ int warp_sums[2][32];
+  __shared__ int32_t own_id[kMaxTopK];
+  __shared__ float own_weight[kMaxTopK];
+  __shared__ Target targets[kMaxTopK];
+  __shared__ int num_targets;
+  __shared__ uint32_t shared[kWarps];
+  const int top_k = r.params.top_k, locals = r.locals, part = static_cast<int>(blockIdx.y);
+  int* counts = words;  // [locals] pairs in the lower half, those of the tokens before in the upper
+  int* row_of = counts + locals;
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+  const int tokens = static_cast<int>(real_tokens(r)), pairs = tokens * top_k;
+  const bool writer = blockIdx.x == 0 && part == 0, mine = token < tokens;
+  if (!mine && !writer) return;
+  prefetch_row<kThreads>(a, token, part);
+  if constexpr (kRoutes) {
+    auto* scores = reinterpret_cast<float*>(row_of + locals) + warp * r.params.experts;
+    for (int t = warp; t < tokens; t += kWarps) {
+      const Chosen chosen = choose(r, t, scores, lane);
+#pragma unroll
+      for (int i = 0; i < kChosenEach; ++i) {
+        const int k = lane + 32 * i;
+        if (k >= top_k) continue;
+        const int e = local_of(r, chosen.id[i]);
+        if (e >= 0) atomicAdd(counts + e, t < token ? 0x10001 : 1);
+        if (t == token) own_id[k] = chosen.id[i], own_weight[k] = chosen.weight[i];
+      }
+    }
   } else {
     const TopkPairs given = pairs_of(r);
-    for (int i = threadIdx.x; i < pairs; i += kThreads) {
-      expert_of[i] = given.id(i);
-      weight_of[i] = given.weight(i);
+    const int own = token * top_k;
+    if (mine && static_cast<int>(threadIdx.x) < top_k) {
+      own_id[threadIdx.x] = given.id(own + threadIdx.x);
+      if (part == 0) own_weight[threadIdx.x] = given.weight(own + threadIdx.x);
     }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < pairs; i += kThreads) {
-    const int32_t id = expert_of[i];
-    const bool exists = id >= 0 && id < r.params.experts;
-    const int e = exists ? id - r.local_offset : -1;
-    expert_of[i] = e >= 0 && e < locals ? e : -1;
-    if (writer) {
-      r.tables.weights[i] = weight_of[i];
-      if (r.chosen_ids != nullptr) r.chosen_ids[i] = exists ? id : -1;
-      if (r.chosen_weights != nullptr) r.chosen_weights[i] = weight_of[i];
+    constexpr int kBatch = 4;  // reads under way together
+    for (int first = threadIdx.x; first < pairs; first += kBatch * kThreads) {
+      int e[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int pair = first + i * kThreads;
+        e[i] = pair < pairs ? local_of(r, given.id(pair)) : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (e[i] >= 0) atomicAdd(counts + e[i], first + i * kThreads < own ? 0x10001 : 1);
     }
-  }
-  const int groups = ceil_div(pairs, 32);
-  for (int i = threadIdx.x; i < groups * locals; i += kThreads) counts[i] = 0;
-  __syncthreads();
-  for (int g = warp; g < groups; g += kWarps) {
-    const int i = g * 32 + lane;
-    const int e = i < pairs ? expert_of[i] : -1;
-    const uint32_t same = same_value(e >= 0 ? e : locals, expert_bits(locals));
-    const int before = __popc(same & ((1u << lane) - 1u));
-    if (e >= 0 && before == 0) counts[g * locals + e] = __popc(same);
-    if (i < pairs) place_of[i] = before;
   }
   __syncthreads();
   int tiles_before = 0, rows_before = 0;
-  for (int base = 0; base < locals; base += kThreads) {
+  for (int base = 0, pass = 0; base < locals; base += kThreads, pass ^= 1) {
     const int e = base + static_cast<int>(threadIdx.x);
-    int count = 0;
-    if (e < locals)
-      for (int g = 0; g < groups; ++g) {
-        const int here = counts[g * locals + e];
-        counts[g * locals + e] = count;
-        count += here;
-      }
-    const ExpertTiles p = expert_tiles(count, r.max_n, r.step_n);
-    // Tiles and rows in one word: kMaxPairs pairs have at most 1024 tiles and 1024 * 16 rows.
-    static_assert(kMaxPairs <= 1024);
-    int total;
-    const int before = block_exclusive_sum<kThreads>(p.rows << 11 | p.tiles, warp_sums, &total);
-    const int tile0 = tiles_before + (before & 2047), row0 = rows_before + (before >> 11);
+    const ExpertTiles p = expert_tiles(e < locals ? counts[e] & 0xffff : 0, r.max_n, r.step_n);
+    // Tiles and rows in one word: so few pairs have at most as many tiles, of at most 64 rows more than they need.
+    static_assert(tuning::kPermutePairs < 1 << 12);
+    const uint32_t value = static_cast<uint32_t>(p.rows) << 13 | static_cast<uint32_t>(p.tiles);
+    uint32_t sum = value;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t other = __shfl_up_sync(0xffffffffu, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (lane == 31) warp_sums[pass][warp] = static_cast<int>(sum);
+    __syncthreads();
+    const auto of_warp = static_cast<uint32_t>(lane < kWarps ? warp_sums[pass][lane] : 0);
+    const uint32_t before = __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0) + sum - value;
+    const uint32_t total = __reduce_add_sync(0xffffffffu, of_warp);
+    const int row0 = rows_before + static_cast<int>(before >> 13);
     if (e < locals) {
-      count_of[e] = count;
       row_of[e] = row0;
-      if (writer)
-        for (int i = 0; i < p.tiles; ++i) {
-          const int n = i + 1 < p.tiles ? p.rows_per_tile : p.last_rows;
-          r.tables.tiles[tile0 + i] = {e, row0 + i * p.rows_per_tile, n, stepped(n, r.step_n)};
-        }
+      if (writer) store_tiles(r, p, e, tiles_before + static_cast<int>(before & 0x1fff), row0);
     }
-    tiles_before += total & 2047;
-    rows_before += total >> 11;
+    tiles_before += static_cast<int>(total & 0x1fff);
+    rows_before += static_cast<int>(total >> 13);
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < pairs; i += kThreads) {
-    const int e = expert_of[i];
-    const int place = e < 0 ? -1 : place_of[i] + counts[i / 32 * locals + e];
-    place_of[i] = place;
-    if (writer) {
-      const int row = e < 0 ? -1 : row_of[e] + place;  // only the last tile of an expert has padding
-      r.tables.pair_row[i] = row;
-      if (row >= 0) r.tables.row_pair[row] = i;
-    }
-  }
   if (writer) {
-    const RouteTables& t = r.tables;
     // Not the tickets: blocks of an early GEMM draw them already.
-    if (threadIdx.x == 0) t.header->num_tiles = tiles_before, t.header->total_rows = rows_before;
-    for (int i = threadIdx.x; i < tiles_before; i += kThreads) t.ready[i] = 0;
-    for (int g = 0; g < 2; ++g)
-      if (t.arrivals[g] != nullptr)
-        for (int i = threadIdx.x; i < tiles_before * r.m_groups[g]; i += kThreads) t.arrivals[g][i] = 0;
+    if (threadIdx.x == 64) r.tables.header->num_tiles = tiles_before, r.tables.header->total_rows = rows_before;
+    clear_counters(r, tiles_before, static_cast<int>(threadIdx.x), kThreads);
+  }
+  if (!mine) return;
+  if (warp < 2) {  // top_k is at most 64
+    const int k = static_cast<int>(threadIdx.x);
+    const int e = k < top_k ? local_of(r, own_id[k]) : -1;
+    const uint32_t here = __ballot_sync(0xffffffffu, e >= 0);
+    int at = 0;
+    if (warp == 1) at = __popc(__ballot_sync(0xffffffffu, lane < top_k && local_of(r, own_id[lane]) >= 0));
+    if (lane == 0 && warp == (top_k > 32 ? 1 : 0)) num_targets = at + __popc(here);
+    at += __popc(here & ((1u << lane) - 1u));
+    int row = -1;
+    if (e >= 0) {
+      int place = counts[e] >> 16;
+      if constexpr (!kRoutes)  // given ids may repeat
+        for (int j = 0; j < k; ++j) place += local_of(r, own_id[j]) == e ? 1 : 0;
+      row = row_of[e] + place;  // only the last tile of an expert has padding
+      targets[at] = target_at(r, a, expert_tiles(counts[e] & 0xffff, r.max_n, r.step_n), e, row_of[e], place);
+    }
+    if (part == 0 && k < top_k) store_pair(r, int64_t{token} * top_k + k, own_id[k], own_weight[k], row);
   }
   __syncthreads();
-
-  for (int token = warm_up ? 0 : blockIdx.x; token < tokens; token += gridDim.x) {
-    __syncthreads();
-    int mine = -1;
-    if (static_cast<int>(threadIdx.x) < top_k) mine = place_of[token * top_k + threadIdx.x];
-    // Targets in the order of slots; top_k is at most 64: two warps.
-    const uint32_t ballot = __ballot_sync(0xffffffffu, mine >= 0);
-    if (lane == 0 && warp < 2) shared[warp] = ballot;
-    __syncthreads();
-    const int found = __popc(shared[0]) + (top_k > 32 ? __popc(shared[1]) : 0);
-    if (mine >= 0) {
-      const int e = expert_of[token * top_k + threadIdx.x];
-      const ExpertTiles p = expert_tiles(count_of[e], r.max_n, r.step_n);
-      const int index = p.tiles == 1 ? 0 : mine / p.rows_per_tile, n = mine - index * p.rows_per_tile;
-      const int row_base = row_of[e] + index * p.rows_per_tile;
-      const int count = index + 1 < p.tiles ? p.rows_per_tile : p.last_rows;
-      const RowTile tile{e, row_base, count, stepped(count, r.step_n)};
-      const int at = __popc(ballot & ((1u << lane) - 1u)) + (warp == 1 ? __popc(shared[0]) : 0);
-      targets[at] = target_of(a, tile, n);
-    }
-    __syncthreads();
-    if (blockIdx.y == 0) {
-      if (a.gather.zero_absent != nullptr)
-        for (int k = 0; k < top_k; ++k)
-          if (expert_of[token * top_k + k] < 0) clear_row<kThreads>(a, static_cast<int64_t>(token) * top_k + k);
-    }
-    if (found != 0)
-      write_token<kThreads>(a, token, targets, warm_up ? 0 : found, static_cast<int>(blockIdx.y),
-                            static_cast<int>(gridDim.y), shared);
-  }
+  if (part == 0 && a.gather.zero_absent != nullptr)
+    for (int k = 0; k < top_k; ++k)
+      if (local_of(r, own_id[k]) < 0) clear_row<kThreads>(a, int64_t{token} * top_k + k);
+  if (num_targets != 0)
+    write_token<kThreads>(a, token, targets, num_targets, part, static_cast<int>(gridDim.y), shared);
 }
 
+template <bool kRoutes>
 __global__ void __launch_bounds__(kThreads) route_permute_kernel(const __grid_constant__ RoutePermuteArgs args) {
+  extern __shared__ int words[];
   if (!args.early) ptx::griddepcontrol_launch_dependents();
   touch_parameters(args);
   // With one token most of the time went to fetching instructions. So the kernel first runs on zeros while the kernel
   // before it still runs: after that its instructions are in the instruction cache.
 #pragma unroll 1
   for (int warm_up = args.warms_up ? 1 : 0; warm_up >= 0; --warm_up) {
-    if (warm_up == 0) {
-      ptx::griddepcontrol_wait();
-      const bool first = blockIdx.x == 0 && blockIdx.y == 0;
-      // By a warp that has no ids to read.
-      if (first && threadIdx.x == kThreads - 32) {
-        Header& header = *args.route[0].tables.header;
-        header.ticket[0] = header.ticket[1] = 0;
-        // An early GEMM draws tickets as soon as it starts, which it cannot before this block has launched it.
-        if (args.early) __threadfence();
-      }
-      // What came before this kernel is complete. A block's first launch counts.
-      if (args.early && (!first || threadIdx.x == kThreads - 32)) ptx::griddepcontrol_launch_dependents();
-    }
-    route_permute(args.route[warm_up], args.rows[warm_up], warm_up != 0);
+    for (int i = threadIdx.x; i < args.route[0].locals; i += kThreads) words[i] = 0;
+    __syncthreads();
+    if (warm_up == 0) begin_run(args, kThreads);
+    route_permute<kRoutes>(args.route[warm_up], args.rows[warm_up], warm_up != 0 ? 0 : static_cast<int>(blockIdx.x));
     __syncthreads();
   }
+}
+
+// ---- one token ----
+
+constexpr int kOneThreads = 128, kOneSlots = 32;  // a lane for each slot
+
+struct Placed {
+  ExpertTiles tiles;  // of the pair's expert
+  int tile0, row0;    // where these begin
+  int place;          // of the pair among those of its expert
+  int num_tiles, num_rows;
+};
+// Of one token's pairs, one for each lane of a warp. e: its local expert, or -1.
+__device__ __forceinline__ Placed place_pairs(const RouteArgs& r, int e, int lane) {
+  int count = 0, place = 0;
+  for (int j = 0; j < r.params.top_k; ++j) {
+    const bool same = __shfl_sync(0xffffffffu, e, j) == e;
+    count += same ? 1 : 0;
+    place += same && j < lane ? 1 : 0;
+  }
+  Placed p{expert_tiles(e >= 0 ? count : 0, r.max_n, r.step_n), 0, 0, place, 0, 0};
+  const int value = e >= 0 && place == 0 ? p.tiles.rows << 8 | p.tiles.tiles : 0;
+  int lower = 0, all = 0;
+  for (int j = 0; j < r.params.top_k; ++j) {
+    const int other = __shfl_sync(0xffffffffu, value, j), expert = __shfl_sync(0xffffffffu, e, j);
+    lower += expert < e ? other : 0;
+    all += other;
+  }
+  p.tile0 = lower & 0xff, p.row0 = lower >> 8, p.num_tiles = all & 0xff, p.num_rows = all >> 8;
+  return p;
+}
+
+// Block 0 makes the tables by one warp, the others round the row. Experts that logits choose are distinct: each has a
+// tile of one row, and where rows go does not depend on the choice.
+__device__ __forceinline__ void one_token(const RouteArgs& r, const RowsArgs& a, int block) {
+  extern __shared__ int words[];
+  __shared__ Target targets[kOneSlots];
+  __shared__ int num_targets;
+  __shared__ uint32_t shared[kOneThreads / 32];
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+  const int top_k = r.params.top_k, tokens = static_cast<int>(real_tokens(r));
+  const bool chooses = r.logits != nullptr, slot = lane < top_k && tokens > 0;
+  const int most_tiles = min(top_k, r.locals);
+  if (block != 0) {
+    const int part = block - 1, parts = static_cast<int>(gridDim.x) - 1;
+    if (tokens == 0) return;
+    if (warp == 0) {
+      if (chooses) {
+        if (lane < most_tiles) targets[lane] = target_of(a, {0, lane * r.step_n, 1, r.step_n}, 0);
+        if (lane == 0) num_targets = most_tiles;
+      } else {
+        const int e = slot ? local_of(r, pairs_of(r).id(lane)) : -1;
+        const Placed p = place_pairs(r, e, lane);
+        const uint32_t here = __ballot_sync(0xffffffffu, e >= 0);
+        if (e >= 0) targets[__popc(here & ((1u << lane) - 1u))] = target_at(r, a, p.tiles, e, p.row0, p.place);
+        if (lane == 0) num_targets = __popc(here);
+      }
+    } else {
+      prefetch_row<kOneThreads>(a, 0, part);
+    }
+    __syncthreads();
+    if (num_targets != 0) write_token<kOneThreads>(a, 0, targets, num_targets, part, parts, shared);
+    return;
+  }
+  if (warp != 0) {
+    clear_counters(r, most_tiles, static_cast<int>(threadIdx.x) - 32, kOneThreads - 32);
+  } else {
+    int32_t id = -1;
+    float weight = 0.0f;
+    Placed p{{1, r.step_n, r.step_n, 1}, 0, 0, 0, 0, 0};
+    int e;
+    if (chooses) {
+      if (tokens > 0) {
+        const Chosen chosen = choose(r, 0, reinterpret_cast<float*>(words), lane);
+        id = chosen.id[0], weight = chosen.weight[0];
+      }
+      e = slot ? local_of(r, id) : -1;
+      const uint32_t here = __ballot_sync(0xffffffffu, e >= 0);
+      p.tile0 = __popc(here & ((1u << lane) - 1u)), p.num_tiles = __popc(here);
+      p.row0 = p.tile0 * r.step_n, p.num_rows = p.num_tiles * r.step_n;
+    } else {
+      if (slot) id = pairs_of(r).id(lane), weight = pairs_of(r).weight(lane);
+      e = slot ? local_of(r, id) : -1;
+      p = place_pairs(r, e, lane);
+    }
+    if (slot) store_pair(r, lane, id, weight, e >= 0 ? p.row0 + p.place : -1);
+    if (e >= 0 && p.place == 0) store_tiles(r, p.tiles, e, p.tile0, p.row0);
+    if (lane == 0) r.tables.header->num_tiles = p.num_tiles, r.tables.header->total_rows = p.num_rows;
+    words[lane] = e;
+  }
+  if (a.gather.zero_absent == nullptr) return;
+  __syncthreads();
+  for (int k = 0; k < top_k && tokens > 0; ++k)
+    if (words[k] < 0) clear_row<kOneThreads>(a, k);
+}
+
+__global__ void __launch_bounds__(kOneThreads) one_token_kernel(const __grid_constant__ RoutePermuteArgs args) {
+  if (!args.early) ptx::griddepcontrol_launch_dependents();
+  touch_parameters(args);
+#pragma unroll 1
+  for (int warm_up = args.warms_up ? 1 : 0; warm_up >= 0; --warm_up) {
+    if (warm_up == 0) begin_run(args, kOneThreads);
+    one_token(args.route[warm_up], args.rows[warm_up], static_cast<int>(blockIdx.x));
+    __syncthreads();
+  }
+}
+
+RoutePermuteArgs with_warm_up(const RouteArgs& route, const RowsArgs& rows, bool early, const void* warm_up, bool pdl) {
+  RoutePermuteArgs args{{route, warm_up_route(route, warm_up)}, {rows, rows}, pdl, early};
+  RowsArgs& a = args.rows[1];
+  auto* written = reinterpret_cast<uint8_t*>(args.route[1].tables.header);
+  a.source.columns = 0;
+  a.out.static_scale = static_cast<const InputScale*>(warm_up);
+  a.out.data = written;
+  a.out.k_blocks = a.out.scale_runs = 1;
+  if (a.out.row_scale != nullptr) a.out.row_scale = reinterpret_cast<float*>(written);
+  if (a.out.block_scale != nullptr) a.out.block_scale = reinterpret_cast<float*>(written);
+  a.gather.zero_absent = nullptr;
+  return args;
+}
+
+// Blocks that each take 8 columns of a thread.
+int row_parts(const RowsArgs& rows, int threads) {
+  return ceil_div(rows.out.k_blocks * (rows.out.e4m3 ? 128 : 64), 8 * threads);
+}
+
+template <bool kRoutes>
+void launch_several(const RoutePermuteArgs& args, Stream stream, bool pdl) {
+  const RouteArgs& r = args.route[0];
+  const int64_t room = std::max<int64_t>(tuning::kPermuteBlocks / r.tokens, 1);
+  const auto parts = static_cast<unsigned>(std::min<int64_t>(row_parts(args.rows[0], kThreads), room));
+  launch(route_permute_kernel<kRoutes>, dim3(static_cast<unsigned>(r.tokens), parts), kThreads,
+         shared_bytes(r.params.experts, r.locals, kRoutes), stream, pdl, args);
 }
 
 }  // namespace
 
 void allow_route_permute(int experts, int locals) {
-  if (4 * shared_words(kMaxPairs, experts, locals, true) > kFreeSharedMemory)
-    allow_shared_memory(route_permute_kernel, kMaxSharedMemory);
+  if (shared_bytes(experts, locals, true) > kFreeSharedMemory)
+    allow_shared_memory(route_permute_kernel<true>, shared_bytes(kMaxExperts, kMaxPermuteLocals, true));
 }
 
 bool route_permute_fits(const RouteArgs& r) {
-  const int64_t pairs = r.tokens * r.params.top_k;
-  return pairs <= kMaxPairs && (r.logits == nullptr || r.tokens <= kMaxRoutedTokens) && r.locals <= 1024 &&
-         shared_words(static_cast<int>(pairs), r.params.experts, r.locals, r.logits != nullptr) * 4 <= kMaxSharedMemory;
+  return r.tokens * r.params.top_k <= tuning::kPermutePairs && r.locals <= kMaxPermuteLocals;
 }
 
 void launch_route_permute(const RouteArgs& route, const RowsArgs& rows, bool early, const void* warm_up, Stream stream,
                           bool pdl) {
-  const int pairs = static_cast<int>(route.tokens) * route.params.top_k;
-  const int smem = 4 * shared_words(pairs, route.params.experts, route.locals, route.logits != nullptr);
-  const int columns = rows.out.k_blocks * (rows.out.e4m3 ? 128 : 64);
-  const int parts = route.tokens <= tuning::kSharedRowTokens ? ceil_div(columns, 8 * kThreads) : 1;
-  RoutePermuteArgs args{{route, route}, {rows, rows}, pdl, early};
-  RouteArgs& r = args.route[1];
-  const void* zeros = static_cast<const uint8_t*>(warm_up) + sizeof(InputScale);
-  r.tokens = 1;
-  r.num_tokens = nullptr;
-  r.local_offset = 0;
-  if (r.logits != nullptr) r.logits = zeros;
-  if (r.bias != nullptr) r.bias = zeros;
-  r.given_ids = static_cast<const int32_t*>(zeros);
-  if (r.given_weights != nullptr) r.given_weights = zeros;
-  args.rows[1].source.columns = 0;
-  args.rows[1].out.static_scale = static_cast<const InputScale*>(warm_up);
-  args.rows[1].gather.zero_absent = nullptr;
-  launch(route_permute_kernel, dim3(static_cast<unsigned>(route.tokens), static_cast<unsigned>(parts)), kThreads, smem,
-         stream, pdl, args);
+  const RoutePermuteArgs args = with_warm_up(route, rows, early, warm_up, pdl);
+  const bool chooses = route.logits != nullptr;
+  if (route.tokens == 1 && route.params.top_k <= kOneSlots) {
+    const int smem = 4 * std::max(chooses ? route.params.experts : 0, kOneSlots);
+    launch(one_token_kernel, dim3(static_cast<unsigned>(1 + row_parts(rows, kOneThreads))), kOneThreads, smem, stream,
+           pdl, args);
+    return;
+  }
+  if (chooses && route.tokens <= kMaxRoutedTokens) return launch_several<true>(args, stream, pdl);
+  if (chooses) launch_choose(route, warm_up, stream, pdl);
+  launch_several<false>(args, stream, pdl);
 }
 
 }  // namespace sluice::sm90

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing and permuting in one launch, for small batches: routing, tables, rounded rows. Every block makes the same
-// tables for itself in shared memory (pairs are numbered in their order), so no block waits for another. Block 0 writes
-// them to global memory.
+// Routing and permuting for small batches: routing, tables, rounded rows in one launch, or in two where each block
+// would have to choose for many tokens. Every block makes the same tables for itself in shared memory, so no block
+// waits for another. Block 0 writes them to global memory.
 #pragma once
 
 #include "kernels/sm90/quantize/rows.h"
@@ -9,13 +9,8 @@
 
 namespace sluice::sm90 {
 
-// Whether the tables fit in a block, and routing from logits is cheap enough to repeat in every block.
+// Whether the tables fit in a block.
 bool route_permute_fits(const RouteArgs& route);
-
-// Memory that no kernel writes, the input of the instruction-cache warm-up: an InputScale of ones, then zeros.
-constexpr int64_t warm_up_bytes(int experts) {
-  return static_cast<int64_t>(sizeof(InputScale)) + 4 * (experts > kMaxTopK ? experts : kMaxTopK);
-}
 
 // On the current device, once before the launches of a layer: allows their shared memory.
 void allow_route_permute(int experts, int locals);
