@@ -122,7 +122,6 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
   args.masks = at<uint32_t>(sent, masks_at);
   args.rows = static_cast<int>(rows);
   args.originals = workspace().take<float>(edits);
-  args.largest = workspace().take<SampleLargest>(rows * kSampleParts);
   args.log_totals = workspace().take<double>(rows);
   args.outcomes = at<SampleOutcome>(results_.address(), 0);
   args.top = at<SampleLikelihood>(results_.address(), begun.top_at);

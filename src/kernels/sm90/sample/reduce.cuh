@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions and searches over one row of logits by a block of 1024 threads.
+// Reductions over one row of logits, or a part of it, by a block of kWarps warps.
 #pragma once
 
 #include <cstdint>
@@ -31,16 +31,15 @@ struct SampleShared {
   Ranked ranked[kSampleWarps];
   uint64_t counts[kSampleWarps];
   double doubles[kSampleWarps];
-  uint64_t result;
-  Ranked ranked_result;
 };
 
+template <int kWarps = kSampleWarps>
 __device__ __forceinline__ Ranked block_first(Ranked r, SampleShared& s) {
   r = warp_first(r);
   __syncthreads();
   if ((threadIdx.x & 31) == 0) s.ranked[threadIdx.x >> 5] = r;
   __syncthreads();
-  for (int i = 0; i < kSampleWarps; ++i) r = first_of(r, s.ranked[i]);
+  for (int i = 0; i < kWarps; ++i) r = first_of(r, s.ranked[i]);
   return r;
 }
 
@@ -56,6 +55,7 @@ __device__ __forceinline__ double block_sum(double v, SampleShared& s) {
 }
 
 // The sum over the threads before this one; total: over all.
+template <int kWarps = kSampleWarps>
 __device__ __forceinline__ uint64_t block_exclusive(uint64_t v, uint64_t& total, SampleShared& s) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   uint64_t sum = v;
@@ -69,7 +69,7 @@ __device__ __forceinline__ uint64_t block_exclusive(uint64_t v, uint64_t& total,
   __syncthreads();
   uint64_t base = 0;
   total = 0;
-  for (int i = 0; i < kSampleWarps; ++i) {
+  for (int i = 0; i < kWarps; ++i) {
     if (i < warp) base += s.counts[i];
     total += s.counts[i];
   }

@@ -6,12 +6,14 @@
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/sample/draw.cuh"
 #include "kernels/sm90/sample/sample.h"
+#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
 namespace {
 
-constexpr int kEditThreads = 128, kPartThreads = 256;
+constexpr int kEditThreads = 128, kMaskThreads = 256, kMaskParts = 16;
+constexpr int kMaxDrawMemory = 110 * 1024;  // two blocks of a multiprocessor have room for it
 
 // The sum of exp(x - largest) over a row, in double: a float32 sum of a hundred thousand terms would lose three digits.
 __device__ double exponential_sum(const float* logits, int vocab, float largest, SampleShared& shared) {
@@ -79,46 +81,49 @@ __global__ void __launch_bounds__(kEditThreads) edit_kernel(const __grid_constan
 
 // A warp's 32 logits share one word. What a mask leaves is as it was, so original_logit() need not know of it: a token
 // that was chosen was left.
-__global__ void __launch_bounds__(kPartThreads) mask_kernel(const __grid_constant__ SampleArgs a) {
+__global__ void __launch_bounds__(kMaskThreads) mask_kernel(const __grid_constant__ SampleArgs a) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const SampleRequest& r = a.requests[blockIdx.y];
   if (r.forced >= 0 || r.mask < 0) return;
   float* logits = a.logits + r.row * a.stride;
   const uint32_t* mask = a.masks + static_cast<int64_t>(r.mask) * ceil_div(a.vocab, 32);
-  for (int i = static_cast<int>(blockIdx.x) * kPartThreads + static_cast<int>(threadIdx.x); i < a.vocab;
-       i += kSampleParts * kPartThreads)
+  for (int i = static_cast<int>(blockIdx.x) * kMaskThreads + static_cast<int>(threadIdx.x); i < a.vocab;
+       i += kMaskParts * kMaskThreads)
     if ((mask[i / 32] >> (i % 32) & 1) == 0) logits[i] = -INFINITY;
 }
 
-__global__ void __launch_bounds__(kPartThreads) largest_kernel(const __grid_constant__ SampleArgs a) {
-  __shared__ Ranked firsts[kPartThreads / 32];
-  __shared__ int nans[kPartThreads / 32];
-  ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-  const float* logits = a.logits + a.requests[blockIdx.y].row * a.stride;
-  const int each = ceil_div(a.vocab, kSampleParts), begin = static_cast<int>(blockIdx.x) * each;
-  const int end = min(begin + each, a.vocab);
+// The first of a part's largest logits, and whether one is NaN. Keeps the part in shared memory, if it is to.
+__device__ __forceinline__ Ranked read_part(const float* part, int begin, int count, float* kept, bool& nan) {
+  constexpr int kBatch = 4;  // reads of 16 bytes under way together
   Ranked best{-INFINITY, INT_MAX};
-  bool nan = false;
-#pragma unroll 4
-  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kPartThreads) {
-    const float v = logits[i];
+  nan = false;
+  const auto see = [&](int i, float v) {
     nan |= v != v;
-    best = first_of(best, {v, i});
+    if (v > best.logit) best = {v, begin + i};
+  };
+  const bool aligned = reinterpret_cast<uintptr_t>(part) % 16 == 0;
+  const int vectors = aligned ? count / 4 : 0;
+  const auto* from = reinterpret_cast<const float4*>(part);
+  for (int first = static_cast<int>(threadIdx.x); first < vectors; first += kBatch * kDrawThreads) {
+    float4 v[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * kDrawThreads < vectors) v[b] = from[first + b * kDrawThreads];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int at = first + b * kDrawThreads;
+      if (at >= vectors) break;
+      if (kept != nullptr) reinterpret_cast<float4*>(kept)[at] = v[b];
+      see(4 * at, v[b].x), see(4 * at + 1, v[b].y), see(4 * at + 2, v[b].z), see(4 * at + 3, v[b].w);
+    }
   }
-  best = warp_first(best);
-  const bool any = __any_sync(0xffffffffu, nan);
-  if ((threadIdx.x & 31) == 0) firsts[threadIdx.x >> 5] = best, nans[threadIdx.x >> 5] = any;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  SampleLargest out{best.logit, best.token, any};
-  for (int i = 0; i < kPartThreads / 32; ++i) {
-    best = first_of(best, firsts[i]);
-    out.nan |= nans[i];
+  for (int i = 4 * vectors + static_cast<int>(threadIdx.x); i < count; i += kDrawThreads) {
+    const float v = part[i];
+    if (kept != nullptr) kept[i] = v;
+    see(i, v);
   }
-  out.value = best.logit, out.token = best.token;
-  a.largest[static_cast<int64_t>(blockIdx.y) * kSampleParts + blockIdx.x] = out;
+  return best;
 }
 
 // A token's logit before the edits.
@@ -137,31 +142,54 @@ __device__ float original_logit(const SampleArgs& a, const SampleRequest& r, int
   return a.logits[r.row * a.stride + token];
 }
 
-__global__ void __launch_bounds__(kSampleThreads, 1) choose_kernel(const __grid_constant__ SampleArgs a) {
+// A cluster of blocks has a row.
+template <bool kDraws>
+__global__ void __launch_bounds__(kDrawThreads, kDraws ? 2 : 3)
+    choose_kernel(const __grid_constant__ SampleArgs a, int kept_logits) {
   extern __shared__ __align__(16) uint8_t sample_smem[];
+  __shared__ SampleShared reduce;
+  __shared__ uint64_t slots[2][kDrawBlocks];
   ptx::griddepcontrol_launch_dependents();
+  Cluster cluster;
+  ptx::cluster_sync();  // all blocks run, so that their memory may be written
   ptx::griddepcontrol_wait();
-  const SampleRequest& r = a.requests[blockIdx.x];
+  const unsigned row = blockIdx.x / cluster.blocks();
+  const SampleRequest& r = a.requests[row];
   SampleOutcome out{r.forced, 0, 0.0f, 0.0f};
+  bool here = cluster.rank() == 0;
   if (r.forced < 0) {
-    const SampleLargest* parts = a.largest + static_cast<int64_t>(blockIdx.x) * kSampleParts;
-    Ranked best{-INFINITY, INT_MAX};
-    bool nan = false;
-    for (int i = 0; i < kSampleParts; ++i) {
-      best = first_of(best, {parts[i].value, parts[i].token});
-      nan |= parts[i].nan != 0;
+    const float* logits = a.logits + r.row * a.stride;
+    const int each = round_up(ceil_div(a.vocab, static_cast<int>(cluster.blocks())), 4);
+    const int begin = min(static_cast<int>(cluster.rank()) * each, a.vocab), count = min(each, a.vocab - begin);
+    const bool draws = kDraws && r.temperature != 0;
+    auto* kept = draws && count <= kept_logits ? reinterpret_cast<float*>(sample_smem + sizeof(DrawShared)) : nullptr;
+    bool nan;
+    Ranked best = block_first<kDrawWarps>(read_part(logits + begin, begin, count, kept, nan), reduce);
+    nan = __syncthreads_or(nan) != 0;
+    const uint64_t mine = static_cast<uint64_t>(__float_as_uint(best.logit)) << 32 |
+                          static_cast<uint32_t>(best.token) << 1 | (nan ? 1 : 0);
+    const uint64_t* all = cluster.gather(mine, slots);
+    for (uint32_t i = 0; i < cluster.blocks(); ++i) {
+      best = first_of(best, {__uint_as_float(static_cast<uint32_t>(all[i] >> 32)),
+                             static_cast<int32_t>(static_cast<uint32_t>(all[i]) >> 1)});
+      nan |= (all[i] & 1) != 0;
     }
     out.largest = best.logit;
     out.problem = nan ? 1 : isfinite(best.logit) ? 0 : 2;
     out.token = out.problem == 0 ? best.token : -1;
-    if (out.problem == 0 && r.temperature != 0)
-      out.token =
-          draw_token(r, a.logits + r.row * a.stride, a.vocab, best, *reinterpret_cast<DrawShared*>(sample_smem));
+    if constexpr (kDraws)
+      if (out.problem == 0 && draws) {
+        Draw draw(kept != nullptr ? kept : logits + begin, begin, count, best.logit, r.temperature, cluster,
+                  *reinterpret_cast<DrawShared*>(sample_smem));
+        int32_t token;
+        here = draw_token(r, a.vocab, best, draw, token);
+        out.token = token;
+      }
   }
-  if (threadIdx.x != 0) return;
+  if (!here || threadIdx.x != 0) return;
   if (r.top_logprobs >= 0 && out.token >= 0)
-    out.logprob = static_cast<float>(original_logit(a, r, out.token) - a.log_totals[blockIdx.x]);
-  a.outcomes[blockIdx.x] = out;
+    out.logprob = static_cast<float>(original_logit(a, r, out.token) - a.log_totals[row]);
+  a.outcomes[row] = out;
 }
 
 __global__ void __launch_bounds__(kSampleThreads, 1) likelihood_kernel(const __grid_constant__ LikelihoodArgs a) {
@@ -188,16 +216,26 @@ __global__ void __launch_bounds__(kTakeThreads) take_sampled_kernel(const __grid
 
 }  // namespace
 
-void allow_sample() { allow_shared_memory(choose_kernel, static_cast<int>(sizeof(DrawShared))); }
+void allow_sample() { allow_shared_memory(choose_kernel<true>, kMaxDrawMemory); }
 
 void launch_sample(const SampleArgs& a, Stream stream, bool pdl) {
   if (a.rows == 0) return;
   const auto rows = static_cast<unsigned>(a.rows);
   if (a.scored) launch(score_kernel, rows, kSampleThreads, 0, stream, pdl, a);
   if (a.edited) launch(edit_kernel, rows, kEditThreads, 0, stream, pdl, a);
-  if (a.masked) launch(mask_kernel, dim3(kSampleParts, rows), kPartThreads, 0, stream, pdl, a);
-  launch(largest_kernel, dim3(kSampleParts, rows), kPartThreads, 0, stream, pdl, a);
-  launch(choose_kernel, rows, kSampleThreads, a.drawn ? static_cast<int>(sizeof(DrawShared)) : 0, stream, pdl, a);
+  if (a.masked) launch(mask_kernel, dim3(kMaskParts, rows), kMaskThreads, 0, stream, pdl, a);
+  if (!a.drawn) {
+    int cluster = kDrawBlocks;
+    while (cluster > 2 && a.rows * cluster > tuning::kGreedyBlocks) cluster /= 2;
+    launch_clusters(choose_kernel<false>, cluster, rows * static_cast<unsigned>(cluster), kDrawThreads, 0, stream, pdl,
+                    a, 0);
+    return;
+  }
+  // Parts of a row are kept in shared memory where there is room for them; else they are read again.
+  int kept = round_up(ceil_div(a.vocab, kDrawBlocks), 4);
+  if (static_cast<int>(sizeof(DrawShared)) + 4 * kept > kMaxDrawMemory) kept = 0;
+  launch_clusters(choose_kernel<true>, kDrawBlocks, rows * kDrawBlocks, kDrawThreads,
+                  static_cast<int>(sizeof(DrawShared)) + 4 * kept, stream, pdl, a, kept);
 }
 
 void launch_take_sampled(const TakeSampledArgs& a, Stream stream, bool pdl) {

@@ -38,13 +38,6 @@ struct SampleOutcome {
   float largest;    // after the edits
   float logprob;    // of the token, where it was asked for
 };
-// Of a part of one row.
-struct SampleLargest {
-  float value;
-  int32_t token, nan;
-};
-inline constexpr int kSampleParts = 16;
-
 struct SampleArgs {
   float* logits;  // [.., stride], changed by edits
   int64_t stride;
@@ -55,10 +48,9 @@ struct SampleArgs {
   int rows;
   bool edited, masked, scored, drawn;  // whether any row has edits, a mask, wants log probabilities, has a temperature
 
-  float* originals;        // [edits]: an edited token's logit as it came, at its first edit
-  SampleLargest* largest;  // [rows, kSampleParts]
-  double* log_totals;      // [rows]: ln of the sum of exp of the logits as they came
-  SampleLikelihood* top;   // [rows, max_top]
+  float* originals;       // [edits]: an edited token's logit as it came, at its first edit
+  double* log_totals;     // [rows]: ln of the sum of exp of the logits as they came
+  SampleLikelihood* top;  // [rows, max_top]
   int max_top;
   SampleOutcome* outcomes;  // [rows]
 };
