@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests share. SLUICE_LIBRARY names the library under test (ctest sets it); unset, it is the installed wheel's.
 
-SLUICE_TEST_SEED=N repeats the random data of a run; a failing run prints its seed at its top.
+SLUICE_TEST_SEED=N repeats the random data of a run; a failing run prints its seed at its top. Tests on a GPU need torch and
+a Hopper GPU, and say so where they skip.
 """
+import importlib.util
 import os
 import pathlib
 import random
@@ -12,6 +14,21 @@ import pytest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("SLUICE_TEST_SEED") or random.SystemRandom().getrandbits(32))
+
+
+def _no_hopper():
+    """Why there are no tests on a GPU; None where there are."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed: no tensors on a GPU"
+    import torch
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        return "no Hopper GPU"
+    return None
+
+
+NO_HOPPER = _no_hopper()
+hopper = pytest.mark.skipif(NO_HOPPER is not None, reason=NO_HOPPER or "")
+DEVICES = ["cpu", pytest.param("cuda", marks=hopper)]
 
 
 def pytest_report_header():

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's layouts and calls, on the CPU with numpy: layouts by their published formulas, results in double."""
+"""FlashInfer's layouts and calls, on the CPU with numpy and on a GPU: layouts by their published formulas, results in double."""
 import numpy as np
 import pytest
 
 import sluice_moe
+import on_gpu
 import sluice_moe.flashinfer as fi
+from conftest import DEVICES
 from reference import E2M1, E4M3, E8M0, bf16, swiglu_moe, to_bf16, unpack
 from sluice_moe.flashinfer._layouts import linear_scales
 
 E, K, H, I, T = 4, 2, 128, 128, 9
+
+
+@pytest.fixture(autouse=True, params=DEVICES)
+def device(request, monkeypatch):
+    if request.param == "cuda":
+        monkeypatch.setitem(globals(), "fi", on_gpu.flashinfer)
+    return request.param
 
 
 def place_128x4(m, k, groups):
@@ -74,6 +83,23 @@ def test_quantisers(rng):
     codes, scales = fi.mxfp4_quantize(x, sfLayout=fi.SfLayout.layout_linear)
     assert (np.abs(E2M1[unpack(codes)] * E8M0[scales].repeat(32, 1) - x) <=
             np.abs(x).reshape(37, 3, 32).max(-1).repeat(32, 1) / 3).all()
+
+
+def test_what_quantisers_take(rng, monkeypatch):
+    half = rng.normal(size=(5, 64)).astype(np.float16)
+    one = np.ones(1, np.float32)
+    for quantise in (lambda x: fi.mxfp8_quantize(x), lambda x: fi.fp4_quantize(x, one), lambda x: fi.mxfp4_quantize(x),
+                     lambda x: fi.nvfp4_quantize(x, None, per_token_activation=True)):
+        for narrow, wide in zip(quantise(half), quantise(half.astype(np.float32))):
+            assert (narrow == wide).all()
+    with pytest.raises(sluice_moe.Unsupported, match="nvfp4_4over6 is set"):
+        fi.fp4_quantize(half, one, nvfp4_4over6=True)
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    for quantise in (fi.fp4_quantize, fi.nvfp4_quantize):
+        with pytest.raises(sluice_moe.Unsupported, match="FLASHINFER_NVFP4_4OVER6"):
+            quantise(half, one)
+    fi.mxfp4_quantize(half)
+    fi.fp4_quantize(half, one, nvfp4_4over6=False)
 
 
 def test_dense_products(rng):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's fused layers whose hidden states come quantised, on the CPU: against reference.py in double precision."""
+"""FlashInfer's fused layers whose hidden states come quantised, on the CPU with numpy and on a GPU: against reference.py in
+double precision."""
 import importlib.util
 import inspect
 import re
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 import sluice_moe
+import on_gpu
 import sluice_moe.flashinfer as fi
+from conftest import DEVICES
 from reference import (
     E2M1, E4M3, E8M0, bf16, layer, relu2, round_e4m3, round_fp8_group, round_mxfp8, round_nvfp4, round_nvfp4_token,
     route_renormalize, swiglu, to_bf16, unpack,
@@ -16,6 +19,13 @@ from reference import (
 
 E, K, H, I, T = 4, 2, 256, 128, 6
 SWIGLU, RELU2 = 3, 6
+
+
+@pytest.fixture(autouse=True, params=DEVICES)
+def device(request, monkeypatch):
+    if request.param == "cuda":
+        monkeypatch.setitem(globals(), "fi", on_gpu.flashinfer)
+    return request.param
 
 
 def values_of(w, format):
@@ -389,22 +399,18 @@ def test_refusals(rng):
 
 
 def as_torch(x):
-    """numpy's arrays as torch has them; bits of bfloat16 as bfloat16."""
-    import torch
     if isinstance(x, (list, tuple)):
         return type(x)(as_torch(v) for v in x)
-    if not isinstance(x, np.ndarray):
-        return x
-    if x.dtype == np.uint16:
-        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(x.copy())
+    return on_gpu.to_torch(x) if isinstance(x, np.ndarray) else x
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed: none of its tensors")
 @pytest.mark.parametrize("form", ["fp8", "deepseek", "deepseek shuffled", "mxfp8", "nvfp4", "nvfp4 per token", "mxfp4", "cutlass"])
-def test_the_same_with_torch(rng, form):
+def test_the_same_with_torch(rng, form, device):
     """torch's tensors on the CPU give the bits that numpy's arrays do; what FlashInfer takes as float8 may come so."""
     import torch
+    if device != "cpu":
+        pytest.skip("the CPU's")
     c = Case(rng, {"fp8": "fp8_tensor", "deepseek": "fp8_block", "mxfp8": "mxfp8", "mxfp4": "mxfp4"}.get(form.split()[0], "nvfp4"),
              SWIGLU)
     more = {"routing_method_type": 1}

@@ -14,7 +14,8 @@ Not covered: FP8 per channel, MXINT4, do_finalize=False, fused shared experts, L
 Layers round their inputs themselves, so hidden states that come as codes and scales are read as the values that they stand
 for, and it is checked that rounding gives them back; else the call is refused. That is so for what quantisers make.
 Weights come shuffled with every call, so every call repacks them: right for tests, slow for serving. Keep a
-sluice_moe.FusedMoE or Gemm for that. backend, enable_pdl and tune_max_num_tokens change no result and are not looked at; in
+sluice_moe.FusedMoE or Gemm for that. A CUDA graph captures a call after one with the same tensors outside of the capture: what
+that call prepared stays with its gemm1_weights tensor, and the codes of a captured call are not looked at. backend, enable_pdl and tune_max_num_tokens change no result and are not looked at; in
 routed calls neither are n_group, topk_group, routed_scaling_factor and routing_method_type, as in FlashInfer. An argument
 that asks for what is not here raises Unsupported. Nothing puts this in FlashInfer's place by itself.
 """

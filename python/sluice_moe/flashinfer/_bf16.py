@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs import MoeWeights
+from ..specs import MoeWeights, Spec
 from ._arguments import checked
 from ._enums import WeightLayout
 from ._layouts import canonical, rows_of_blocks
@@ -14,16 +14,22 @@ from ._refusal import refuse, refuse_given
 
 def _run(p: Problem, hidden_states: Any, gemm1_weights: Any, gemm2_weights: Any, use_shuffled_weight: bool,
          weight_layout: int, vectors: dict[str, Any]) -> Any:
-    hidden, more = hidden_states.shape[1], extras(p, **vectors)
-    spec = p.spec(hidden, "bf16", act_params=int(bool(more)))
-    if weight_layout == WeightLayout.BlockMajorK:
-        gemm1_weights, gemm2_weights = rows_of_blocks(gemm1_weights), rows_of_blocks(gemm2_weights)
-    elif weight_layout != WeightLayout.MajorK:
+    if weight_layout not in (WeightLayout.MajorK, WeightLayout.BlockMajorK):
         refuse(f"weight_layout is {weight_layout}; accepted: 0 (MajorK), 2 (BlockMajorK)")
-    tile, locals_, inter = 128 if use_shuffled_weight else 0, p.local_num_experts, p.intermediate_size
-    up, gate = canonical(stack("gemm1_weights", gemm1_weights, (locals_, inter * (1 + spec.gated), hidden)), spec.gated, tile)
-    down, _ = canonical(stack("gemm2_weights", gemm2_weights, (locals_, hidden, inter)), False, tile)
-    return p.run(spec, hidden_states, MoeWeights(up=up, gate=gate, down=down, **more))
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        hidden, more = hidden_states.shape[1], extras(p, **vectors)
+        spec = p.spec(hidden, "bf16", act_params=int(bool(more)))
+        w1, w2 = gemm1_weights, gemm2_weights
+        if weight_layout == WeightLayout.BlockMajorK:
+            w1, w2 = rows_of_blocks(w1), rows_of_blocks(w2)
+        tile, locals_, inter = 128 if use_shuffled_weight else 0, p.local_num_experts, p.intermediate_size
+        up, gate = canonical(stack("gemm1_weights", w1, (locals_, inter * (1 + spec.gated), hidden)), spec.gated, tile)
+        down, _ = canonical(stack("gemm2_weights", w2, (locals_, hidden, inter)), False, tile)
+        return spec, MoeWeights(up=up, gate=gate, down=down, **more)
+
+    return p.run(lambda: hidden_states, layer, gemm1_weights, gemm2_weights, *vectors.values(),
+                 use_shuffled_weight, weight_layout)
 
 
 @checked

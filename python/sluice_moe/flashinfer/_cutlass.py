@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _tensor
-from ..specs import Matrices, MoeWeights
+from ..specs import Matrices, MoeWeights, Spec
 from . import _values
 from ._arguments import checked
 from ._dense import check_out_dtype
@@ -41,12 +41,20 @@ def _scales(given: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _bf16(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, more: dict[str, Any]) -> Any:
+Vectors = dict[str, Any]
+
+
+def _bf16(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, vectors: Vectors) -> Any:
     if scales:
         refuse(f"quant_scales has {len(scales)} tensors with bfloat16 weights; accepted: None, or none")
-    spec = p.spec(x.shape[1], "bf16", act_params=int(bool(more)))
-    up, gate = canonical(_first(p, w1, spec.gated, x.shape[1]), spec.gated)
-    return p.run(spec, x, MoeWeights(up=up, gate=gate, down=contiguous(_second(p, w2, x.shape[1])), **more))
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        more = extras(p, **vectors)
+        spec = p.spec(x.shape[1], "bf16", act_params=int(bool(more)))
+        up, gate = canonical(_first(p, w1, spec.gated, x.shape[1]), spec.gated)
+        return spec, MoeWeights(up=up, gate=gate, down=contiguous(_second(p, w2, x.shape[1])), **more)
+
+    return p.run(lambda: x, layer, w1, w2, *vectors.values())
 
 
 def _first(p: Problem, w1: Any, gated: bool, columns: int) -> Any:
@@ -57,66 +65,81 @@ def _second(p: Problem, w2: Any, hidden: int, per_byte: int = 1) -> Any:
     return stack("fc2_expert_weights", w2, (p.local_num_experts, hidden, p.intermediate_size // per_byte))
 
 
-def _fp8(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, more: dict[str, Any]) -> Any:
+def _fp8(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, vectors: Vectors) -> Any:
     dequant1, quant2, dequant2, _ = _scales(scales, ("gemm1 dequant scale", "gemm2 activation quant scale",
                                                      "gemm2 dequant scale", "gemm1 input dequant scale"))
-    spec = p.spec(x.shape[1], "fp8_tensor", "fp8_static", act_params=int(bool(more)))
-    encode, experts = _scalar("gemm2 activation quant scale", quant2), p.local_num_experts
-    up, gate = canonical(_first(p, bits(w1), spec.gated, x.shape[1]), spec.gated)
-    first = _vector("gemm1 dequant scale", dequant1, experts)
-    second = _vector("gemm2 dequant scale", dequant2, experts) * encode
-    weights = MoeWeights(up=Matrices(up, first), gate=None if gate is None else Matrices(gate, first),
-                         down=Matrices(contiguous(_second(p, bits(w2), x.shape[1])), contiguous(second)), input_scale1=1.0,
-                         input_scale2=1 / encode, **more)
-    return p.run(spec, coded_hidden(_values.e4m3(bits(x)), "fp8_static", "bfloat16"), weights)
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        more = extras(p, **vectors)
+        spec = p.spec(x.shape[1], "fp8_tensor", "fp8_static", act_params=int(bool(more)))
+        encode, experts = _scalar("gemm2 activation quant scale", quant2), p.local_num_experts
+        up, gate = canonical(_first(p, bits(w1), spec.gated, x.shape[1]), spec.gated)
+        first = _vector("gemm1 dequant scale", dequant1, experts)
+        second = _vector("gemm2 dequant scale", dequant2, experts) * encode
+        return spec, MoeWeights(
+            up=Matrices(up, first), gate=None if gate is None else Matrices(gate, first),
+            down=Matrices(contiguous(_second(p, bits(w2), x.shape[1])), contiguous(second)), input_scale1=1.0,
+            input_scale2=1 / encode, **more)
+
+    return p.run(lambda: coded_hidden(_values.e4m3(bits(x)), "fp8_static", "bfloat16"), layer, w1, w2, *scales,
+                 *vectors.values())
 
 
-def _fp8_blocks(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, more: dict[str, Any]) -> Any:
+def _fp8_blocks(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, vectors: Vectors) -> Any:
     first, second = _scales(scales, ("gemm1 weights block scales", "gemm2 weights block scales"))
     hidden, inter, experts = x.shape[1], p.intermediate_size, p.local_num_experts
     if hidden % 128 or inter % 128:
         raise ValueError(f"input has {hidden} columns and the weights {inter} rows of a half; accepted: multiples of 128")
-    spec = p.spec(hidden, "fp8_block", "fp8_group", act_params=int(bool(more)))
-    up, gate = canonical(_first(p, bits(w1), spec.gated, hidden), spec.gated)
-    up_scale, gate_scale = canonical(
-        stack("gemm1 weights block scales", first, (experts, inter * (1 + spec.gated) // 128, hidden // 128)), spec.gated)
-    down_scale = contiguous(stack("gemm2 weights block scales", second, (experts, hidden // 128, inter // 128)))
-    weights = MoeWeights(up=Matrices(up, up_scale), gate=None if gate is None else Matrices(gate, gate_scale),
-                         down=Matrices(contiguous(_second(p, bits(w2), hidden)), down_scale), **more)
-    return p.run(spec, x, weights)
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        more = extras(p, **vectors)
+        spec = p.spec(hidden, "fp8_block", "fp8_group", act_params=int(bool(more)))
+        up, gate = canonical(_first(p, bits(w1), spec.gated, hidden), spec.gated)
+        up_scale, gate_scale = canonical(
+            stack("gemm1 weights block scales", first, (experts, inter * (1 + spec.gated) // 128, hidden // 128)), spec.gated)
+        down_scale = contiguous(stack("gemm2 weights block scales", second, (experts, hidden // 128, inter // 128)))
+        return spec, MoeWeights(up=Matrices(up, up_scale), gate=None if gate is None else Matrices(gate, gate_scale),
+                                down=Matrices(contiguous(_second(p, bits(w2), hidden)), down_scale), **more)
+
+    return p.run(lambda: x, layer, w1, w2, *scales, *vectors.values())
 
 
-def _nvfp4(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, more: dict[str, Any], input_sf: Any, swizzled: bool) -> Any:
+def _nvfp4(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, vectors: Vectors, input_sf: Any, swizzled: bool) -> Any:
     encode1, blocks1, dequant1, encode2, blocks2, dequant2 = _scales(
         scales, ("gemm1 activation global scale", "gemm1 weights block scales", "gemm1 dequant scale",
                  "gemm2 activation global scale", "gemm2 weights block scales", "gemm2 dequant scale"))
-    w1, w2, tokens, experts, inter = bits(w1), bits(w2), x.shape[0], p.local_num_experts, p.intermediate_size
-    hidden = w2.shape[1]
-    spec = p.spec(hidden, "nvfp4", "nvfp4", act_params=int(bool(more)))
-    first = _vector("gemm1 dequant scale", dequant1, experts)
-    global1 = _scalar("gemm1 activation global scale", encode1)
-    global2 = _scalar("gemm2 activation global scale", encode2)
-    input_scale = 1 / global1
-    if input_sf is None:
-        first = contiguous(first * global1)  # the weights' alone
-    else:
+    tokens, experts, inter, hidden = x.shape[0], p.local_num_experts, p.intermediate_size, w2.shape[1]
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        more = extras(p, **vectors)
+        spec = p.spec(hidden, "nvfp4", "nvfp4", act_params=int(bool(more)))
+        first = _vector("gemm1 dequant scale", dequant1, experts)
+        global1 = _scalar("gemm1 activation global scale", encode1)
+        global2 = _scalar("gemm2 activation global scale", encode2)
+        if input_sf is None:
+            first = contiguous(first * global1)  # the weights' alone
+        up, gate = canonical(_first(p, bits(w1), spec.gated, hidden // 2), spec.gated)
+        rows = inter * (1 + spec.gated)
+        up_scale, gate_scale = canonical(
+            linear_stack(bits(blocks1), "gemm1 weights block scales", experts, rows, hidden // 16), spec.gated)
+        down_scale = linear_stack(bits(blocks2), "gemm2 weights block scales", experts, hidden, inter // 16)
+        second = contiguous(_vector("gemm2 dequant scale", dequant2, experts) * global2)
+        return spec, MoeWeights(
+            up=Matrices(up, up_scale, first), gate=None if gate is None else Matrices(gate, gate_scale, first),
+            down=Matrices(contiguous(_second(p, bits(w2), hidden, 2)), down_scale, second),
+            input_scale1=1 / global1 if input_sf is None else 1.0, input_scale2=1 / global2, **more)
+
+    def coded() -> Any:
+        if input_sf is None:
+            return x
         if swizzled:
             sf = linear_scales(input_sf, tokens, hidden // 16)
         else:
             sf = stack("input_sf", bits(input_sf).reshape(tokens, -1), (tokens, hidden // 16))
         values = _values.by_groups(_values.e2m1(stack("input", bits(x), (tokens, hidden // 2))), _values.e4m3(sf))
-        x, input_scale = coded_hidden(values, "nvfp4", "bfloat16"), 1.0
-    up, gate = canonical(_first(p, w1, spec.gated, hidden // 2), spec.gated)
-    rows = inter * (1 + spec.gated)
-    up_scale, gate_scale = canonical(linear_stack(bits(blocks1), "gemm1 weights block scales", experts, rows, hidden // 16),
-                                     spec.gated)
-    down_scale = linear_stack(bits(blocks2), "gemm2 weights block scales", experts, hidden, inter // 16)
-    second = contiguous(_vector("gemm2 dequant scale", dequant2, experts) * global2)
-    weights = MoeWeights(
-        up=Matrices(up, up_scale, first), gate=None if gate is None else Matrices(gate, gate_scale, first),
-        down=Matrices(contiguous(_second(p, w2, hidden, 2)), down_scale, second), input_scale1=input_scale,
-        input_scale2=1 / global2, **more)
-    return p.run(spec, x, weights)
+        return coded_hidden(values, "nvfp4", "bfloat16")
+
+    return p.run(coded, layer, w1, w2, *scales, *vectors.values(), input_sf is None)
 
 
 @checked
@@ -162,11 +185,10 @@ def cutlass_fused_moe(
     columns = bits(fc2_expert_weights).shape[2] * 2 if nvfp4 else fc2_expert_weights.shape[2]
     p = Problem(int(experts * ep_size), token_selected_experts.shape[1], None, None, columns, int(ep_rank * experts), experts,
                 None, 0, activation_type, True, None, output, topk_ids=(token_selected_experts, token_final_scales))
-    more = extras(p, **vectors)
     if nvfp4:
-        return [_nvfp4(p, input, fc1_expert_weights, fc2_expert_weights, quant_scales, more, input_sf, swizzled_input_sf)]
+        return [_nvfp4(p, input, fc1_expert_weights, fc2_expert_weights, quant_scales, vectors, input_sf, swizzled_input_sf)]
     refuse_given(input_sf=input_sf)
     if input.shape[1] != hidden:
         raise ValueError(f"input has {input.shape[1]} columns; accepted: {hidden}, fc2_expert_weights' rows")
     family = _fp8_blocks if use_deepseek_fp8_block_scale else _fp8 if quant_scales is not None and len(quant_scales) == 4 else _bf16
-    return [family(p, input, fc1_expert_weights, fc2_expert_weights, quant_scales, more)]
+    return [family(p, input, fc1_expert_weights, fc2_expert_weights, quant_scales, vectors)]

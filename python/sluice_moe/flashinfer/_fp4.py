@@ -12,6 +12,7 @@ from ._enums import SfLayout
 from ._fp8 import check_sizes
 from ._layouts import bits, canonical, linear_stack
 from ._moe import Calibrated, Problem, coded_hidden, extras, on_host, stack
+from ._quantisers import refuse_4over6
 from ._refusal import refuse, refuse_given
 
 _SCALARS = ("output1_scale_scalar", "output1_scale_gate_scalar", "output2_scale_scalar")
@@ -53,55 +54,67 @@ def _biases(p: Problem, spec: Spec, gemm1_bias: Any, gemm2_bias: Any, c: Calibra
 
 def _nvfp4(p: Problem, hidden_states: Any, hidden_scale: Any, gemm1: tuple[Any, Any], gemm2: tuple[Any, Any],
            scalars: tuple[Any, Any, Any], biases: tuple[Any, Any], vectors: dict[str, Any], per_token_scale: Any) -> Any:
+    refuse_4over6()  # the second product's inputs would be rounded so
     tokens, hidden = hidden_states.shape[0], 2 * hidden_states.shape[1]
-    more = extras(p, **vectors)
     token = per_token_scale is not None
     coding, dtype = ("nvfp4_token", "float32") if token else ("nvfp4", "bfloat16")
-    spec = p.spec(hidden, "nvfp4", coding, dtype=dtype, act_params=int(bool(more)),
-                  bias=int(any(b is not None for b in biases)))
-    limited = "limit" in more
-    if token:  # nothing is calibrated: the scalars are the matrices' own
-        for name, vector in zip(_SCALARS, scalars):
-            _tensor.read(vector, name, "float32", (p.local_num_experts,), device=None)
-        c = Calibrated(scalars[0] if spec.gated else scalars[1], scalars[1], scalars[2], 1.0, scalars[0])
-        if limited and bool((scalars[0] != scalars[1]).any()):
-            refuse("output1_scale_scalar and output1_scale_gate_scalar differ; accepted with gemm1_clamp_limit and "
-                   "per_token_scale: the same")
-    else:
-        c = Calibrated.read(p, *scalars, _SCALARS, spec.gated, limited)
-    if "limit" in more:
-        more["limit"] = more["limit"] * on_host(c.gate)
-    if "beta" in more:
-        more["beta"] = more["beta"] * on_host(c.beta)
-    up, gate, down = _matrices(p, spec, gemm1, gemm2, 16)
-    scales = stack("hidden_states_scale", bits(hidden_scale).reshape(tokens, -1), (tokens, hidden // 16))
-    values = _values.by_groups(_values.e2m1(bits(hidden_states)), _values.e4m3(scales))
-    if token:
-        values = values * stack("per_token_scale", per_token_scale, (tokens,))[:, None]
-    weights = MoeWeights(up=Matrices(*up, c.up), gate=None if gate[0] is None else Matrices(*gate, c.gate),
-                         down=Matrices(*down, c.down), input_scale1=1.0, input_scale2=c.input_scale2,
-                         **_biases(p, spec, *biases, c), **more)
-    return p.run(spec, coded_hidden(values, coding, dtype), weights)
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        more = extras(p, **vectors)
+        spec = p.spec(hidden, "nvfp4", coding, dtype=dtype, act_params=int(bool(more)),
+                      bias=int(any(b is not None for b in biases)))
+        limited = "limit" in more
+        if token:  # nothing is calibrated: the scalars are the matrices' own
+            for name, vector in zip(_SCALARS, scalars):
+                _tensor.read(vector, name, "float32", (p.local_num_experts,), device=None)
+            c = Calibrated(scalars[0] if spec.gated else scalars[1], scalars[1], scalars[2], 1.0, scalars[0])
+            if limited and bool((scalars[0] != scalars[1]).any()):
+                refuse("output1_scale_scalar and output1_scale_gate_scalar differ; accepted with gemm1_clamp_limit and "
+                       "per_token_scale: the same")
+        else:
+            c = Calibrated.read(p, *scalars, _SCALARS, spec.gated, limited)
+        if "limit" in more:
+            more["limit"] = more["limit"] * on_host(c.gate)
+        if "beta" in more:
+            more["beta"] = more["beta"] * on_host(c.beta)
+        up, gate, down = _matrices(p, spec, gemm1, gemm2, 16)
+        return spec, MoeWeights(
+            up=Matrices(*up, c.up), gate=None if gate[0] is None else Matrices(*gate, c.gate), down=Matrices(*down, c.down),
+            input_scale1=1.0, input_scale2=c.input_scale2, **_biases(p, spec, *biases, c), **more)
+
+    def coded() -> Any:
+        scales = stack("hidden_states_scale", bits(hidden_scale).reshape(tokens, -1), (tokens, hidden // 16))
+        values = _values.by_groups(_values.e2m1(bits(hidden_states)), _values.e4m3(scales))
+        if token:
+            values = values * stack("per_token_scale", per_token_scale, (tokens,))[:, None]
+        return coded_hidden(values, coding, dtype)
+
+    return p.run(coded, layer, *gemm1, *gemm2, *scalars, *biases, *vectors.values(), coding)
 
 
 def _mxfp4(p: Problem, hidden_states: Any, hidden_scale: Any, gemm1: tuple[Any, Any], gemm2: tuple[Any, Any],
            scalars: tuple[Any, Any, Any], biases: tuple[Any, Any], vectors: dict[str, Any], per_token_scale: Any) -> Any:
     refuse_given(per_token_scale=per_token_scale)
-    for name, scalar in zip(_SCALARS, scalars):
-        if scalar is not None and bool((scalar != 1).any()):
-            refuse(f"{name} is given with MXFP4 weights; accepted: None, or ones")
     tokens, hidden = hidden_states.shape
-    more = extras(p, **vectors)
-    inputs = "plain" if hidden_scale is None else "mxfp8"
-    spec = p.spec(hidden, "mxfp4", inputs, act_params=int(bool(more)), bias=int(any(b is not None for b in biases)))
-    up, gate, down = _matrices(p, spec, gemm1, gemm2, 32)
-    if hidden_scale is not None:
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        for name, scalar in zip(_SCALARS, scalars):
+            if scalar is not None and bool((scalar != 1).any()):
+                refuse(f"{name} is given with MXFP4 weights; accepted: None, or ones")
+        more = extras(p, **vectors)
+        inputs = "plain" if hidden_scale is None else "mxfp8"
+        spec = p.spec(hidden, "mxfp4", inputs, act_params=int(bool(more)), bias=int(any(b is not None for b in biases)))
+        up, gate, down = _matrices(p, spec, gemm1, gemm2, 32)
+        return spec, MoeWeights(up=Matrices(*up), gate=None if gate[0] is None else Matrices(*gate), down=Matrices(*down),
+                                **_biases(p, spec, *biases, None), **more)
+
+    def coded() -> Any:
+        if hidden_scale is None:
+            return hidden_states
         scales = stack("hidden_states_scale", bits(hidden_scale).reshape(tokens, -1), (tokens, hidden // 32))
-        values = _values.by_groups(_values.e4m3(bits(hidden_states)), _values.e8m0(scales))
-        hidden_states = coded_hidden(values, "mxfp8", "bfloat16")
-    weights = MoeWeights(up=Matrices(*up), gate=None if gate[0] is None else Matrices(*gate), down=Matrices(*down),
-                         **_biases(p, spec, *biases, None), **more)
-    return p.run(spec, hidden_states, weights)
+        return coded_hidden(_values.by_groups(_values.e4m3(bits(hidden_states)), _values.e8m0(scales)), "mxfp8", "bfloat16")
+
+    return p.run(coded, layer, *gemm1, *gemm2, *scalars, *biases, *vectors.values(), hidden_scale is None)
 
 
 def _run(p: Problem, hidden_states: Any, hidden_scale: Any, gemm1: tuple[Any, Any], gemm2: tuple[Any, Any],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs import Matrices, MoeWeights
+from ..specs import Matrices, MoeWeights, Spec
 from . import _values
 from ._arguments import checked
 from ._enums import Fp8QuantizationType, WeightLayout
@@ -23,20 +23,24 @@ def check_sizes(name: str, given: int | None, size: int) -> None:
 def _per_tensor(p: Problem, hidden_states: Any, gemm1_weights: Any, scalars: tuple[Any, Any, Any], gemm2_weights: Any,
                 use_routing_scales_on_input: bool, gemm1_clamp_limit: Any) -> Any:
     refuse_given(gemm1_clamp_limit=gemm1_clamp_limit)  # of SwigluStep, which is refused, too
-    hidden, inter, experts = hidden_states.shape[1], p.intermediate_size, p.local_num_experts
     more = {}
     if use_routing_scales_on_input:
         if p.topk_ids is not None or p.routing_method_type != 3:
             refuse("use_routing_scales_on_input is True; accepted: False, or with routing_method_type 3 (Llama4)")
         more["weight_on_input"] = 1
-    spec = p.spec(hidden, "fp8_tensor", "fp8_static", **more)
-    c = Calibrated.read(p, *scalars, _SCALARS, spec.gated, False)
-    up, gate = canonical(stack("gemm1_weights", bits(gemm1_weights), (experts, inter * (1 + spec.gated), hidden)), spec.gated,
-                         128)
-    down, _ = canonical(stack("gemm2_weights", bits(gemm2_weights), (experts, hidden, inter)), False, 128)
-    weights = MoeWeights(up=Matrices(up, c.up), gate=None if gate is None else Matrices(gate, c.gate),
-                         down=Matrices(down, c.down), input_scale1=1.0, input_scale2=c.input_scale2)
-    return p.run(spec, coded_hidden(_values.e4m3(bits(hidden_states)), "fp8_static", "bfloat16"), weights)
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        hidden, inter, experts = hidden_states.shape[1], p.intermediate_size, p.local_num_experts
+        spec = p.spec(hidden, "fp8_tensor", "fp8_static", **more)
+        c = Calibrated.read(p, *scalars, _SCALARS, spec.gated, False)
+        up, gate = canonical(stack("gemm1_weights", bits(gemm1_weights), (experts, inter * (1 + spec.gated), hidden)),
+                             spec.gated, 128)
+        down, _ = canonical(stack("gemm2_weights", bits(gemm2_weights), (experts, hidden, inter)), False, 128)
+        return spec, MoeWeights(up=Matrices(up, c.up), gate=None if gate is None else Matrices(gate, c.gate),
+                                down=Matrices(down, c.down), input_scale1=1.0, input_scale2=c.input_scale2)
+
+    return p.run(lambda: coded_hidden(_values.e4m3(bits(hidden_states)), "fp8_static", "bfloat16"), layer, gemm1_weights,
+                 gemm2_weights, *scalars, use_routing_scales_on_input)
 
 
 @checked
@@ -79,7 +83,7 @@ def _blocks(p: Problem, hidden_states: Any, hidden_states_scale: Any, gemm1_weig
             gemm2_weights: Any, gemm2_scale: Any, shuffled: bool, weight_layout: int, quantization: int,
             vectors: dict[str, Any]) -> Any:
     tokens, hidden = hidden_states.shape
-    inter, experts, more = p.intermediate_size, p.local_num_experts, extras(p, **vectors)
+    inter, experts = p.intermediate_size, p.local_num_experts
     deepseek = quantization == Fp8QuantizationType.DeepSeekFp8
     if not deepseek and quantization != Fp8QuantizationType.MxFp8:
         refuse(f"fp8_quantization_type is {quantization}; accepted: 1 (DeepSeekFp8), 2 (MxFp8)")
@@ -90,35 +94,48 @@ def _blocks(p: Problem, hidden_states: Any, hidden_states_scale: Any, gemm1_weig
                          "128")
     # DeepSeek's: the first product is rounded to e4m3 before the activation, too. float32, as scales of the inputs are.
     kind: dict[str, Any] = {"fp8_block_trtllm": 1, "dtype": "float32"} if deepseek else {}
-    spec = p.spec(hidden, format, coding, act_params=int(bool(more)), **kind)
-    rows = inter * (1 + spec.gated)
-    w1, w2 = bits(gemm1_weights), bits(gemm2_weights)
     if deepseek and shuffled:
         if weight_layout != WeightLayout.BlockMajorK:
             refuse(f"weight_layout is {weight_layout} with use_shuffled_weight; accepted: 2 (BlockMajorK)")
-        w1, w2, tile = rows_of_blocks(w1), rows_of_blocks(w2), 64
+        tile = 64
     elif weight_layout != WeightLayout.MajorK or not (deepseek or shuffled):
         refuse(f"weight_layout is {weight_layout} and use_shuffled_weight {shuffled}; accepted: 0 (MajorK) with "
                + ("False" if deepseek else "True"))
     else:
         tile = 0 if deepseek else 128
-    up, gate = canonical(stack("gemm1_weights", w1, (experts, rows, hidden)), spec.gated, tile, reordered=not deepseek)
-    down, _ = canonical(stack("gemm2_weights", w2, (experts, hidden, inter)), False, tile)
-    if deepseek:
-        up_scale, gate_scale = canonical(stack("gemm1_weights_scale", gemm1_scale, (experts, rows // 128, hidden // 128)),
-                                         spec.gated)
-        down_scale = contiguous(stack("gemm2_weights_scale", gemm2_scale, (experts, hidden // 128, inter // 128)))
-        scales = contiguous(permute(stack("hidden_states_scale", hidden_states_scale, (hidden // 128, tokens)), (1, 0)))
-    else:
-        up_scale, gate_scale = canonical(linear_stack(gemm1_scale, "gemm1_weights_scale", experts, rows, hidden // 32),
-                                         spec.gated, tile)
-        down_scale, _ = canonical(linear_stack(gemm2_scale, "gemm2_weights_scale", experts, hidden, inter // 32), False, tile)
-        scales = _values.e8m0(stack("hidden_states_scale", bits(hidden_states_scale).reshape(tokens, -1),
-                                    (tokens, hidden // 32)))
-    values = _values.by_groups(_values.e4m3(bits(hidden_states)), scales)
-    weights = MoeWeights(up=Matrices(up, up_scale), gate=None if gate is None else Matrices(gate, gate_scale),
-                         down=Matrices(down, down_scale), **more)
-    return p.run(spec, coded_hidden(values, coding, spec.dtype), weights)
+
+    def layer() -> tuple[Spec, MoeWeights]:
+        more = extras(p, **vectors)
+        spec = p.spec(hidden, format, coding, act_params=int(bool(more)), **kind)
+        rows = inter * (1 + spec.gated)
+        w1, w2 = bits(gemm1_weights), bits(gemm2_weights)
+        if tile == 64:
+            w1, w2 = rows_of_blocks(w1), rows_of_blocks(w2)
+        up, gate = canonical(stack("gemm1_weights", w1, (experts, rows, hidden)), spec.gated, tile, reordered=not deepseek)
+        down, _ = canonical(stack("gemm2_weights", w2, (experts, hidden, inter)), False, tile)
+        if deepseek:
+            up_scale, gate_scale = canonical(stack("gemm1_weights_scale", gemm1_scale, (experts, rows // 128, hidden // 128)),
+                                             spec.gated)
+            down_scale = contiguous(stack("gemm2_weights_scale", gemm2_scale, (experts, hidden // 128, inter // 128)))
+        else:
+            up_scale, gate_scale = canonical(linear_stack(gemm1_scale, "gemm1_weights_scale", experts, rows, hidden // 32),
+                                             spec.gated, tile)
+            down_scale, _ = canonical(linear_stack(gemm2_scale, "gemm2_weights_scale", experts, hidden, inter // 32), False,
+                                      tile)
+        return spec, MoeWeights(up=Matrices(up, up_scale), gate=None if gate is None else Matrices(gate, gate_scale),
+                                down=Matrices(down, down_scale), **more)
+
+    def coded() -> Any:
+        if deepseek:
+            scales = contiguous(permute(stack("hidden_states_scale", hidden_states_scale, (hidden // 128, tokens)), (1, 0)))
+        else:
+            scales = _values.e8m0(stack("hidden_states_scale", bits(hidden_states_scale).reshape(tokens, -1),
+                                        (tokens, hidden // 32)))
+        return coded_hidden(_values.by_groups(_values.e4m3(bits(hidden_states)), scales), coding,
+                            kind.get("dtype", "bfloat16"))
+
+    return p.run(coded, layer, gemm1_weights, gemm1_scale, gemm2_weights, gemm2_scale, *vectors.values(), format,
+                 tile)
 
 
 @checked

@@ -2,6 +2,7 @@
 """What the families of fused layers have in common: the spec, the routing, scales of experts, inputs that are codes."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from ._refusal import refuse
 
 _ROUTINGS = ("softmax", "renormalize", "deepseek_v3", "llama4", "renormalize_naive", "topk", "sigmoid_renorm", "minimax2",
              "sigmoid", "topk_sigmoid")
+_NUMBERS = ("num_experts", "top_k", "n_group", "topk_group", "intermediate_size", "local_expert_offset", "local_num_experts",
+            "routed_scaling_factor", "routing_method_type", "activation_type", "norm_topk_prob")
 _ACTIVATIONS = {0: "gelu", 2: "silu", 3: "swiglu", 4: "geglu", 6: "relu2", 8: "geglu_tanh", 9: "identity"}
 
 
@@ -50,6 +53,8 @@ class Problem:
             "experts": self.num_experts, "top_k": self.top_k, "hidden": hidden, "inter": self.intermediate_size,
             "weights": weights, "act": _ACTIVATIONS[self.activation_type], "local_offset": self.local_expert_offset,
             "local_experts": self.local_num_experts, **more}
+        if weights.startswith("fp8"):
+            spec["fp8_f32_sums"] = 1  # Blackwell's sums of FP8 products; Hopper's own keep 14 bits
         if inputs is not None:
             spec["inputs"] = inputs
         if self.topk_ids is not None:
@@ -65,8 +70,32 @@ class Problem:
             spec["norm_topk"] = int(bool(self.norm_topk_prob))
         return read_spec(spec)
 
-    def run(self, spec: Spec, hidden: Any, weights: MoeWeights) -> Any:
-        """bfloat16 [T, H], in `output` if that is given."""
+    def run(self, hidden: Callable[[], Any], layer: Callable[[], tuple[Spec, MoeWeights]], *of: Any) -> Any:
+        """bfloat16 [T, H], in `output` if that is given. layer: makes the spec and the weights out of `of`, tensors (the first
+        is gemm1_weights) and values, and of nothing else: a call that a CUDA graph captures takes what the last call made."""
+        fused = self._layer(layer, of)
+        return self._call(fused.spec, fused, hidden())
+
+    def _layer(self, layer: Callable[[], tuple[Spec, MoeWeights]], of: tuple[Any, ...]) -> FusedMoE:
+        first = of[0]
+        if not is_cuda(first):
+            return FusedMoE(*layer())
+        key = (tuple(getattr(self, name) for name in _NUMBERS), self.topk_ids is None,
+               *((x.data_ptr(), x._version, tuple(x.shape)) if _tensor.is_torch(x) else x for x in of))
+        kept: _Prepared | None = getattr(first, "_sluice_prepared", None)
+        if capturing():
+            if kept is None or kept.key != key:
+                refuse("the stream is capturing a CUDA graph and these weights have not been prepared; accepted: after a call "
+                       "with the same tensors outside of the capture")
+            kept.captured = True  # the graph reads its memory
+            return kept.layer
+        if kept is not None and kept.captured and kept.key == key:
+            return kept.layer
+        made = FusedMoE(*layer())
+        first._sluice_prepared = _Prepared(key, made, [kept] if kept is not None and kept.captured else [])
+        return made
+
+    def _call(self, spec: Spec, layer: FusedMoE, hidden: Any) -> Any:
         tokens = hidden.shape[0]
         call: dict[str, Any] = {"logits": self.routing_logits, "bias": self.routing_bias}
         if self.topk_ids is not None:
@@ -77,7 +106,6 @@ class Problem:
             if len(replay.shape) != 2 or replay.shape[0] < tokens or replay.shape[1] != self.top_k:
                 raise ValueError(f"routing_replay_out has shape {list(replay.shape)}; accepted: [{tokens} or more, {self.top_k}]")
             call["chosen_ids"] = _tensor.empty("int32", (tokens, self.top_k), hidden)
-        layer = FusedMoE(spec, weights)
         if spec.dtype == "bfloat16":
             out = layer(hidden, out=self.output, **call)
         else:
@@ -85,7 +113,7 @@ class Problem:
             out = self._narrow(wide)
         if replay is not None:
             replay[:tokens] = call["chosen_ids"]
-        if _tensor.is_torch(out) and out.is_cuda:  # the layer goes with this call; its work must have passed
+        if is_cuda(out) and not capturing():  # the layer may go with the next call; its work must have passed
             import torch
             torch.cuda.current_stream(out.device).synchronize()
         return out
@@ -99,6 +127,25 @@ class Problem:
             return self.output.copy_(wide)
         rounded = ops.quantize_weights(wide, "bf16", out=None if self.output is None else Matrices(self.output))
         return rounded.codes if self.output is not None else rounded.codes[0]
+
+
+@dataclass
+class _Prepared:
+    """The layer of a call, kept with the tensor that was its gemm1_weights."""
+
+    key: tuple[Any, ...]
+    layer: FusedMoE
+    before: list[_Prepared]  # those that graphs captured
+    captured: bool = False
+
+
+def is_cuda(x: Any) -> bool:
+    return _tensor.is_torch(x) and bool(x.is_cuda)
+
+
+def capturing() -> bool:
+    import torch
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def on_host(x: Any) -> Any:
@@ -174,6 +221,8 @@ def coded_hidden(values: Any, coding: str, dtype: str) -> Any:
         rounded = _values.by_groups(rounded, scales)
     if q.row_scales is not None:
         rounded = rounded * q.row_scales[:, None]
+    if is_cuda(values) and capturing():
+        return hidden  # nothing can be read; the call that prepared the weights looked at its own
     # Scales of rows and of groups of 128 columns are float32 and made anew, to a unit or two of their last place.
     wrong = (abs(rounded - values) > 2.0**-21 * abs(values)) | (values != values)
     if bool(wrong.any()):

@@ -2,6 +2,7 @@
 """Rows to codes and scales."""
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from .. import _tensor, ops
@@ -18,6 +19,20 @@ def _layout(name: str, layout: Any) -> str:
     return _LAYOUTS[layout]
 
 
+def _wide(x: Any) -> Any:
+    """float16, and torch's float8, as float32, which has all of their values."""
+    name = _tensor.view(x, "input").dtype
+    if _tensor.is_torch(x):
+        return x.float() if name in ("float16", "float8_e4m3fn") else x
+    return x.astype("float32") if name == "float16" else x
+
+
+def refuse_4over6(given: Any = None) -> None:
+    """By the argument, or by the variable that FlashInfer reads where it is left out."""
+    if given or (given is None and os.environ.get("FLASHINFER_NVFP4_4OVER6") == "1"):
+        refuse("nvfp4_4over6 is set (the argument, or FLASHINFER_NVFP4_4OVER6); accepted: False")
+
+
 def _by_columns(scales: Any, groups: int) -> Any:
     """FlashInfer's shape of scales, [.., groups]; flat where a layout's padding makes no whole rows of that."""
     flat = bits(scales).reshape(-1)
@@ -32,6 +47,7 @@ def mxfp8_quantize(input: Any, is_sf_swizzled_layout: bool = True, alignment: in
     layout = _layout("sf_swizzle_layout", sf_swizzle_layout)
     if alignment % 32:
         raise ValueError(f"alignment is {alignment}; accepted: multiples of 32")
+    input = _wide(input)
     rows, cols = input.shape
     if cols % 32:
         raise ValueError(f"input has {cols} columns; accepted: multiples of 32")
@@ -49,13 +65,15 @@ def mxfp8_quantize(input: Any, is_sf_swizzled_layout: bool = True, alignment: in
 def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf_use_ue8m0: bool = False,
                  is_sf_swizzled_layout: bool = True, is_sf_8x4_layout: bool = False, is_global_scale_inversed: bool = False,
                  enable_pdl: Any = None, backend: str = "cuda", nvfp4_4over6: Any = None) -> tuple[Any, Any]:
-    """(two e2m1 per byte [M, K / 2], scales [.., K / sf_vec_size], flat if padded columns leave no such shape): NVFP4 with 16 columns and e4m3 scales, MXFP4 with 32
-    and UE8M0. global_scale: float32 [1], 448 * 6 / amax, or its inverse; None: 1."""
+    """(two e2m1 per byte [M, K / 2], scales [.., K / sf_vec_size], flat if padded columns leave no such shape): NVFP4 with 16
+    columns and e4m3 scales, MXFP4 with 32 and UE8M0. input: float32, bfloat16, float16, or torch's float8_e4m3fn.
+    global_scale: float32 [1], 448 * 6 / amax, or its inverse; None: 1."""
     coding = {(16, False): "nvfp4", (32, True): "mxfp4"}.get((sf_vec_size, bool(sf_use_ue8m0)))
     if coding is None:
         refuse(f"sf_vec_size is {sf_vec_size} with sf_use_ue8m0 {sf_use_ue8m0}; accepted: 16 without, 32 with")
-    if nvfp4_4over6:
-        refuse("nvfp4_4over6 is set; accepted: None")
+    if coding == "nvfp4":
+        refuse_4over6(nvfp4_4over6)
+    input = _wide(input)
     layout = ("8x4" if is_sf_8x4_layout else "128x4") if is_sf_swizzled_layout else "linear"
     scale = None
     if coding == "nvfp4":
@@ -73,8 +91,10 @@ def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128
                    expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = None) -> Any:
     """fp4_quantize for NVFP4. do_shuffle: rows and 128x4 scales as shuffle_matrix_a leaves them. per_token_activation:
     also float32 [M], each row's own global scale times out_scale, in place of a_global_sf."""
-    if sf_vec_size != 16 or expanded_idx_to_permuted_idx is not None or nvfp4_4over6:
-        refuse("sf_vec_size, expanded_idx_to_permuted_idx or nvfp4_4over6 are given; accepted: 16, None, None")
+    if sf_vec_size != 16 or expanded_idx_to_permuted_idx is not None:
+        refuse("sf_vec_size or expanded_idx_to_permuted_idx are given; accepted: 16, None")
+    refuse_4over6(nvfp4_4over6)
+    a = _wide(a)
     layout = _layout("sfLayout", sfLayout)
     groups = a.shape[1] // 16
     if per_token_activation:

@@ -27,10 +27,16 @@ def _powers() -> tuple[float, ...]:
     return (*(2.0 ** (code - 127) for code in range(255)), float("nan"))
 
 
+@functools.cache
+def _on_device(table: tuple[float, ...], device: Any) -> Any:
+    """Stays there: a CUDA graph cannot capture a copy from the host."""
+    import torch
+    return torch.tensor(table, dtype=torch.float32, device=device)
+
+
 def _look_up(table: tuple[float, ...], codes: Any) -> Any:
     if _tensor.is_torch(codes):
-        import torch
-        return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.long()]
+        return _on_device(table, codes.device)[codes.long()]
     import numpy
     return numpy.array(table, numpy.float32)[codes]
 
