@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's runner backend `sluice`: --moe-runner-backend sluice runs the routed experts of a model with Sluice's kernels.
+
+SGLang calls register() in every process by its entry point sglang.srt.plugins (docs/sglang-vllm.md). Nothing changes unless
+the option asks for it. Weights stay as the checkpoint has them, gate first; SGLang routes, cuts and adds up the ranks.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+NAME = "sluice"
+_QUANT = "sglang.srt.layers.quantization."
+# Methods whose weights the backend reads, by where SGLang has them.
+METHODS = (
+    "modelopt_quant.ModelOptNvFp4FusedMoEMethod", "modelopt_quant.ModelOptFp8MoEMethod", "fp8.Fp8MoEMethod",
+    "mxfp4.Mxfp4MoEMethod", "compressed_tensors.compressed_tensors.CompressedTensorsFusedMoEMethod",
+    "unquant.UnquantizedFusedMoEMethod",
+)
+_log = logging.getLogger("sglang.sluice_moe")
+_done = False
+
+
+def register() -> None:
+    """Adds the backend to the SGLang of this process; once. Prints one line where SGLang is too old."""
+    global _done
+    if _done:
+        return
+    try:
+        from sglang.srt.layers.moe.moe_runner import base
+        from sglang.srt.layers.moe.moe_runner.runner import register_moe_runner_core
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+        from sglang.srt.server_args import add_moe_runner_backend_choices, add_mxfp8_moe_runner_backend_choices
+        base.DispatchMoeRunnerCore
+    except (ImportError, AttributeError) as problem:
+        _log.warning("sluice_moe: this SGLang has no registry of MoE runners (%s); accepted: 0.5.19 and newer. Its own backends "
+                     "run.", problem)
+        _done = True
+        return
+    _done = True
+    add_moe_runner_backend_choices([NAME])
+    add_mxfp8_moe_runner_backend_choices([NAME])
+    register_moe_runner_core(NAME, make_core)
+    for method in METHODS:
+        HookRegistry.register(f"{_QUANT}{method}.create_weights", take_over, HookType.AROUND)
+    HookRegistry.register(f"{_QUANT}{METHODS[0]}.__init__", _make_nvfp4, HookType.AROUND)
+
+
+def is_chosen() -> bool:
+    from sglang.srt.layers.moe.utils import get_moe_runner_backend
+    return bool(get_moe_runner_backend().value == NAME)
+
+
+def _make_nvfp4(original: Any, self: Any, quant_config: Any) -> None:
+    """SGLang's own constructor accepts NVFP4 on Blackwell, or by Marlin."""
+    if not is_chosen():
+        original(self, quant_config)
+        return
+    self.quant_config = quant_config
+    self._lora_marlin = self.enable_flashinfer_trtllm_moe = self.use_flashinfer_trtllm_weight_layout = False
+    self._cache_permute_indices = {}
+
+
+def take_over(original: Any, self: Any, layer: Any, *arguments: Any, **named: Any) -> Any:
+    """create_weights() of SGLang's method; the method is the backend's from then on."""
+    if is_chosen():
+        check(layer.moe_runner_config, layer.params_dtype if hasattr(layer, "params_dtype") else None)
+        from . import _experts
+        self.__class__ = _experts.over(type(self), Method)
+    return original(self, layer, *arguments, **named)
+
+
+def check(config: Any, dtype: Any = None) -> None:
+    """Raises ValueError with what the backend does not do."""
+    import torch
+
+    from . import _experts
+    from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+    if not _experts.on_hopper():
+        raise ValueError("moe_runner_backend is sluice without a Hopper GPU (compute capability 9.0); accepted there")
+    if dtype not in (None, torch.bfloat16):
+        raise ValueError(f"dtype is {dtype} with moe_runner_backend sluice; accepted: bfloat16")
+    for name in ("apply_router_weight_on_input", "no_combine"):
+        if getattr(config, name, False):
+            raise ValueError(f"{name} is set with moe_runner_backend sluice; accepted: False")
+    a2a = get_moe_a2a_backend().value
+    if a2a != "none":
+        raise ValueError(f"moe_a2a_backend is {a2a} with moe_runner_backend sluice; accepted: none")
+
+
+def held_of(layer: Any, method: Any) -> Any:
+    """What SGLang says of a layer beside its tensors."""
+    from . import _experts
+    config = layer.moe_runner_config
+    alpha, beta, limit = (getattr(config, f"gemm1_{n}", None) for n in ("alpha", "beta", "clamp_limit"))
+    if limit is None:
+        limit = getattr(config, "swiglu_limit", None)
+    quant = getattr(method, "quant_config", None)
+    mxfp4 = "Mxfp4" in type(method).__name__
+    return _experts.Held(
+        top_k=int(config.top_k), activation=str(config.activation), gated=bool(config.is_gated), alpha=alpha, beta=beta,
+        limit=limit, per_token=bool(getattr(quant, "use_per_token_activation", False)),
+        interleaved=bool(config.is_gated and alpha is not None and mxfp4 and getattr(config, "gate_up_interleaved", True)))
+
+
+class Method:
+    """Over SGLang's own method of a format, whose create_weights() and loaders stay."""
+
+    # SGLang multiplies the router's weights by routed_scaling_factor; the runner does not do it again.
+    fuse_routed_scaling_factor_in_topk = True
+
+    def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
+        from sglang.srt.layers.moe.moe_runner.runner import MoeRunner
+        from sglang.srt.layers.moe.utils import resolve_moe_runner_backend
+        self.moe_runner_config = moe_runner_config
+        self.runner = MoeRunner(resolve_moe_runner_backend(NAME), moe_runner_config)
+
+    def get_moe_runner_backend(self, layer: Any) -> Any:
+        return self.runner.runner_backend
+
+    def get_moe_routing_method_type(self, layer: Any, requested_method: Any) -> Any:
+        return requested_method
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        from . import _experts
+        found = getattr(layer, "sluice_experts", None)
+        if found is None:
+            layer.sluice_experts = _experts.Experts(layer, held_of(layer, self))
+            if layer.layer_id == 0 or not hasattr(Method, "_said"):
+                Method._said = True  # type: ignore[attr-defined]
+                _log.info("sluice_moe runs the experts: %s", layer.sluice_experts.spec)
+        elif not _experts.keeps_weights():
+            raise RuntimeError(f"weights are loaded again, and those of layer {layer.layer_id} were freed when they were prepared; "
+                               f"accepted with {_experts.KEEP}=1, which keeps them")
+        else:
+            found.load(layer)
+        for name in ("w13_blockscale_swizzled", "w2_blockscale_swizzled"):
+            if getattr(layer, name, None) is not None:
+                setattr(layer, name, None)
+        if not _experts.keeps_weights():
+            _experts.drop_weights(layer)
+
+    def restore_weights_before_loading(self, layer: Any) -> None:
+        """Nothing was shuffled."""
+
+    def apply(self, layer: Any, dispatch_output: Any) -> Any:
+        return self.runner.run(dispatch_output, quant_info(layer))
+
+
+def quant_info(layer: Any) -> Any:
+    return _info_class()(layer.sluice_experts, bool(layer.should_fuse_routed_scaling_factor_in_topk))
+
+
+@functools.cache
+def _info_class() -> type:
+    from sglang.srt.layers.moe.moe_runner.base import MoeQuantInfo
+
+    @dataclass
+    class SluiceMoeQuantInfo(MoeQuantInfo):  # type: ignore[misc]
+        experts: Any
+        scaled_in_topk: bool
+
+    return SluiceMoeQuantInfo
+
+
+def run(dispatch_output: Any, info: Any, config: Any) -> Any:
+    """One layer: hidden states and standard top-k in, the combined output of this rank's experts out."""
+    from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
+    topk = dispatch_output.topk_output
+    out = info.experts(dispatch_output.hidden_states, topk.topk_weights, topk.topk_ids)
+    if config.routed_scaling_factor is not None and not info.scaled_in_topk:
+        out *= config.routed_scaling_factor
+    return StandardCombineInput(hidden_states=out)
+
+
+@functools.cache
+def _core_class() -> type:
+    from sglang.srt.layers.moe.moe_runner.base import DispatchMoeRunnerCore
+    from sglang.srt.layers.moe.utils import resolve_moe_runner_backend
+
+    class SluiceRunnerCore(DispatchMoeRunnerCore):  # type: ignore[misc]
+        @property
+        def runner_backend(self) -> Any:
+            return resolve_moe_runner_backend(NAME)
+
+        def run_from_dispatch(self, dispatch_output: Any, quant_info: Any, runner_config: Any, hooks: Any = None) -> Any:
+            if hooks is not None:
+                raise ValueError("LoRA is used with moe_runner_backend sluice; accepted: none")
+            return run(dispatch_output, quant_info, runner_config)
+
+    return SluiceRunnerCore
+
+
+def make_core(config: Any) -> Any:
+    return _core_class()(config)

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plug-in of SGLang: against SGLang's own classes where it is installed (it needs no GPU for that), and against
+stand-ins with the names and arguments that SGLang 0.5.23 has."""
+import importlib
+import importlib.util
+import logging
+import sys
+import types
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: no layers of SGLang")
+
+import sluice_moe.sglang as plugin  # noqa: E402
+from reference import round_nvfp4  # noqa: E402
+from sluice_moe import _experts  # noqa: E402
+from test_experts import ROUNDINGS, SCALE1, SCALE2, Case, E, H, I, K, to_static  # noqa: E402
+from test_vllm import fill  # noqa: E402
+
+HAVE = importlib.util.find_spec("sglang") is not None
+real = pytest.mark.skipif(not HAVE, reason="SGLang is not installed")
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """The plug-in's code runs on the CPU, too; only its gate asks for the GPU."""
+    monkeypatch.setattr(_experts, "on_hopper", lambda: True)
+
+
+def config(gated=True, **more):
+    return types.SimpleNamespace(**{
+        "top_k": K, "activation": "silu" if gated else "relu2", "is_gated": gated, "apply_router_weight_on_input": False,
+        "no_combine": False, "routed_scaling_factor": None, "gemm1_alpha": None, "gemm1_beta": None, "gemm1_clamp_limit": None,
+        "swiglu_limit": None, "gate_up_interleaved": True, "silu_mul_keep_fp32": False, "num_fused_shared_experts": 0,
+        "intermediate_size_per_partition": I, **more})
+
+
+class Layer(torch.nn.Module):
+    """What the plug-in reads of SGLang's FusedMoE."""
+
+    def __init__(self, gated=True, **more):
+        super().__init__()
+        self.moe_runner_config = config(gated, **more)
+        self.params_dtype, self.layer_id, self.should_fuse_routed_scaling_factor_in_topk = torch.bfloat16, 0, True
+        self.num_experts = self.num_local_experts = E
+        self.moe_tp_size = self.moe_ep_size = 1
+        self.moe_ep_rank = 0
+
+
+class StandIns:
+    """The modules of SGLang that the plug-in imports, as far as it uses them."""
+
+    def __init__(self, monkeypatch, backend="sluice", a2a="none"):
+        self.choices, self.mxfp8_choices, self.cores, self.hooks = [], [], {}, {}
+
+        def module(name, **members):
+            made = types.ModuleType(name)
+            vars(made).update(members)
+            monkeypatch.setitem(sys.modules, name, made)
+            return made
+
+        for name in ("sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.layers.moe", "sglang.srt.plugins",
+                     "sglang.srt.layers.moe.token_dispatcher"):
+            module(name, __path__=[])
+
+        class MoeQuantInfo:
+            pass
+
+        class DispatchMoeRunnerCore:
+            def __init__(self, config):
+                self.config = config
+
+        class MoeRunner:
+            def __init__(runner, runner_backend, config):
+                runner.runner_backend, runner.config = runner_backend, config
+                runner.core = self.cores[runner_backend.value](config)
+
+            def run(runner, dispatch_output, quant_info):
+                return runner.core.run_from_dispatch(dispatch_output, quant_info, runner.config, hooks=None)
+
+        def value(name):
+            return types.SimpleNamespace(value=name)
+
+        base = module("sglang.srt.layers.moe.moe_runner.base", MoeQuantInfo=MoeQuantInfo,
+                      DispatchMoeRunnerCore=DispatchMoeRunnerCore)
+        module("sglang.srt.layers.moe.moe_runner", __path__=[], base=base)
+        module("sglang.srt.layers.moe.moe_runner.runner", MoeRunner=MoeRunner,
+               register_moe_runner_core=lambda name, factory: self.cores.update({name: factory}))
+        module("sglang.srt.layers.moe.utils", get_moe_runner_backend=lambda: value(backend), resolve_moe_runner_backend=value,
+               get_moe_a2a_backend=lambda: value(a2a))
+        module("sglang.srt.layers.moe.token_dispatcher.standard",
+               StandardCombineInput=lambda hidden_states: types.SimpleNamespace(hidden_states=hidden_states))
+        kinds = types.SimpleNamespace(AROUND="around")
+        module("sglang.srt.plugins.hook_registry", HookType=kinds, HookRegistry=types.SimpleNamespace(
+            register=lambda target, hook, kind: self.hooks.update({target: (hook, kind)})))
+        module("sglang.srt.server_args", add_moe_runner_backend_choices=self.choices.extend,
+               add_mxfp8_moe_runner_backend_choices=self.mxfp8_choices.extend)
+        monkeypatch.setattr(plugin, "_done", False)
+        plugin._core_class.cache_clear()
+        plugin._info_class.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def fresh_classes():
+    yield
+    plugin._core_class.cache_clear()
+    plugin._info_class.cache_clear()
+
+
+class Own:
+    """Stands for a method of SGLang's; Case's tensors stand for what its create_weights() and the loader leave."""
+
+    quant_config = None
+    runner = None
+
+    def create_weights(self, layer, case):
+        for name, tensor in vars(case.layer).items():
+            setattr(layer, name, torch.nn.Parameter(tensor.data.clone(), requires_grad=False))
+        return "made"
+
+    def process_weights_after_loading(self, layer):
+        raise AssertionError("SGLang's own preparation")
+
+
+def taken(layer, case):
+    method = Own()
+    assert plugin.take_over(Own.create_weights, method, layer, case) == "made"
+    assert method.by_sluice and type(method).__name__ == "Own" and method.fuse_routed_scaling_factor_in_topk
+    method.create_moe_runner(layer, layer.moe_runner_config)
+    assert method.get_moe_runner_backend(layer).value == "sluice"
+    method.process_weights_after_loading(layer)
+    return method
+
+
+def apply(method, layer):
+    def call(x, weights, ids):
+        topk = types.SimpleNamespace(topk_weights=weights, topk_ids=ids.int(), router_logits=None)
+        return method.apply(layer, types.SimpleNamespace(hidden_states=x, hidden_states_scale=None, topk_output=topk)).hidden_states
+    return call
+
+
+def test_registration(monkeypatch):
+    s = StandIns(monkeypatch)
+    plugin.register()
+    plugin.register()
+    assert s.choices == s.mxfp8_choices == ["sluice"] and list(s.cores) == ["sluice"]
+    assert all(f"sglang.srt.layers.quantization.{m}.create_weights" in s.hooks for m in plugin.METHODS)
+    assert all(kind == "around" for _, kind in s.hooks.values())
+
+
+def test_a_layer(rng, monkeypatch):
+    StandIns(monkeypatch)
+    plugin.register()
+    case, layer = Case(rng, "mxfp8", True, "cpu"), Layer()
+    method = taken(layer, case)
+    case.check(apply(method, layer), *ROUNDINGS["mxfp8"])
+    assert layer.w13_weight.numel() == 0
+    with pytest.raises(RuntimeError, match="SLUICE_KEEP_WEIGHTS=1"):
+        method.process_weights_after_loading(layer)
+
+
+def test_weights_of_an_update(rng, monkeypatch):
+    monkeypatch.setenv("SLUICE_KEEP_WEIGHTS", "1")
+    StandIns(monkeypatch)
+    plugin.register()
+    case, layer = Case(rng, "nvfp4", False, "cpu"), Layer(False)
+    case.static()
+    method = taken(layer, case)
+    other = Case(rng, "nvfp4", False, "cpu")
+    other.static()
+    fill(layer, other)
+    method.restore_weights_before_loading(layer)
+    method.process_weights_after_loading(layer)
+    other.check(apply(method, layer), lambda y: round_nvfp4(y, np.float32(SCALE1)), lambda y: round_nvfp4(y, np.float32(SCALE2)))
+
+
+@pytest.mark.parametrize("in_topk", [True, False])
+def test_the_routed_scaling_factor_acts_once(rng, monkeypatch, in_topk):
+    StandIns(monkeypatch)
+    plugin.register()
+    case, layer = Case(rng, "bf16", True, "cpu"), Layer(routed_scaling_factor=2.5)
+    layer.should_fuse_routed_scaling_factor_in_topk = in_topk
+    call = apply(taken(layer, case), layer)
+    factor = 1 if in_topk else 2.5  # in the top-k the router's weights have it already
+    case.check(lambda x, weights, ids: (call(x, weights, ids).float() / factor).bfloat16(), *ROUNDINGS["bf16"])
+
+
+def test_another_backend_is_left_alone(rng, monkeypatch):
+    StandIns(monkeypatch, backend="triton")
+    method = Own()
+    plugin.take_over(Own.create_weights, method, Layer(), Case(rng, "bf16", True, "cpu"))
+    assert type(method) is Own
+    made = []
+    plugin._make_nvfp4(lambda self, config: made.append(config), method, "config")
+    assert made == ["config"]
+
+
+def test_nvfp4_without_the_check_for_blackwell(monkeypatch):
+    StandIns(monkeypatch)
+    method = Own()
+    plugin._make_nvfp4(None, method, "config")
+    assert method.quant_config == "config" and method.enable_flashinfer_trtllm_moe is False
+
+
+def test_refusals(monkeypatch):
+    StandIns(monkeypatch)
+    for more, sentence in (({"apply_router_weight_on_input": True}, "apply_router_weight_on_input is set"),
+                           ({"no_combine": True}, "no_combine is set")):
+        with pytest.raises(ValueError, match=sentence):
+            plugin.check(config(**more))
+    with pytest.raises(ValueError, match="dtype is torch.float16"):
+        plugin.check(config(), torch.float16)
+    StandIns(monkeypatch, a2a="deepep")
+    with pytest.raises(ValueError, match="moe_a2a_backend is deepep"):
+        plugin.check(config())
+    monkeypatch.setattr(_experts, "on_hopper", lambda: False)
+    with pytest.raises(ValueError, match="without a Hopper GPU"):
+        plugin.check(config())
+
+
+def test_an_older_sglang_is_left_alone(monkeypatch, caplog):
+    caplog.set_level(logging.WARNING)
+    StandIns(monkeypatch)
+    del sys.modules["sglang.srt.layers.moe.moe_runner.runner"].register_moe_runner_core  # as before 0.5.19
+    plugin.register()
+    assert "accepted: 0.5.19 and newer" in caplog.text
+
+
+# --- SGLang's own classes
+
+STATIC = (lambda y: round_nvfp4(y, np.float32(SCALE1)), lambda y: round_nvfp4(y, np.float32(SCALE2)))
+METHODS = {  # format: where, class, its constructor's attributes, the configuration's, how its layer rounds
+    "nvfp4": ("modelopt_quant", "ModelOptNvFp4FusedMoEMethod", {"_cache_permute_indices": {}, "enable_flashinfer_trtllm_moe": False,
+                                                               "use_flashinfer_trtllm_weight_layout": False, "_lora_marlin": False},
+              {"is_checkpoint_nvfp4_serialized": True, "group_size": 16, "use_per_token_activation": False,
+               "get_name": lambda: "modelopt_fp4"}, STATIC),
+    "mxfp8": ("fp8", "Fp8MoEMethod", {"use_mxfp8": True, "block_quant": True, "is_fp4_expert": False},
+              {"is_checkpoint_fp8_serialized": True, "weight_block_size": [1, 32], "activation_scheme": "dynamic"}, ROUNDINGS["mxfp8"]),
+    "fp8_block": ("fp8", "Fp8MoEMethod", {"use_mxfp8": False, "block_quant": True, "is_fp4_expert": False},
+                  {"is_checkpoint_fp8_serialized": True, "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+                  ROUNDINGS["fp8_block"]),
+    "fp8_tensor": ("fp8", "Fp8MoEMethod", {"use_mxfp8": False, "block_quant": False, "is_fp4_expert": False},
+                   {"is_checkpoint_fp8_serialized": True, "weight_block_size": None, "activation_scheme": "static"},
+                   (to_static(SCALE1), to_static(SCALE2))),
+    "bf16": ("unquant", "UnquantizedFusedMoEMethod", {"use_triton_kernels": False}, {}, ROUNDINGS["bf16"]),
+}
+
+
+@real
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("format", METHODS)
+def test_sglangs_own_methods(rng, monkeypatch, format, gated):
+    """Parameters as SGLang's create_weights() makes them, filled, prepared and run through SGLang's runner."""
+    runner = pytest.importorskip("sglang.srt.layers.moe.moe_runner.runner", reason="SGLang does not load here", exc_type=Exception)
+    from sglang.srt.layers.moe import utils
+    from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
+    from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+    where, name, attributes, quant, roundings = METHODS[format]
+    module = importlib.import_module(f"sglang.srt.layers.quantization.{where}")
+    if "sluice" not in runner._CUSTOM_RUNNER_CORE_FACTORIES:
+        runner.register_moe_runner_core("sluice", plugin.make_core)
+    chosen = utils.resolve_moe_runner_backend("sluice")
+    for at in (utils, runner, module):
+        for function, answer in (("get_moe_runner_backend", chosen), ("get_moe_a2a_backend", utils.MoeA2ABackend.NONE)):
+            if hasattr(at, function):
+                monkeypatch.setattr(at, function, lambda answer=answer: answer)
+    own = getattr(module, name)
+    method = object.__new__(own)
+    vars(method).update({**attributes, "quant_config": types.SimpleNamespace(**quant)})
+    layer = Layer(gated)
+    layer.moe_runner_config = MoeRunnerConfig(num_experts=E, num_local_experts=E, hidden_size=H, top_k=K, is_gated=gated,
+                                              intermediate_size_per_partition=I, activation="silu" if gated else "relu2")
+    plugin.take_over(own.create_weights, method, layer, E, H, I, torch.bfloat16, weight_loader=lambda *a, **k: None)
+    method.create_moe_runner(layer, layer.moe_runner_config)
+    assert isinstance(method.runner, runner.MoeRunner) and method.get_moe_runner_backend(layer) == chosen
+    case = Case(rng, format, gated, "cpu")
+    if format in ("nvfp4", "fp8_tensor"):
+        case.static()
+    fill(layer, case)
+    method.process_weights_after_loading(layer)
+
+    def call(x, weights, ids):
+        return method.apply(layer, StandardDispatchOutput(x, None, StandardTopKOutput(weights, ids.int(), None))).hidden_states
+
+    case.check(call, *roundings)
+
+
+@real
+def test_names_that_the_plugin_uses_are_there():
+    """By SGLang's text, which needs none of its dependencies."""
+    import pathlib
+    root = pathlib.Path(importlib.util.find_spec("sglang").submodule_search_locations[0]) / "srt"
+    for method in plugin.METHODS:
+        module, _, name = method.rpartition(".")
+        text = (root / "layers" / "quantization" / (module.replace(".", "/") + ".py")).read_text()
+        assert f"class {name}(" in text, method
+    runner = (root / "layers" / "moe" / "moe_runner" / "runner.py").read_text()
+    if "def register_moe_runner_core(" not in runner:
+        pytest.skip("this SGLang has no registry of runners: the plug-in leaves it alone")
+    assert "run_from_dispatch(\n                dispatch_output, quant_info, self.config, hooks=hooks" in runner
+    assert "fuse_routed_scaling_factor_in_topk" in (root / "layers" / "moe" / "fused_moe_triton" / "layer.py").read_text()
