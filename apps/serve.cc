@@ -107,14 +107,15 @@ int64_t cache_tokens_of(double fraction, Device& device, const model::Model& mod
 
 // What the engine will reserve, from the configuration of the model that is not loaded yet. A share of the memory is
 // what the weights leave of it: at least one block.
-model::CacheConfig planned_cache(const Options& o, const model::CacheShape& shape, int64_t max_positions) {
+model::CacheConfig planned_cache(const Options& o, DeviceId device, const model::CacheShape& shape,
+                                 int64_t max_positions) {
   engine::EngineConfig c = o.engine;
-  c.prefill_chunk = std::max<int64_t>(c.prefill_chunk, 1);
+  c.prefill_chunk = std::max<int64_t>(c.prefill_chunk, 0);
   if (o.mem_fraction) c.cache_tokens = c.block_size;
   model::ModelInfo info;
   info.max_positions = max_positions;
   info.has_draft = true;  // what a model cannot do is said when it is there
-  return engine::runner_config(engine::completed(c, info), shape.recurrent()).cache;
+  return engine::runner_config(engine::completed(c, info, device), shape.recurrent()).cache;
 }
 
 int64_t longest_prompt(const model::Model& model, const engine::EngineConfig& engine) {
@@ -179,9 +180,10 @@ bool run(Options o, Shared& shared) {
   std::fflush(stdout);
 
   model::LoadOptions loaded = load_options(ctx, o.model);
-  model::LiveModel live = model::load_live_model(
-      ctx, loaded,
-      [&o](const model::CacheShape& shape, int64_t max_positions) { return planned_cache(o, shape, max_positions); });
+  model::LiveModel live =
+      model::load_live_model(ctx, loaded, [&](const model::CacheShape& shape, int64_t max_positions) {
+        return planned_cache(o, ctx.device().id(), shape, max_positions);
+      });
   const model::Model* const model = live.model.get();
   const std::shared_ptr<server::ServedModel> served = served_model(o, *model);
   if (!served->chat_template_error().empty())
@@ -232,8 +234,8 @@ void add_engine_options(CLI::App& command, Options& o) {
         kMany);
   count("--max-running-requests", o.engine.max_running, "answers that are worked on at once", 1, 4096);
   count("--max-queued-requests", o.engine.max_queued, "answers that may wait; further ones get 503", 1, kMany);
-  count("--chunked-prefill-size", o.engine.prefill_chunk, "prompt tokens in one step of the engine; -1: whole prompts",
-        -1, kMany);
+  count("--chunked-prefill-size", o.engine.prefill_chunk,
+        "prompt tokens in one step of the engine; 0: 512 on the CPU, 8192 on a GPU; -1: whole prompts", -1, kMany);
   count("--max-total-tokens", o.engine.cache_tokens,
         "tokens of keys and values in memory; 0: as many as all running requests need, at most 65536 or one context", 0,
         kMany);

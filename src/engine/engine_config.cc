@@ -12,14 +12,14 @@ namespace {
 constexpr int64_t kDefaultCacheTokens = 65536;
 }  // namespace
 
-EngineConfig completed(EngineConfig c, const model::ModelInfo& info) {
+EngineConfig completed(EngineConfig c, const model::ModelInfo& info, DeviceId device) {
   check(c.context_length >= 0 && c.context_length <= info.max_positions,
         "context_length is {}; accepted: 1 to {} (max_position_embeddings), or 0 for all", c.context_length,
         info.max_positions);
   check(c.max_running >= 1 && c.max_running <= 4096, "max_running is {}; accepted: 1 to 4096", c.max_running);
   check(c.max_queued >= 1, "max_queued is {}; accepted: 1 or more", c.max_queued);
-  check(c.prefill_chunk >= 1 && c.prefill_chunk <= 1 << 20, "prefill_chunk is {}; accepted: 1 to 1048576",
-        c.prefill_chunk);
+  check(c.prefill_chunk >= 0 && c.prefill_chunk <= 1 << 20,
+        "prefill_chunk is {}; accepted: 1 to 1048576, or 0 for the device's default", c.prefill_chunk);
   check(c.block_size >= 1 && c.block_size <= 4096, "block_size is {}; accepted: 1 to 4096", c.block_size);
   check(c.cache_tokens >= 0 && c.cache_tokens / c.block_size < INT32_MAX / 2,
         "cache_tokens is {}; accepted: 0 or more, fewer than 2^30 blocks", c.cache_tokens);
@@ -34,6 +34,7 @@ EngineConfig completed(EngineConfig c, const model::ModelInfo& info) {
          "speculative_steps is {}, but this model's experts add in an order that depends on the batch, so drafts would "
          "change the text; accepted: 0, or the model loaded with deterministic",
          c.speculative_steps);
+  if (c.prefill_chunk == 0) c.prefill_chunk = model::default_prefill_chunk(device);
   if (c.context_length == 0) c.context_length = info.max_positions;
   if (c.cache_tokens == 0)
     c.cache_tokens = std::min(c.max_running * c.context_length, std::max(kDefaultCacheTokens, c.context_length));

@@ -11,12 +11,13 @@
 namespace sluice::engine {
 
 struct EngineConfig {
-  int64_t context_length = 0;   // longest prompt with its answer; 0: the model's
-  int max_running = 32;         // sequences in a step
-  int max_queued = 256;         // choices that wait for their first step
-  int64_t prefill_chunk = 512;  // prompt tokens per step, of all sequences; decoding comes on top of it
-  int64_t cache_tokens = 0;     // tokens of keys and values; 0: max_running contexts, but at most 65536 or one context
-  int64_t block_size = 64;      // tokens of a block: what the prefix cache shares
+  int64_t context_length = 0;  // longest prompt with its answer; 0: the model's
+  int max_running = 32;        // sequences in a step
+  int max_queued = 256;        // choices that wait for their first step
+  // Prompt tokens per step, of all sequences; decoding comes on top of it. 0: model::default_prefill_chunk().
+  int64_t prefill_chunk = 0;
+  int64_t cache_tokens = 0;  // tokens of keys and values; 0: max_running contexts, but at most 65536 or one context
+  int64_t block_size = 64;   // tokens of a block: what the prefix cache shares
   bool prefix_cache = true;
   int state_snapshots = 16;               // recurrent models: states kept for the prefix cache; 0: no reuse for them
   int speculative_steps = 0;              // drafts per step from the model's multi-token-prediction head
@@ -27,9 +28,9 @@ struct EngineConfig {
   std::optional<bool> overlap = std::nullopt;
 };
 
-// With what was 0 filled in from the model. Throws invalid_argument naming the field, unsupported for speculative_steps
-// without a draft head or with a model that is not row_invariant.
-EngineConfig completed(EngineConfig config, const model::ModelInfo& info);
+// With what was 0 filled in from the model and the device. Throws invalid_argument naming the field, unsupported for
+// speculative_steps without a draft head or with a model that is not row_invariant.
+EngineConfig completed(EngineConfig config, const model::ModelInfo& info, DeviceId device);
 
 // Of a completed one; `recurrent`: the model has layers with states.
 model::RunnerConfig runner_config(const EngineConfig& config, bool recurrent);

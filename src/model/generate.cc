@@ -16,14 +16,19 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-RunnerConfig runner_config(const ModelInfo& info, const Generator::Config& config) {
-  const int64_t max_tokens = config.max_tokens, prefill_chunk = config.prefill_chunk;
+int64_t prefill_chunk_of(const Context& ctx, const Generator::Config& config) {
+  check(config.prefill_chunk >= 0, "the prefill chunk is {} tokens; accepted: 1 or more, or 0 for the device's default",
+        config.prefill_chunk);
+  return config.prefill_chunk > 0 ? config.prefill_chunk : default_prefill_chunk(ctx.device().id());
+}
+
+RunnerConfig runner_config(const ModelInfo& info, const Generator::Config& config, int64_t prefill_chunk) {
+  const int64_t max_tokens = config.max_tokens;
   const int steps = config.speculative_steps;
   check(max_tokens > 0 && max_tokens <= info.max_positions,
         "{} tokens, prompt and new ones; {} allows 1 to {} (max_position_embeddings)", max_tokens, info.architecture,
         info.max_positions);
   check(steps >= 0 && steps <= 64, "speculative steps is {}; accepted: 0 to 64", steps);
-  check(prefill_chunk > 0, "the prefill chunk is {} tokens; it must be positive", prefill_chunk);
   if (steps > 0 && info.has_draft && !info.row_invariant)
     fail(ErrorCode::unsupported,
          "speculative steps is {}, but this model's experts add in an order that depends on the batch, so drafts would "
@@ -43,10 +48,10 @@ RunnerConfig runner_config(const ModelInfo& info, const Generator::Config& confi
 
 Generator::Generator(Context& ctx, const Model& model, const Config& config)
     : max_tokens_(config.max_tokens),
-      prefill_chunk_(config.prefill_chunk),
+      prefill_chunk_(prefill_chunk_of(ctx, config)),
       steps_(config.speculative_steps),
       overlap_(config.overlap.value_or(!ctx.device().id().is_host())),
-      runner_(ctx, model, runner_config(model.info(), config)),
+      runner_(ctx, model, runner_config(model.info(), config, prefill_chunk_)),
       blocks_(static_cast<size_t>(ceil_div(config.max_tokens, kBlockSize))) {
   std::iota(blocks_.begin(), blocks_.end(), 0);
 }

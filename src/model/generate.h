@@ -43,7 +43,7 @@ class Generator {
   struct Config {
     int64_t max_tokens = 0;  // of the longest sequence, prompt and new tokens; memory for it is reserved
     int speculative_steps = 0;
-    int64_t prefill_chunk = 512;
+    int64_t prefill_chunk = 0;  // prompt tokens per step; 0: default_prefill_chunk()
     RecordingConfig recording = {};
     // Whether a step is enqueued before the token of the one before has come to the host. The text is the same; a step
     // is wasted at the end of a text that a stop token ends. Nothing: on every device but the host.
@@ -52,8 +52,7 @@ class Generator {
   // `ctx` and `model` must live longer. Throws unsupported when speculative_steps > 0 and the model has no draft head
   // or is not row_invariant.
   Generator(Context& ctx, const Model& model, const Config& config);
-  Generator(Context& ctx, const Model& model, int64_t max_tokens, int speculative_steps = 0,
-            int64_t prefill_chunk = 512)
+  Generator(Context& ctx, const Model& model, int64_t max_tokens, int speculative_steps = 0, int64_t prefill_chunk = 0)
       : Generator(ctx, model, Config{max_tokens, speculative_steps, prefill_chunk, {}}) {}
 
   // on_token is called for every new id as soon as it is certain; false cancels. The text is the same for every number

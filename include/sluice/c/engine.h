@@ -26,7 +26,7 @@ typedef struct sluice_engine_options {
   int64_t context_length; /* the longest prompt with its answer, in tokens: the model's */
   int max_running;        /* answers that are worked on at once: 32 */
   int max_queued;         /* answers that may wait: 256; a call is taken whole while fewer wait */
-  int64_t prefill_chunk;  /* prompt tokens per step: 512 */
+  int64_t prefill_chunk;  /* prompt tokens per step: 512 on the CPU, 8192 on a GPU */
   int64_t cache_tokens;   /* tokens of keys and values: as many as max_running contexts, at most 65536 or one context */
   int64_t block_size;     /* tokens that the prefix cache shares at a time: 64 */
   int no_prefix_cache;    /* 1: no prefix is found again */
