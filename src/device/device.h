@@ -18,7 +18,7 @@ struct DeviceId {
   Kind kind = Kind::cpu;
   int index = 0;  // of the CUDA device; 0 for the CPU
 
-  bool is_host() const { return kind == Kind::cpu; }
+  constexpr bool is_host() const { return kind == Kind::cpu; }
   bool operator==(const DeviceId&) const = default;
 };
 std::string to_string(DeviceId id);  // "cpu", "cuda:1"
