@@ -85,6 +85,10 @@ inline constexpr int64_t kEarlyPairs = 512;
 inline constexpr int64_t kPermutePairs = 2048;
 inline constexpr int64_t kPermuteBlocks = 512;
 
+// Up to this many rows between the two GEMMs, as many threads round a row as have a piece of eight columns each; more
+// rows take a quarter of that (docs/kernels/sm90_rows.md).
+inline constexpr int64_t kSpreadRequantizedRows = 1024;
+
 // Up to this many tokens the finalize kernel spreads the columns of a token over blocks, so that all reads are under
 // way at once (docs/kernels/sm90_finalize.md).
 inline constexpr int64_t kSpreadColumnsTokens = 1024;

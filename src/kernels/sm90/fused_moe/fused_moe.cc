@@ -120,7 +120,7 @@ void FusedMoe::round_between(const MoePlan& p, const GemmArgs& first, RowsArgs r
   rows.out.scale_runs = scale_runs(p.choice.instance.operand, rows.out.k_blocks);
   rows.out.row_scale = p.x2_row_scale;
   rows.out.block_scale = p.x2_block_scale;
-  launch_requantize(rows, p.rows, stream, pdl);
+  launch_requantize(rows, p.tiles, p.choice.instance.max_n, rows.source.max_tokens * spec_.top_k, stream, pdl);
 }
 
 void FusedMoe::multiply(const MoeCall& call, const MoePlan& p, GroupedGemmArgs gemm, const RowsArgs& rows,

@@ -55,43 +55,6 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   }
 }
 
-// One block per row of GEMM1's float result.
-__global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_constant__ RowsArgs a) {
-  __shared__ uint32_t shared[kThreads / 32];
-  ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-  // Rows are numbered through the tiles; a block walks them with a moving tile index.
-  const int num_tiles = a.gather.header->num_tiles;
-  int tile_index = 0;
-  for (int row = blockIdx.x; row < a.gather.header->total_rows; row += gridDim.x) {
-    while (tile_index + 1 < num_tiles && a.gather.tiles[tile_index + 1].row_base <= row) ++tile_index;
-    const RowTile tile = a.gather.tiles[tile_index];
-    const int n = row - tile.row_base;
-    if (n >= tile.count) continue;
-    const Target target = target_of(a, tile, n);
-    const auto load = [&](int column, float(&v)[8]) { load_result8(a, row, tile.expert, column, v); };
-    float row_amax = 0.0f;
-    if (a.out.row_scale != nullptr) {
-      uint32_t bits = 0;
-      for (int first = 0; first < a.source.columns; first += 8 * kThreads) {
-        float v[8];
-        load(first + 8 * threadIdx.x, v);
-        const uint32_t b = amax8(v);
-        bits = b > bits ? b : bits;
-      }
-      row_amax = block_max_bits<kThreads>(bits, shared);
-    }
-    float row_scale;
-    round_row<kThreads>(a, row_amax, &row_scale, 0, 1, load,
-                        [&](int column, uint4 packed, uint2 codes, float scale, bool first) {
-                          store8(a, target, column, packed, codes, scale, first);
-                          if (!a.out.e4m3 && a.out.round == Round::fp8_group && first)
-                            store_scale(target, column, scale);
-                        });
-    if (a.out.row_scale != nullptr && threadIdx.x == 0) a.out.row_scale[row] = row_scale;
-  }
-}
-
 }  // namespace
 
 void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
@@ -103,11 +66,6 @@ void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
   launch(groups ? gather_kernel<true> : gather_kernel<false>,
          dim3(static_cast<unsigned>(blocks > 0 ? blocks : 1), static_cast<unsigned>(parts)), kThreads, 0, stream, pdl,
          args);
-}
-
-void launch_requantize(const RowsArgs& args, int64_t max_rows, Stream stream, bool pdl) {
-  const int64_t blocks = max_rows < 4096 ? max_rows : 4096;
-  launch(requantize_kernel, static_cast<int>(blocks > 0 ? blocks : 1), kThreads, 0, stream, pdl, args);
 }
 
 }  // namespace sluice::sm90

@@ -2,7 +2,6 @@
 // Rounding one row into the rows layout, by a whole block.
 #pragma once
 
-#include "activation/activations.h"
 #include "base/bf16.h"
 #include "kernels/sm90/grouped_gemm/epilogue.cuh"
 #include "kernels/sm90/quantize/rows.h"
@@ -42,44 +41,6 @@ __device__ inline void load_token8(const RowsArgs& a, int64_t token, int column,
                                           : bf16_to_float(static_cast<const uint16_t*>(a.source.tokens)[at + i]);
 }
 
-__device__ inline void load_row8(const float* row, int columns, int column, float (&v)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = column + i < columns ? row[column + i] : 0.0f;
-}
-
-// To e4m3 and back, 128 columns (16 neighbouring lanes) a scale.
-__device__ inline void round_group128(float (&x)[8]) {
-  const float s = format::fp8_scale(format::amax_value(amax_lanes(amax8(x), 16)));
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = format::e4m3_to_float(format::fp8_code(x[i], s)) * s;
-}
-
-// A row of GEMM1's float result. raw: its two halves, each rounded to e4m3 groups of 128 columns, then activated;
-// all 128 threads must call it together (16 neighbouring lanes share a group).
-__device__ inline void load_result8(const RowsArgs& a, int64_t row, int expert, int column, float (&v)[8]) {
-  if (!a.source.raw) {
-    load_row8(a.source.float_rows + row * a.source.columns, a.source.columns, column, v);
-    return;
-  }
-  float gate[8] = {};
-  const float* base = a.source.float_rows + row * (a.source.gated ? 2 : 1) * a.source.columns;
-  load_row8(base, a.source.columns, column, v);
-  if (a.source.gated) load_row8(base + a.source.columns, a.source.columns, column, gate);
-  round_group128(v);
-  if (a.source.gated) round_group128(gate);
-  const int64_t bias_base = static_cast<int64_t>(expert) * a.source.columns;
-  if (a.activation.bias != nullptr) add_bias8(a.activation.bias, bias_base, column, a.source.columns, v);
-  if (a.activation.bias_gate != nullptr) add_bias8(a.activation.bias_gate, bias_base, column, a.source.columns, gate);
-  activation::Params params;
-  if (a.activation.alpha != nullptr) params.alpha = a.activation.alpha[expert];
-  if (a.activation.beta != nullptr) params.beta = a.activation.beta[expert];
-  if (a.activation.limit != nullptr) params.limit = a.activation.limit[expert];
-  activate8(a.source.act, v, gate, params);
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    if (column + i >= a.source.columns) v[i] = 0.0f;
-}
-
 // Where one row of a tile goes.
 struct Target {
   uint8_t* tile;  // the tile's first k-block
@@ -106,11 +67,14 @@ __device__ inline void store_scale(const Target& t, int column, float scale) {
   for (int i = 1; i <= t.padding; ++i) scales[i] = 0.0f;
 }
 
+__device__ inline void store_codes8(const Target& t, int column, const uint2& codes) {
+  uint8_t* k_block = t.tile + static_cast<int64_t>(column >> 7) * t.padded * 128;
+  *reinterpret_cast<uint2*>(k_block + swizzled(t.n, (column & 127) >> 4) + (column & 8)) = codes;
+}
 __device__ inline void store8(const RowsArgs& a, const Target& t, int column, const uint4& bf16, const uint2& codes,
                               float group_scale, bool first_of_group) {
   if (a.out.e4m3) {
-    uint8_t* k_block = t.tile + static_cast<int64_t>(column >> 7) * t.padded * 128;
-    *reinterpret_cast<uint2*>(k_block + swizzled(t.n, (column & 127) >> 4) + (column & 8)) = codes;
+    store_codes8(t, column, codes);
     if (a.out.round == Round::fp8_group && first_of_group) store_scale(t, column, group_scale);
   } else {
     uint8_t* k_block = t.tile + static_cast<int64_t>(column >> 6) * t.padded * 128;
@@ -118,21 +82,50 @@ __device__ inline void store8(const RowsArgs& a, const Target& t, int column, co
   }
 }
 
-// Rounds one row, 8 columns per thread and step, and hands every piece to store(column, bf16, codes, scale, first).
-// Blocks with the same row and another `part` share its columns. kGroups: also the bf16 rows of FP8 block with float32
-// sums. The gather of other formats is compiled without it (with it: 60 us more for 8192 tokens of NVFP4).
-template <int kThreads, bool kGroups = true, class Load, class Store8>
-__device__ inline void round_row(const RowsArgs& a, float row_amax, float* row_scale_out, int part, int parts,
-                                 Load&& load, Store8&& store) {
-  format::Nvfp4Global global = a.out.static_scale->global;
-  float divisor = a.out.static_scale->inverse;
-  float row_scale = 1.0f;
-  if (a.out.round == Round::fp8_token) row_scale = divisor = format::fp8_scale(row_amax);
+// What all pieces of one row are rounded with.
+struct RowRounding {
+  format::Nvfp4Global global;
+  float divisor;    // fp8_static: the factor
+  float row_scale;  // the decode factor of the row
+};
+__device__ inline RowRounding row_rounding(const RowsArgs& a, float row_amax) {
+  RowRounding f{a.out.static_scale->global, a.out.static_scale->inverse, 1.0f};
+  if (a.out.round == Round::fp8_token) f.row_scale = f.divisor = group_scale(__float_as_uint(row_amax));
   if (a.out.round == Round::nvfp4_token) {
-    global = format::nvfp4_row_global(row_amax);
-    row_scale = global.decode;
+    f.global = format::nvfp4_row_global(row_amax);
+    f.row_scale = f.global.decode;
   }
-  *row_scale_out = row_scale;
+  return f;
+}
+
+// Eight columns as they are stored: bf16, or codes if RowDestination::e4m3.
+struct Rounded8 {
+  uint4 bf16;
+  uint2 codes;
+  float scale;  // of 128 columns (fp8_group)
+};
+// amax: of v's group, where the format has groups. kGroups: also the bf16 rows of FP8 block with float32 sums.
+template <bool kGroups>
+__device__ inline Rounded8 round8(const RowsArgs& a, const RowRounding& f, const float (&v)[8], uint32_t amax) {
+  Rounded8 r{{}, {}, 1.0f};
+  if (a.out.e4m3) {
+    float d = f.divisor;
+    if (a.out.round == Round::fp8_group) d = r.scale = group_scale(amax);
+    r.codes = rounded_e4m3(a.out.round, v, d);
+  } else {
+    const bool grouped = kGroups && a.out.round == Round::fp8_group;
+    if (grouped) r.scale = group_scale(amax);
+    r.bf16 = rounded_bf16(a.out.round, v, amax, f.global, f.divisor, grouped ? r.scale : f.row_scale);
+  }
+  return r;
+}
+
+// Rounds one row, 8 columns per thread and step, and hands every piece to store(column, piece, first of a group).
+// Blocks with the same row and another `part` share its columns. The gather of other formats is compiled without
+// kGroups (with it: 60 us more for 8192 tokens of NVFP4).
+template <int kThreads, bool kGroups = true, class Load, class Store8>
+__device__ inline void round_row(const RowsArgs& a, const RowRounding& factors, int part, int parts, Load&& load,
+                                 Store8&& store) {
   const int group = group_columns(a.out.round);
   const int padded_columns = a.out.k_blocks * (a.out.e4m3 ? 128 : 64);
   for (int base = part * 8 * kThreads; base < padded_columns; base += parts * 8 * kThreads) {
@@ -142,19 +135,7 @@ __device__ inline void round_row(const RowsArgs& a, float row_amax, float* row_s
     uint32_t amax = 0;
     if (group != 0) amax = amax_lanes(amax8(v), group / 8);
     if (column >= padded_columns) continue;
-    uint4 packed{};
-    uint2 codes{};
-    float scale = 1.0f;
-    if (a.out.e4m3) {
-      float d = divisor;
-      if (a.out.round == Round::fp8_group) d = scale = format::fp8_scale(format::amax_value(amax));
-      codes = rounded_e4m3(a.out.round, v, d);
-    } else {
-      const bool grouped = kGroups && a.out.round == Round::fp8_group;
-      if (grouped) scale = group_scale(amax);
-      packed = rounded_bf16(a.out.round, v, amax, global, divisor, grouped ? scale : row_scale);
-    }
-    store(column, packed, codes, scale, (column & 127) == 0);
+    store(column, round8<kGroups>(a, factors, v, amax), (column & 127) == 0);
   }
 }
 
@@ -181,16 +162,14 @@ __device__ inline void write_token(const RowsArgs& a, int64_t token, const Targe
     }
     row_amax = block_max_bits<kThreads>(bits, shared);
   }
-  float row_scale;
-  round_row<kThreads, kGroups>(a, row_amax, &row_scale, part, parts, load,
-                               [&](int column, uint4 packed, uint2 codes, float scale, bool first) {
-                                 for (int i = 0; i < num_targets; ++i)
-                                   store8(a, targets[i], column, packed, codes, scale, first);
-                                 if (kGroups && !a.out.e4m3 && a.out.round == Round::fp8_group && first)
-                                   for (int i = 0; i < num_targets; ++i) store_scale(targets[i], column, scale);
-                               });
+  const RowRounding factors = row_rounding(a, row_amax);
+  round_row<kThreads, kGroups>(a, factors, part, parts, load, [&](int column, const Rounded8& piece, bool first) {
+    for (int i = 0; i < num_targets; ++i) store8(a, targets[i], column, piece.bf16, piece.codes, piece.scale, first);
+    if (kGroups && !a.out.e4m3 && a.out.round == Round::fp8_group && first)
+      for (int i = 0; i < num_targets; ++i) store_scale(targets[i], column, piece.scale);
+  });
   if (a.out.row_scale != nullptr && part == 0 && static_cast<int>(threadIdx.x) < num_targets)
-    a.out.row_scale[targets[threadIdx.x].row] = row_scale;
+    a.out.row_scale[targets[threadIdx.x].row] = factors.row_scale;
 }
 
 // Not finalized: the result rows of a token's absent pairs are zero.

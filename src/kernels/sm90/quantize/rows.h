@@ -62,7 +62,7 @@ struct RowsArgs {
 };
 
 void launch_gather(const RowsArgs& args, Stream stream, bool pdl);
-// max_rows: the most rows that any routing needs, which bounds the grid.
-void launch_requantize(const RowsArgs& args, int64_t max_rows, Stream stream, bool pdl);
+// max_tiles, max_n, max_rows: the most tiles, rows of a tile, and rows of all tiles together.
+void launch_requantize(const RowsArgs& args, int64_t max_tiles, int max_n, int64_t max_rows, Stream stream, bool pdl);
 
 }  // namespace sluice::sm90
