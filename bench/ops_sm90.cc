@@ -16,6 +16,7 @@
 #include "device/cuda.h"
 #include "event_time.h"
 #include "kernels/sm90/device.h"
+#include "kernels/sm90/quantize/rows.h"
 #include "ops/linear.h"
 #include "ops/ops.h"
 
@@ -166,6 +167,13 @@ void bench_rows(Bench& b) {
     b.row(label("add_rms_norm", at), 8 * d, 0, calls, [&](int) {
       b.ops().add_rms_norm(bf16(x, rows, hidden), bf16(y, rows, hidden), norm, bf16(z, rows, hidden));
     });
+    for (const format::InputFormat f : {format::InputFormat::fp8_token, format::InputFormat::fp8_group}) {
+      const Workspace::Scope scope(b.ops().workspace());
+      const RoundedRows rounded = b.ops().workspace().rounded_rows({f}, rows, hidden);
+      b.row(fmt::format("add_rms_norm {} {}", name_of(format::kInputFormats, f), at), 9 * d, 0, calls, [&](int) {
+        b.ops().add_rms_norm(bf16(x, rows, hidden), bf16(y, rows, hidden), norm, bf16(z, rows, hidden), rounded);
+      });
+    }
     b.row(label("silu_multiply 2048", at), 6 * d, 0, calls,
           [&](int) { b.ops().silu_multiply(bf16(x, rows, hidden), bf16(y, rows, hidden)); });
     b.row(label("relu_squared 2048", at), 4 * d, 0, calls, [&](int) { b.ops().relu_squared(bf16(x, rows, hidden)); });
@@ -188,6 +196,62 @@ void bench_rows(Bench& b) {
                                     {keys.get(), DType::bf16, blocks, 64, kv, dim},
                                     {values.get(), DType::bf16, blocks, 64, kv, dim});
           });
+  }
+}
+
+// --- rows between the GEMMs of FP8 experts ---
+void bench_requantize(Bench& b) {
+  namespace k = sluice::sm90;
+  struct Shape {
+    const char* name;
+    int64_t tokens;
+    int top_k, experts, columns, max_n;
+  };
+  const float ones[4] = {1, 1, 1, 1};
+  const auto scale = b.random(16);
+  b.queue().copy(scale.get(), ones, sizeof(ones));
+  for (const Shape& s : {Shape{"qwen3", 1, 8, 128, 768, 16},
+                         {"qwen3", 64, 8, 128, 768, 16},
+                         {"qwen3", 256, 8, 128, 768, 64},
+                         {"qwen3", 1024, 8, 128, 768, 128},
+                         {"qwen3", 8192, 8, 128, 768, 256},
+                         {"nano", 64, 6, 128, 1856, 16},
+                         {"nano", 8192, 6, 128, 1856, 256},
+                         {"deepseek", 64, 8, 256, 2048, 16}}) {
+    const std::string name = fmt::format("requantize {} fp8_token T={}", s.name, s.tokens);
+    if (!b.wants(name)) continue;
+    std::vector<int> counts(static_cast<size_t>(s.experts));
+    std::mt19937 rng(5);
+    for (int64_t t = 0; t < s.tokens; ++t)
+      for (int i = 0; i < s.top_k; ++i) ++counts[rng() % counts.size()];
+    std::vector<int32_t> tiles;
+    int base = 0, step = s.max_n <= 64 ? 8 : 16, num = 0;
+    for (int e = 0; e < s.experts; ++e)
+      for (int left = counts[static_cast<size_t>(e)]; left > 0; left -= s.max_n, ++num) {
+        const int count = std::min(left, s.max_n), padded = round_up(count, step);
+        tiles.insert(tiles.end(), {e, base, count, padded});
+        base += padded;
+      }
+    const int64_t most = k::max_tiles(s.tokens * s.top_k, s.experts, s.max_n);
+    tiles.resize(static_cast<size_t>(4 * most));
+    const auto d_tiles = b.ints(tiles), header = b.ints({num, base, 0, 0});
+    const auto x = b.random(int64_t{base} * s.columns * 4, DType::f32);
+    const int k_blocks = ceil_div(s.columns, 128);
+    const auto out = b.random(int64_t{base} * k_blocks * 128), row_scale = b.random(int64_t{base} * 4);
+    k::RowsArgs a{};
+    a.source.float_rows = static_cast<const float*>(x.get());
+    a.source.columns = s.columns;
+    a.out.round = k::Round::fp8_token;
+    a.out.e4m3 = true;
+    a.out.static_scale = static_cast<const k::InputScale*>(scale.get());
+    a.out.data = static_cast<uint8_t*>(out.get());
+    a.out.k_blocks = k_blocks;
+    a.out.row_scale = static_cast<float*>(row_scale.get());
+    a.gather.tiles = reinterpret_cast<const k::RowTile*>(d_tiles.get());
+    a.gather.header = reinterpret_cast<const k::Header*>(header.get());
+    const auto pairs = static_cast<double>(s.tokens * s.top_k);
+    b.row(name, pairs * s.columns * 5, 0, s.tokens > 1000 ? 8 : 32,
+          [&](int) { k::launch_requantize(a, most, s.max_n, s.tokens * s.top_k, b.queue().stream(), true); });
   }
 }
 
@@ -537,6 +601,7 @@ int main(int argc, char** argv) {
   try {
     Bench b(argc > 1 ? argv[1] : "");
     bench_rows(b);
+    bench_requantize(b);
     bench_attentions(b);
     bench_linears(b);
     bench_samples(b);

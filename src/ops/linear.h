@@ -6,7 +6,7 @@
 #include <span>
 
 #include "device/context.h"
-#include "ops/matrix.h"
+#include "ops/rounded_rows.h"
 #include "weights/quant_tensor.h"
 
 namespace sluice::ops {
@@ -19,6 +19,15 @@ struct LinearOptions {
   bool fp8_f32_sums = true;    // FP8 products summed in float32 also where tensor cores keep 14 bits; always on the CPU
 };
 
+// What a product reads: rows [T, K] in bfloat16 or float32, and their codes where a norm has made them. Codes of
+// another rounding than the product's are not read.
+struct LinearInput {
+  ConstMatrix rows;
+  RoundedRows rounded;
+  LinearInput(ConstMatrix x, const RoundedRows& codes = {}) : rows(x), rounded(codes) {}
+  LinearInput(Matrix x) : rows(x) {}
+};
+
 // Weights in the layout that a device's kernels read. Immutable; one caller at a time.
 class Linear {
  public:
@@ -28,10 +37,13 @@ class Linear {
   virtual int64_t weight_bytes() const = 0;
   // Enough for every call of at most `rows` rows: it never falls as `rows` grows.
   virtual int64_t workspace_bytes(int64_t rows) const = 0;
-  // x [T, K] in bfloat16 or float32; y [T, N] in bfloat16 or float32, rounded once from float32. The workspace is of
-  // the device, Device::kAlignment-byte aligned. On the CPU, ctx has at most as many threads as the one that packed
-  // the weights had. Throws invalid_argument for other shapes, a smaller workspace or more threads.
-  virtual void run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const = 0;
+  // How a call of `rows` rows takes rows that are rounded already; plain: it reads their values and rounds them itself.
+  // Either way gives the same bits.
+  virtual Rounding rounding(int64_t rows) const = 0;
+  // y [T, N] in bfloat16 or float32, rounded once from float32. The workspace is of the device,
+  // Device::kAlignment-byte aligned. On the CPU, ctx has at most as many threads as the one that packed the weights
+  // had. Throws invalid_argument for other shapes, a smaller workspace or more threads.
+  virtual void run(Context& ctx, const LinearInput& x, Matrix y, void* workspace, int64_t workspace_size) const = 0;
 };
 
 // Packs weights for ctx.device(). `parts`: stacks of one, [1, Ni, K], in one number format, whose rows follow each

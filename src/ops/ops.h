@@ -32,6 +32,13 @@ struct RmsNorm {
   explicit operator bool() const { return !weight.empty(); }
 };
 
+// What is added to the residual stream: D(first + second), or first alone where second.data is null.
+struct Change {
+  ConstMatrix first, second;
+  Change(ConstMatrix one, ConstMatrix two = {}) : first(one), second(two) {}
+  Change(Matrix one) : first(one) {}
+};
+
 // cos and sin of the batch's positions, each float32 [rows, half], rounded to D as Hugging Face's are.
 struct RopeAngles {
   const float *cosine = nullptr, *sine = nullptr;
@@ -94,10 +101,12 @@ class Ops {
 
   // --- norms ----------------------------------------------------------------------------------------------------
   // y[r] = D(weight * D(x[r] * rsqrt(mean(x[r]^2) + eps))): Hugging Face rounds before the weight as well as after.
-  // y may be x.
-  virtual void rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y) = 0;
+  // y may be x. `rounded`, unless plain, becomes the codes and scales of y, bit for bit those that a product would make
+  // of it (linear.h). On a GPU rows are then whole eights of columns, aligned to 16 bytes.
+  virtual void rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y, const RoundedRows& rounded = {}) = 0;
   // x = D(x + change), then y = rms_norm(x): the residual stream's two steps between mixers.
-  virtual void add_rms_norm(Matrix x, ConstMatrix change, const RmsNorm& norm, Matrix y) = 0;
+  virtual void add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y,
+                            const RoundedRows& rounded = {}) = 0;
   // x float32 [rows, cols]; gate D. v = x * silu(gate); each group of cols / groups values is normalised by itself;
   // y = D(v * rsqrt(mean + eps) * weight). Everything before the last rounding in float32.
   virtual void gated_group_rms_norm(ConstMatrix x, ConstMatrix gate, int64_t groups, const RmsNorm& norm, Matrix y) = 0;

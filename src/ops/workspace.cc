@@ -23,6 +23,15 @@ void* Workspace::take_bytes(int64_t bytes) {
   return p;
 }
 
+RoundedRows Workspace::rounded_rows(const Rounding& rounding, int64_t rows, int64_t cols) {
+  RoundedRows out{rounding};
+  if (!rounding) return out;
+  out.codes = take<uint8_t>(rows * cols);
+  if (rounding.format == format::InputFormat::fp8_token) out.row_scales = take<float>(rows);
+  if (const int64_t bytes = group_scale_bytes(rounding, cols); bytes > 0) out.scales = take_bytes(rows * bytes);
+  return out;
+}
+
 int64_t Workspace::capacity() const {
   int64_t total = 0;
   for (const Tensor& b : blocks_) total += b.bytes();

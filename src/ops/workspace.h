@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "ops/matrix.h"
+#include "ops/rounded_rows.h"
 #include "tensor/tensor.h"
 
 namespace sluice::ops {
@@ -22,6 +22,8 @@ class Workspace {
   Matrix matrix(DType dtype, int64_t rows, int64_t cols) {
     return {take_bytes(rows * cols * bytes_of(dtype)), dtype, rows, cols, cols};
   }
+  // What a norm fills; without memory for a plain rounding.
+  RoundedRows rounded_rows(const Rounding& rounding, int64_t rows, int64_t cols);
   void* take_bytes(int64_t bytes);
   int64_t capacity() const;
   // Changes whenever memory was allocated or freed: addresses that were taken before may not come again.

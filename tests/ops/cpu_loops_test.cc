@@ -90,7 +90,7 @@ TEST_F(Row, NormsOfHeadsAreThoseOfRows) {
     store(x.data(), row.data(), d, head);
     norm_row(row.data(), d, weight.as<float>(), head, 1e-6f, one.data(), d);
     const Matrix m{row.data(), d, 1, head, head};
-    ops.rms_norm(m, {weight, 1e-6f}, m);
+    ops.rms_norm(m, {weight, 1e-6f}, m, {});
     EXPECT_EQ(0, std::memcmp(row.data(), one.data(), static_cast<size_t>(one.bytes())));
   }
 }

@@ -218,6 +218,89 @@ TEST_P(Conformance, AddRmsNorm) {
     }
 }
 
+TEST_P(Conformance, AddRmsNormOfTwoChanges) {
+  for (const DType d : kTypes)
+    for (const int64_t n : kWidths) {
+      Rows x = rows(d, 3, n), one = rows(d, 3, n, 1), two = rows(d, 3, n, 2), y = rows(d, 3, n);
+      Rows weight = vector(n, 0.5f, 1);
+      x.randomize(3.0f), one.randomize(3.0f), two.randomize(3.0f);
+      const RmsNorm norm{weight.tensor({n}), 1e-5f};
+      // One after the other: the same roundings, so the same bits.
+      Rows x2 = x, sum = one, y2 = rows(d, 3, n);
+      ops->add_rms_norm(x.view(), {one.view(), two.view()}, norm, y.view());
+      ops->add(sum.view(), two.view());
+      ops->add_rms_norm(x2.view(), sum.view(), norm, y2.view());
+      ASSERT_TRUE(x.same_bytes(x2) && y.same_bytes(y2)) << n;
+    }
+}
+
+// A rounding for every format that norms make codes for.
+std::vector<Rounding> roundings() {
+  using format::InputFormat;
+  return {{InputFormat::fp8_static, 0.013f}, {InputFormat::fp8_token}, {InputFormat::fp8_group}, {InputFormat::mxfp8}};
+}
+
+// The codes and scales of y against docs/numerics.md in double.
+void check_codes(const Rows& y, const Rounding& rounding, const Memory& codes, const Memory& row_scales,
+                 const Memory& scales) {
+  const int64_t n = y.cols(), group = test::reference_group(rounding.format);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(codes.host());
+  const auto amax = [&](int64_t r, int64_t begin, int64_t end) {
+    double largest = 0;
+    for (int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(y.at(r, c)));
+    return largest;
+  };
+  for (int64_t r = 0; r < y.rows(); ++r) {
+    const double whole = amax(r, 0, n);
+    double largest = whole;  // of c's group
+    for (int64_t c = 0; c < n; ++c) {
+      if (group > 0 && c % group == 0) largest = amax(r, c, std::min(c + group, n));
+      const test::ReferenceCode q =
+          test::reference_code(rounding.format, y.at(r, c), largest, whole, double{rounding.scale});
+      ASSERT_EQ(test::e4m3_value(bytes[r * n + c]), test::e4m3_value(static_cast<uint8_t>(q.code))) << r << " " << c;
+      const int64_t at = r * ((n + group - 1) / std::max<int64_t>(group, 1)) + c / std::max<int64_t>(group, 1);
+      if (rounding.format == format::InputFormat::fp8_token) {
+        ASSERT_EQ(reinterpret_cast<const float*>(row_scales.host())[r], static_cast<float>(q.row_scale));
+      } else if (rounding.format == format::InputFormat::fp8_group) {
+        ASSERT_EQ(reinterpret_cast<const float*>(scales.host())[at], static_cast<float>(q.scale));
+      } else if (rounding.format == format::InputFormat::mxfp8) {
+        ASSERT_EQ(test::e8m0_value(static_cast<uint8_t>(scales.host()[at])), q.scale);
+      }
+    }
+  }
+}
+
+TEST_P(Conformance, NormedRowsComeWithCodes) {
+  for (const DType d : kTypes)
+    for (const Rounding& rounding : roundings())
+      for (const int64_t n : {8, 72, 256, 1000, 1024, 2048, 2056, 3000, 4104, 9000}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", to_string(d), name_of(format::kInputFormats, rounding.format), n));
+        Rows x = rows(d, 3, n, 8), change = rows(d, 3, n, 8), y = rows(d, 3, n, 8), plain = rows(d, 3, n, 8);
+        Rows weight = vector(n, 0.5f, 1);
+        x.randomize(3.0f), change.randomize(3.0f);
+        for (int64_t c = 0; c < n; ++c) x.set(1, c, 0), change.set(1, c, 0);  // a row of zeros
+        for (int64_t c = 0; c < std::min<int64_t>(n, 128); ++c)
+          x.set(2, c, 0), change.set(2, c, 0);  // a group of zeros
+        const RmsNorm norm{weight.tensor({n}), 1e-5f};
+        Memory codes(*queue, 3 * n), row_scales(*queue, 12), scales(*queue, 3 * group_scale_bytes(rounding, n));
+        const auto rounded = [&]() -> RoundedRows {
+          return {rounding, static_cast<uint8_t*>(codes.device()), static_cast<float*>(row_scales.device()),
+                  scales.device()};
+        };
+        ops->rms_norm(x.view(), norm, y.view(), rounded());
+        check_codes(y, rounding, codes, row_scales, scales);
+        ops->rms_norm(x.view(), norm, plain.view());
+        ASSERT_TRUE(y.same_bytes(plain)) << "y with codes";
+        // A row alone, after a change.
+        Rows x2 = x;
+        ops->add_rms_norm(x.view(), change.view(), norm, y.view(), rounded());
+        check_codes(y, rounding, codes, row_scales, scales);
+        ops->add_rms_norm(x2.view(), change.view(), norm, plain.view());
+        ASSERT_TRUE(x.same_bytes(x2) && y.same_bytes(plain)) << "x and y with codes";
+        if (HasFatalFailure()) return;
+      }
+}
+
 TEST_P(Conformance, GatedGroupRmsNorm) {
   for (const DType d : kTypes)
     for (const auto& [n, groups] :

@@ -91,7 +91,8 @@ int64_t CpuLinear::workspace_bytes(int64_t rows) const {
   return carve(nullptr, std::min(rows, kMaxRows), &unused);
 }
 
-void CpuLinear::run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const {
+void CpuLinear::run(Context& ctx, const LinearInput& input, Matrix y, void* workspace, int64_t workspace_size) const {
+  const ConstMatrix& x = input.rows;
   check_run(*this, ctx, threads_, x, y, workspace_size);
   for (int64_t first = 0; first < x.rows; first += kMaxRows) {
     const int64_t rows = std::min(kMaxRows, x.rows - first);
@@ -139,7 +140,9 @@ int64_t CpuFloatLinear::workspace_bytes(int64_t rows) const {
   return 4 * (rows + threads_ * (kTile + 1)) * round_up<int64_t>(inputs(), 16) + 4 * threads_ * kTile;
 }
 
-void CpuFloatLinear::run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const {
+void CpuFloatLinear::run(Context& ctx, const LinearInput& input, Matrix y, void* workspace,
+                         int64_t workspace_size) const {
+  const ConstMatrix& x = input.rows;
   check_run(*this, ctx, threads_, x, y, workspace_size);
   const int64_t n = outputs(), k = inputs(), stride = round_up<int64_t>(k, 16);
   const auto pad = [&](const void* src, DType dtype, float* dst) {

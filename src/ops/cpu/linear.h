@@ -21,7 +21,8 @@ class CpuLinear : public Linear {
   int64_t outputs() const override { return outputs_; }
   int64_t weight_bytes() const override;
   int64_t workspace_bytes(int64_t rows) const override;
-  void run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const override;
+  Rounding rounding(int64_t) const override { return {}; }
+  void run(Context& ctx, const LinearInput& x, Matrix y, void* workspace, int64_t workspace_size) const override;
 
  private:
   struct Memory;
@@ -46,7 +47,8 @@ class CpuFloatLinear : public Linear {
   int64_t outputs() const override { return weight_.dim(0); }
   int64_t weight_bytes() const override { return weight_.bytes(); }
   int64_t workspace_bytes(int64_t rows) const override;
-  void run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const override;
+  Rounding rounding(int64_t) const override { return {}; }
+  void run(Context& ctx, const LinearInput& x, Matrix y, void* workspace, int64_t workspace_size) const override;
 
  private:
   Tensor weight_, bias_;

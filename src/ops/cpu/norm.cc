@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "format/quantize.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/row.h"
@@ -55,25 +56,75 @@ void gated_group(const float* x, const void* gate, DType dtype, const float* wei
 }
 }  // namespace
 
-void CpuOps::rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y) {
+namespace {
+// The codes and scales of row r of y. A piece is whole groups.
+void round_row(ConstMatrix y, int64_t r, const RoundedRows& to) {
+  static_assert(kPiece % 128 == 0);
+  using format::InputFormat;
+  const InputFormat f = to.rounding.format;
+  uint8_t* codes = to.codes + r * y.cols;
+  auto* scales = static_cast<std::byte*>(to.scales) + r * group_scale_bytes(to.rounding, y.cols);
+  const auto pieces = [&](auto&& use) {
+    float v[kPiece];
+    for (int64_t i = 0; i < y.cols; i += kPiece) {
+      const int64_t m = std::min(kPiece, y.cols - i);
+      load(offset(y.row(r), y.dtype, i), y.dtype, v, m);
+      use(i, v, m);
+    }
+  };
+  float factor = format::fp8_static_inverse(to.rounding.scale);
+  if (f == InputFormat::fp8_token) {
+    uint32_t largest = 0;
+    pieces([&](int64_t, const float* v, int64_t m) {
+      for (int64_t c = 0; c < m; ++c) largest = format::amax_bits(largest, v[c]);
+    });
+    factor = to.row_scales[r] = format::fp8_scale(format::amax_value(largest));
+  }
+  pieces([&](int64_t i, const float* v, int64_t m) {
+    if (f == InputFormat::fp8_static)
+      for (int64_t c = 0; c < m; ++c) codes[i + c] = format::fp8_static_code(v[c], factor);
+    if (f == InputFormat::fp8_token)
+      for (int64_t c = 0; c < m; ++c) codes[i + c] = format::fp8_code(v[c], factor);
+    if (f == InputFormat::fp8_group)
+      for (int64_t c = 0; c < m; c += 128)
+        reinterpret_cast<float*>(scales)[(i + c) / 128] =
+            format::quantize_group_fp8(v + c, std::min<int64_t>(128, m - c), codes + i + c);
+    if (f == InputFormat::mxfp8)
+      for (int64_t c = 0; c < m; c += 32)
+        scales[(i + c) / 32] = static_cast<std::byte>(
+            format::quantize_group_mxfp8(v + c, static_cast<int>(std::min<int64_t>(32, m - c)), codes + i + c));
+  });
+}
+}  // namespace
+
+void CpuOps::rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) {
   parallel_rows(ctx(), x.rows, x.cols * 2, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
+    for (int64_t r = begin; r < end; ++r) {
       norm_row(x.row(r), x.dtype, norm.weight.as<float>(), x.cols, norm.eps, y.row(r), y.dtype);
+      if (rounded) round_row(y, r, rounded);
+    }
   });
 }
 
-void CpuOps::add_rms_norm(Matrix x, ConstMatrix change, const RmsNorm& norm, Matrix y) {
+void CpuOps::add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) {
+  const ConstMatrix &one = change.first, &two = change.second;
   parallel_rows(ctx(), x.rows, x.cols * 3, [&](int64_t begin, int64_t end) {
-    float a[kPiece], b[kPiece];
+    float a[kPiece], b[kPiece], c[kPiece];
     for (int64_t r = begin; r < end; ++r) {
       for (int64_t i = 0; i < x.cols; i += kPiece) {
         const int64_t n = std::min(kPiece, x.cols - i);
         load(offset(x.row(r), x.dtype, i), x.dtype, a, n);
-        load(offset(change.row(r), change.dtype, i), change.dtype, b, n);
+        load(offset(one.row(r), one.dtype, i), one.dtype, b, n);
+        if (two.data != nullptr) {
+          load(offset(two.row(r), two.dtype, i), two.dtype, c, n);
+          cpu::add(b, c, b, n);
+          round_to(x.dtype, b, n);
+        }
         cpu::add(a, b, a, n);
         store(a, offset(x.row(r), x.dtype, i), x.dtype, n);
       }
       norm_row(x.row(r), x.dtype, norm.weight.as<float>(), x.cols, norm.eps, y.row(r), y.dtype);
+      if (rounded) round_row(y, r, rounded);
     }
   });
 }

@@ -21,6 +21,14 @@ constexpr int64_t kPieceBytes = int64_t{16} << 20;
 // Whether the kernels read rows where they are.
 bool readable(ConstMatrix x) { return x.cols % 8 == 0 ? rows_aligned(view(x, "x")) : true; }
 
+// Those from row `first` on.
+RoundedRows rows_from(RoundedRows r, int64_t first, int64_t cols) {
+  r.codes += first * cols;
+  if (r.row_scales != nullptr) r.row_scales += first;
+  if (r.scales != nullptr) r.scales = static_cast<std::byte*>(r.scales) + first * group_scale_bytes(r.rounding, cols);
+  return r;
+}
+
 void check_run(const Linear& linear, ConstMatrix x, Matrix y, const void* workspace, int64_t workspace_size) {
   check(x.cols == linear.inputs() && y.cols == linear.outputs() && x.rows == y.rows,
         "x is [{}, {}] and y [{}, {}]; the layer maps [T, {}] to [T, {}]", x.rows, x.cols, y.rows, y.cols,
@@ -135,38 +143,63 @@ int64_t Sm90Linear::workspace_bytes(int64_t rows) const {
   return rows == 0 ? 0 : carve(nullptr, rows, &unused);
 }
 
-void Sm90Linear::run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const {
+Rounding Sm90Linear::rounding(int64_t rows) const {
+  using format::InputFormat;
+  const InputFormat f = options_.inputs;
+  const bool fp8 = f == InputFormat::fp8_static || f == InputFormat::fp8_token || f == InputFormat::fp8_group ||
+                   f == InputFormat::mxfp8;
+  // Codes are written in eights. The kernel for few rows rounds the values itself.
+  if (!fp8 || inputs_ % 8 != 0 || takes_few(rows)) return {};
+  return {f, f == InputFormat::fp8_static ? options_.input_scale : 1.0f};
+}
+
+bool Sm90Linear::takes_few(int64_t rows) const {
+  DenseCall call;
+  call.tokens = rows;
+  call.x = this;  // any values
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [&](const DenseGemm& gemm) { return gemm.few_rows_parts(call) > 0; });
+}
+
+void Sm90Linear::run(Context& ctx, const LinearInput& input, Matrix y, void* workspace, int64_t workspace_size) const {
+  const ConstMatrix& x = input.rows;
   check_run(*this, x, y, workspace, workspace_size);
   if (x.rows == 0) return;
   const DeviceGuard guard(ctx.device().id().index);
   Memory m;
   carve(workspace, x.rows, &m);
-  DenseCall call;
-  call.tokens = x.rows;
-  call.x = x.data;
   // The kernel for few rows writes them wherever they are.
-  const bool few =
-      std::all_of(parts_.begin(), parts_.end(), [&](const DenseGemm& gemm) { return gemm.few_rows_parts(call) > 0; });
   const bool y_fits =
-      few || (parts_.size() == 1 && y.stride == y.cols && reinterpret_cast<uintptr_t>(y.data) % 16 == 0);
-  const int64_t step = std::min(readable(x) ? x.rows : m.x_rows, y_fits ? x.rows : m.y_rows);
+      takes_few(x.rows) || (parts_.size() == 1 && y.stride == y.cols && reinterpret_cast<uintptr_t>(y.data) % 16 == 0);
+  const Rounding wanted = rounding(x.rows);
+  const bool coded = wanted && input.rounded.rounding == wanted;
+  const int64_t step = std::min(coded || readable(x) ? x.rows : m.x_rows, y_fits ? x.rows : m.y_rows);
   for (int64_t first = 0; first < x.rows; first += step) {
     const int64_t rows = std::min(step, x.rows - first);
-    run_rows(ctx, {x.row(first), x.dtype, rows, x.cols, x.stride}, {y.row(first), y.dtype, rows, y.cols, y.stride}, m);
+    const RoundedRows codes = coded ? rows_from(input.rounded, first, x.cols) : RoundedRows{};
+    run_rows(ctx, {{x.row(first), x.dtype, rows, x.cols, x.stride}, codes},
+             {y.row(first), y.dtype, rows, y.cols, y.stride}, m);
   }
 }
 
-void Sm90Linear::run_rows(Context& ctx, ConstMatrix x, Matrix y, const Memory& m) const {
+void Sm90Linear::run_rows(Context& ctx, const LinearInput& input, Matrix y, const Memory& m) const {
   void* stream = ctx.queue.stream();
+  const ConstMatrix& x = input.rows;
   DenseCall call;
   call.tokens = x.rows;
-  call.x = x.data;
-  call.x_dtype = x.dtype;
-  call.x_stride = x.stride;
-  if (!readable(x)) {
-    launch_gather_rows({view(x, "x"), nullptr, {m.x, x.cols, x.dtype == DType::f32}, x.rows, x.cols}, stream, true);
-    call.x = m.x;
-    call.x_stride = x.cols;
+  if (input.rounded) {
+    call.codes = input.rounded.codes;
+    call.row_scales = input.rounded.row_scales;
+    call.scales = input.rounded.scales;
+  } else {
+    call.x = x.data;
+    call.x_dtype = x.dtype;
+    call.x_stride = x.stride;
+    if (!readable(x)) {
+      launch_gather_rows({view(x, "x"), nullptr, {m.x, x.cols, x.dtype == DType::f32}, x.rows, x.cols}, stream, true);
+      call.x = m.x;
+      call.x_stride = x.cols;
+    }
   }
   call.y_dtype = y.dtype;
   call.workspace = m.gemm;
@@ -195,7 +228,9 @@ Sm90FloatLinear::Sm90FloatLinear(Context& ctx, const Tensor& weight, const Tenso
   ctx.queue.wait();  // the host's copies may go away
 }
 
-void Sm90FloatLinear::run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const {
+void Sm90FloatLinear::run(Context& ctx, const LinearInput& input, Matrix y, void* workspace,
+                          int64_t workspace_size) const {
+  const ConstMatrix& x = input.rows;
   check_run(*this, x, y, workspace, workspace_size);
   FloatLinearArgs args{};
   args.x = view(x, "x");

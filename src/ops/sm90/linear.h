@@ -19,12 +19,15 @@ class Sm90Linear : public Linear {
   int64_t outputs() const override { return outputs_; }
   int64_t weight_bytes() const override;
   int64_t workspace_bytes(int64_t rows) const override;
-  void run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const override;
+  Rounding rounding(int64_t rows) const override;
+  void run(Context& ctx, const LinearInput& x, Matrix y, void* workspace, int64_t workspace_size) const override;
 
  private:
   struct Memory;
   int64_t carve(void* base, int64_t rows, Memory* out) const;
-  void run_rows(Context& ctx, ConstMatrix x, Matrix y, const Memory& memory) const;
+  // Whether the kernel for few rows takes so many rows of values.
+  bool takes_few(int64_t rows) const;
+  void run_rows(Context& ctx, const LinearInput& x, Matrix y, const Memory& memory) const;
 
   LinearOptions options_;
   std::vector<sluice::sm90::DenseGemm> parts_;  // one, unless their scales could not be put into one matrix
@@ -40,7 +43,8 @@ class Sm90FloatLinear : public Linear {
   int64_t outputs() const override { return weight_.dim(0); }
   int64_t weight_bytes() const override { return weight_.bytes(); }
   int64_t workspace_bytes(int64_t) const override { return 0; }
-  void run(Context& ctx, ConstMatrix x, Matrix y, void* workspace, int64_t workspace_size) const override;
+  Rounding rounding(int64_t) const override { return {}; }
+  void run(Context& ctx, const LinearInput& x, Matrix y, void* workspace, int64_t workspace_size) const override;
 
  private:
   Tensor weight_, bias_;  // on the device

@@ -7,6 +7,7 @@
 #include "kernels/sm90/mla/head_product.h"
 #include "kernels/sm90/mla/key_values.h"
 #include "kernels/sm90/norm/norm.h"
+#include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/rope/rope.h"
 #include "kernels/sm90/route/random_order.h"
 #include "kernels/sm90/sample/sample.h"
@@ -86,21 +87,46 @@ void Sm90Ops::random_order(uint64_t seed, const int32_t* positions, Matrix logit
                       true);
 }
 
-void Sm90Ops::rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y) {
+namespace {
+RmsNormArgs norm_args(RowsView x, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) {
+  RmsNormArgs args{};
+  args.x = x;
+  args.weight = floats(norm.weight, "the norm's weight");
+  args.eps = norm.eps;
+  args.y = view(y, "y");
+  args.rows = y.rows;
+  args.cols = static_cast<int>(y.cols);
+  args.rounded = {round_of(rounded.rounding.format), format::fp8_static_inverse(rounded.rounding.scale), rounded.codes,
+                  rounded.row_scales, rounded.scales};
+  return args;
+}
+
+void launch_norm(const RmsNormArgs& args, void* stream) {
+  check(args.rounded.round == Round::plain || in_eights(args),
+        "a norm is to make codes of rows of {} columns; multiples of 8 in rows aligned to 16 bytes have them",
+        args.cols);
+  launch_rms_norm(args, stream, true);
+}
+}  // namespace
+
+void Sm90Ops::rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) {
   check_same_type(x.dtype, y.dtype, "rms_norm");
   const DeviceGuard guard(index_);
   const RowsView source{const_cast<void*>(x.data), x.stride, is_f32(x.dtype, "x")};  // read only without a change
-  launch_rms_norm({source, {}, floats(norm.weight, "the norm's weight"), norm.eps, view(y, "y"), x.rows, x.cols},
-                  stream(), true);
+  launch_norm(norm_args(source, norm, y, rounded), stream());
 }
 
-void Sm90Ops::add_rms_norm(Matrix x, ConstMatrix change, const RmsNorm& norm, Matrix y) {
+void Sm90Ops::add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) {
   check_same_type(x.dtype, y.dtype, "add_rms_norm");
-  check_same_type(x.dtype, change.dtype, "add_rms_norm");
+  check_same_type(x.dtype, change.first.dtype, "add_rms_norm");
   const DeviceGuard guard(index_);
-  launch_rms_norm({view(x, "x"), view(change, "change"), floats(norm.weight, "the norm's weight"), norm.eps,
-                   view(y, "y"), x.rows, x.cols},
-                  stream(), true);
+  RmsNormArgs args = norm_args(view(x, "x"), norm, y, rounded);
+  args.change = view(change.first, "change");
+  if (change.second.data != nullptr) {
+    check_same_type(x.dtype, change.second.dtype, "add_rms_norm");
+    args.change2 = view(change.second, "change");
+  }
+  launch_norm(args, stream());
 }
 
 void Sm90Ops::gated_group_rms_norm(ConstMatrix x, ConstMatrix gate, int64_t groups, const RmsNorm& norm, Matrix y) {
@@ -108,7 +134,7 @@ void Sm90Ops::gated_group_rms_norm(ConstMatrix x, ConstMatrix gate, int64_t grou
   check_same_type(gate.dtype, y.dtype, "gated_group_rms_norm");
   const DeviceGuard guard(index_);
   launch_gated_group_rms_norm({view(x, "x"), view(gate, "gate"), view(y, "y"), floats(norm.weight, "the norm's weight"),
-                               norm.eps, x.rows, x.cols, groups},
+                               norm.eps, x.rows, static_cast<int>(groups), static_cast<int>(x.cols / groups)},
                               stream(), true);
 }
 

@@ -25,8 +25,8 @@ class Sm90Ops : public Ops {
   float amax(ConstMatrix x) override;
   void random_order(uint64_t seed, const int32_t* positions, Matrix logits) override;
 
-  void rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y) override;
-  void add_rms_norm(Matrix x, ConstMatrix change, const RmsNorm& norm, Matrix y) override;
+  void rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) override;
+  void add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) override;
   void gated_group_rms_norm(ConstMatrix x, ConstMatrix gate, int64_t groups, const RmsNorm& norm, Matrix y) override;
 
   // At most 256 pairs; heads of at most 1024 values in the stores.

@@ -4,140 +4,281 @@
 #include "kernels/sm90/elements.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/norm/norm.h"
+#include "kernels/sm90/quantize/round.cuh"
 
 namespace sluice::sm90 {
 
 namespace {
 
-// Elements of one row that a thread holds between the two passes; longer rows are read again.
-constexpr int kHeld = 16;
+// What a norm's kernel makes beside y.
+enum class Codes {
+  none,
+  rows,    // fp8_static, fp8_token: a factor for the row
+  groups,  // fp8_group, mxfp8: one for 128 or 32 columns
+};
+
+// A thread holds kPieces times N neighbouring values of a row; kLong: there are more, which are read again.
+template <class D_, int N_, int kThreads_, int kPieces_, bool kLong_>
+struct Split {
+  using D = D_;
+  static constexpr int N = N_, threads = kThreads_, pieces = kPieces_, step = N * threads;
+  static constexpr bool more = kLong_;
+  // Calls f(column, p) for this thread's held pieces, which lie inside `columns`.
+  template <class F>
+  __device__ static __forceinline__ void held(int columns, F&& f) {
+    const int first = static_cast<int>(threadIdx.x) * N;
+#pragma unroll
+    for (int p = 0; p < pieces; ++p)
+      if (first + p * step < columns) f(first + p * step, p);
+  }
+  // Calls f(column) for the others.
+  template <class F>
+  __device__ static __forceinline__ void others(int columns, F&& f) {
+    if constexpr (more)
+      for (int column = static_cast<int>(threadIdx.x) * N + pieces * step; column < columns; column += step) f(column);
+  }
+};
+
+__device__ __forceinline__ uint32_t block_max(uint32_t v, uint32_t* shared, int warps) {
+  v = __reduce_max_sync(0xffffffffu, v);
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+  __syncthreads();
+  for (int i = 0; i < warps; ++i) v = max(v, shared[i]);
+  return v;
+}
+
+__device__ __forceinline__ void store_codes8(const RmsNormArgs& a, int64_t row, int column, uint2 codes) {
+  *reinterpret_cast<uint2*>(a.rounded.codes + row * a.cols + column) = codes;
+}
+
+// The codes of a row under one factor.
+template <class S>
+__device__ __forceinline__ void store_row_codes(const RmsNormArgs& a, int64_t row, const float (&held)[S::pieces][8],
+                                                const typename S::D* y) {
+  __shared__ uint32_t maxima[S::threads / 32];
+  const auto code = [&](auto&& code8) {
+    S::held(a.cols, [&](int column, int p) { store_codes8(a, row, column, code8(held[p])); });
+    S::others(a.cols, [&](int column) {
+      float v[8];
+      load_elements<8>(y + column, v);  // as this thread stored it
+      store_codes8(a, row, column, code8(v));
+    });
+  };
+  if (a.rounded.round == Round::fp8_static)
+    return code([&](const float(&v)[8]) { return rounded_e4m3(Round::fp8_static, v, a.rounded.inverse); });
+  uint32_t bits = 0;
+  S::held(a.cols, [&](int, int p) { bits = max(bits, amax8(held[p])); });
+  S::others(a.cols, [&](int column) {
+    float v[8];
+    load_elements<8>(y + column, v);
+    bits = max(bits, amax8(v));
+  });
+  const float scale = group_scale(block_max(bits, maxima, S::threads / 32));
+  if (threadIdx.x == 0) a.rounded.row_scales[row] = scale;
+  code([&](const float(&v)[8]) { return rounded_e4m3(Round::fp8_token, v, scale); });
+}
+
+// Eight columns of a row under the factors of their groups. All lanes call it together; v counts if it is inside.
+__device__ __forceinline__ void store_group_codes8(const RmsNormArgs& a, int64_t row, int column, const float (&v)[8]) {
+  const bool inside = column < a.cols;
+  const uint32_t bits = inside ? amax8(v) : 0;
+  uint2 codes;
+  if (a.rounded.round == Round::fp8_group) {
+    const float scale = group_scale(amax_lanes(bits, 16));
+    if (inside && column % 128 == 0)
+      static_cast<float*>(a.rounded.scales)[row * ceil_div(a.cols, 128) + column / 128] = scale;
+    codes = rounded_e4m3(Round::fp8_group, v, scale);
+  } else {
+    const uint8_t scale = format::mxfp8_scale(format::amax_value(amax_lanes(bits, 4)));
+    if (inside && column % 32 == 0)
+      static_cast<uint8_t*>(a.rounded.scales)[row * ceil_div(a.cols, 32) + column / 32] = scale;
+    codes = rounded_e4m3(Round::fp8_static, v, format::e8m0_inverse(scale));  // a factor that multiplies
+  }
+  if (inside) store_codes8(a, row, column, codes);
+}
+template <class S>
+__device__ __forceinline__ void store_group_codes(const RmsNormArgs& a, int64_t row, const float (&held)[S::pieces][8],
+                                                  const typename S::D* y) {
+  const int first = static_cast<int>(threadIdx.x) * 8;
+#pragma unroll
+  for (int p = 0; p < S::pieces; ++p) store_group_codes8(a, row, first + p * S::step, held[p]);
+  if constexpr (S::more)
+    for (int base = S::pieces * S::step; base < a.cols; base += S::step) {
+      float v[8];
+      if (base + first < a.cols) load_elements<8>(y + base + first, v);  // as this thread stored it
+      store_group_codes8(a, row, base + first, v);
+    }
+}
 
 // A block computes one row. How the sum is split depends on the row's length alone.
-template <class D, int N, int kThreads>
-__global__ void __launch_bounds__(kThreads) rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
-  __shared__ float shared[kThreads / 32];
-  constexpr int kPieces = kHeld / N;
+template <class S, Codes kCodes>
+__global__ void __launch_bounds__(S::threads) rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
+  using D = typename S::D;
+  constexpr int N = S::N;
+  __shared__ float sums[S::threads / 32];
   ptx::griddepcontrol_launch_dependents();
-  const int64_t row = blockIdx.x, step = int64_t{kThreads} * N, first = int64_t{threadIdx.x} * N;
+  const int64_t row = blockIdx.x;
   D* x = static_cast<D*>(a.x.data) + row * a.x.stride;
   D* y = static_cast<D*>(a.y.data) + row * a.y.stride;
-  const D* change = a.change.data == nullptr ? nullptr : static_cast<const D*>(a.change.data) + row * a.change.stride;
+  const auto part = [&](const ConstRowsView& v) {
+    return v.data == nullptr ? nullptr : static_cast<const D*>(v.data) + row * v.stride;
+  };
+  const D *change = part(a.change), *change2 = part(a.change2);
+  // Nothing that runs beside this kernel writes the weight.
+  float weight[S::pieces][N];
+  S::held(a.cols, [&](int column, int p) { load_elements<N>(a.weight + column, weight[p]); });
   ptx::griddepcontrol_wait();
 
-  float held[kPieces][N];
+  float held[S::pieces][N];
   float sum = 0.0f;
-  const auto take = [&](int64_t column, float(&v)[N]) {
+  const auto take = [&](int column, float(&v)[N]) {
+    float c[N], more[N];
     load_elements<N>(x + column, v);
+    if (change != nullptr) load_elements<N>(change + column, c);
+    if (change2 != nullptr) load_elements<N>(change2 + column, more);
     if (change != nullptr) {
-      float c[N];
-      load_elements<N>(change + column, c);
 #pragma unroll
-      for (int i = 0; i < N; ++i) v[i] = rounded<D>(v[i] + c[i]);
+      for (int i = 0; i < N; ++i) v[i] = rounded<D>(v[i] + (change2 != nullptr ? rounded<D>(c[i] + more[i]) : c[i]));
       store_elements<N>(v, x + column);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) sum = fmaf(v[i], v[i], sum);
   };
-#pragma unroll
-  for (int p = 0; p < kPieces; ++p)
-    if (first + p * step < a.cols) take(first + p * step, held[p]);
-  for (int64_t column = first + kPieces * step; column < a.cols; column += step) {
+  S::held(a.cols, [&](int column, int p) { take(column, held[p]); });
+  S::others(a.cols, [&](int column) {
     float v[N];
     take(column, v);
-  }
-  sum = block_sum<kThreads>(sum, shared);
+  });
+  sum = block_sum<S::threads>(sum, sums);
   const float factor = __frcp_rn(__fsqrt_rn(sum / static_cast<float>(a.cols) + a.eps));
-  const auto give = [&](int64_t column, float(&v)[N]) {
-    float w[N];
-    load_elements<N>(a.weight + column, w);
+  const auto give = [&](int column, float(&v)[N], const float(&w)[N]) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = rounded<D>(v[i] * factor) * w[i];
+    for (int i = 0; i < N; ++i) v[i] = rounded<D>(rounded<D>(v[i] * factor) * w[i]);
     store_elements<N>(v, y + column);
   };
-#pragma unroll
-  for (int p = 0; p < kPieces; ++p)
-    if (first + p * step < a.cols) give(first + p * step, held[p]);
-  for (int64_t column = first + kPieces * step; column < a.cols; column += step) {
-    float v[N];
+  S::held(a.cols, [&](int column, int p) { give(column, held[p], weight[p]); });
+  S::others(a.cols, [&](int column) {
+    float v[N], w[N];
     load_elements<N>(x + column, v);
-    give(column, v);
-  }
+    load_elements<N>(a.weight + column, w);
+    give(column, v, w);
+  });
+  if constexpr (kCodes == Codes::rows) store_row_codes<S>(a, row, held, y);
+  if constexpr (kCodes == Codes::groups) store_group_codes<S>(a, row, held, y);
 }
 
-constexpr int kGroupThreads = 128;
-
-// A block computes one group of one row. Its values are computed twice rather than held: x and gate stay in the cache.
-template <class D, int N>
-__global__ void __launch_bounds__(kGroupThreads) gated_norm_kernel(const __grid_constant__ GatedNormArgs a) {
-  __shared__ float shared[kGroupThreads / 32];
+// A block computes one group of one row. Values that a thread does not hold are computed twice: x and gate stay in the
+// cache.
+template <class S>
+__global__ void __launch_bounds__(S::threads) gated_norm_kernel(const __grid_constant__ GatedNormArgs a) {
+  using D = typename S::D;
+  constexpr int N = S::N;
+  __shared__ float shared[S::threads / 32];
   ptx::griddepcontrol_launch_dependents();
-  const int64_t row = blockIdx.x, size = a.cols / a.groups, begin = blockIdx.y * size;
+  const int64_t row = blockIdx.x, begin = int64_t{blockIdx.y} * a.size;
   const float* x = static_cast<const float*>(a.x.data) + row * a.x.stride + begin;
   const D* gate = static_cast<const D*>(a.gate.data) + row * a.gate.stride + begin;
   D* y = static_cast<D*>(a.y.data) + row * a.y.stride + begin;
+  // Nothing that runs beside this kernel writes the weight.
+  float weight[S::pieces][N];
+  S::held(a.size, [&](int column, int p) { load_elements<N>(a.weight + begin + column, weight[p]); });
   ptx::griddepcontrol_wait();
-  const auto gated = [&](int64_t column, float(&v)[N]) {
+  const auto gated = [&](int column, float(&v)[N]) {
     float g[N];
     load_elements<N>(x + column, v);
     load_elements<N>(gate + column, g);
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] *= silu(g[i]);
   };
+  float held[S::pieces][N];
   float sum = 0.0f;
-  for (int64_t column = threadIdx.x * N; column < size; column += kGroupThreads * N) {
-    float v[N];
-    gated(column, v);
+  const auto add = [&](const float(&v)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) sum = fmaf(v[i], v[i], sum);
-  }
-  sum = block_sum<kGroupThreads>(sum, shared);
-  const float factor = __frcp_rn(__fsqrt_rn(sum / static_cast<float>(size) + a.eps));
-  for (int64_t column = threadIdx.x * N; column < size; column += kGroupThreads * N) {
-    float v[N], w[N];
+  };
+  S::held(a.size, [&](int column, int p) {
+    gated(column, held[p]);
+    add(held[p]);
+  });
+  S::others(a.size, [&](int column) {
+    float v[N];
     gated(column, v);
-    load_elements<N>(a.weight + begin + column, w);
+    add(v);
+  });
+  sum = block_sum<S::threads>(sum, shared);
+  const float factor = __frcp_rn(__fsqrt_rn(sum / static_cast<float>(a.size) + a.eps));
+  const auto give = [&](int column, float(&v)[N], const float(&w)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = v[i] * factor * w[i];
     store_elements<N>(v, y + column);
-  }
+  };
+  S::held(a.size, [&](int column, int p) { give(column, held[p], weight[p]); });
+  S::others(a.size, [&](int column) {
+    float v[N], w[N];
+    gated(column, v);
+    load_elements<N>(a.weight + begin + column, w);
+    give(column, v, w);
+  });
 }
 
-template <class D, int N>
-void launch_of(const RmsNormArgs& a, Stream stream, bool pdl) {
-  const auto rows = static_cast<unsigned>(a.rows);
-  // As many threads as hold one access each, so that all of a row is under way at once.
-  if (a.cols <= 128 * N)
-    launch(rms_norm_kernel<D, N, 128>, rows, 128, 0, stream, pdl, a);
-  else if (a.cols <= 512 * N)
-    launch(rms_norm_kernel<D, N, 256>, rows, 256, 0, stream, pdl, a);
+// As many threads as hold one access each, so that all of a row is under way at once; of long rows two.
+template <class D, Codes kCodes>
+void launch_wide(const RmsNormArgs& a, Stream stream, bool pdl) {
+  const auto run = [&]<class S>(S) {
+    launch(rms_norm_kernel<S, kCodes>, static_cast<unsigned>(a.rows), S::threads, 0, stream, pdl, a);
+  };
+  if (a.cols <= 1024)
+    run(Split<D, 8, 128, 1, false>());
+  else if (a.cols <= 2048)
+    run(Split<D, 8, 256, 1, false>());
+  else if (a.cols <= 4096)
+    run(Split<D, 8, 256, 2, false>());
+  else if (a.cols <= 8192)
+    run(Split<D, 8, 512, 2, false>());
   else
-    launch(rms_norm_kernel<D, N, 512>, rows, 512, 0, stream, pdl, a);
+    run(Split<D, 8, 512, 2, true>());
+}
+
+template <class D>
+void launch_of(const RmsNormArgs& a, Stream stream, bool pdl) {
+  using Narrow = Split<D, 1, 256, 8, true>;
+  const Round round = a.rounded.round;
+  if (round == Round::fp8_static || round == Round::fp8_token)
+    launch_wide<D, Codes::rows>(a, stream, pdl);
+  else if (round != Round::plain)
+    launch_wide<D, Codes::groups>(a, stream, pdl);
+  else if (in_eights(a))
+    launch_wide<D, Codes::none>(a, stream, pdl);
+  else
+    launch(rms_norm_kernel<Narrow, Codes::none>, static_cast<unsigned>(a.rows), Narrow::threads, 0, stream, pdl, a);
+}
+
+template <class D>
+void launch_groups_of(const GatedNormArgs& a, bool aligned, Stream stream, bool pdl) {
+  const auto run = [&]<class S>(S) {
+    const dim3 blocks(static_cast<unsigned>(a.rows), static_cast<unsigned>(a.groups));
+    launch(gated_norm_kernel<S>, blocks, S::threads, 0, stream, pdl, a);
+  };
+  if (!aligned)
+    run(Split<D, 1, 128, 4, true>());
+  else if (a.size <= 512)
+    run(Split<D, 8, 64, 1, false>());
+  else
+    run(Split<D, 8, 128, 1, true>());
 }
 
 }  // namespace
 
 void launch_rms_norm(const RmsNormArgs& a, Stream stream, bool pdl) {
   if (a.rows == 0) return;
-  const bool aligned = rows_aligned(a.x) && rows_aligned(a.y) && a.cols % 8 == 0 &&
-                       reinterpret_cast<uintptr_t>(a.weight) % 16 == 0 &&
-                       (a.change.data == nullptr || rows_aligned(a.change));
-  if (a.x.f32)
-    aligned ? launch_of<float, 4>(a, stream, pdl) : launch_of<float, 1>(a, stream, pdl);
-  else
-    aligned ? launch_of<bf16_t, 8>(a, stream, pdl) : launch_of<bf16_t, 1>(a, stream, pdl);
+  a.x.f32 ? launch_of<float>(a, stream, pdl) : launch_of<bf16_t>(a, stream, pdl);
 }
 
 void launch_gated_group_rms_norm(const GatedNormArgs& a, Stream stream, bool pdl) {
   if (a.rows == 0) return;
-  const int64_t size = a.cols / a.groups;
-  const dim3 blocks(static_cast<unsigned>(a.rows), static_cast<unsigned>(a.groups));
-  const bool aligned = rows_aligned(a.x) && rows_aligned(a.gate) && rows_aligned(a.y) && size % 8 == 0 &&
+  const bool aligned = rows_aligned(a.x) && rows_aligned(a.gate) && rows_aligned(a.y) && a.size % 8 == 0 &&
                        reinterpret_cast<uintptr_t>(a.weight) % 16 == 0;
-  const auto run = [&](auto* kernel) { launch(kernel, blocks, kGroupThreads, 0, stream, pdl, a); };
-  if (a.gate.f32)
-    aligned ? run(gated_norm_kernel<float, 4>) : run(gated_norm_kernel<float, 1>);
-  else
-    aligned ? run(gated_norm_kernel<bf16_t, 8>) : run(gated_norm_kernel<bf16_t, 1>);
+  a.gate.f32 ? launch_groups_of<float>(a, aligned, stream, pdl) : launch_groups_of<bf16_t>(a, aligned, stream, pdl);
 }
 
 }  // namespace sluice::sm90

@@ -3,27 +3,48 @@
 #pragma once
 
 #include "kernels/sm90/device.h"
+#include "kernels/sm90/grouped_gemm/args.h"
 #include "kernels/sm90/rows.h"
 
 namespace sluice::sm90 {
 
+// e4m3 codes of normed rows for the products that read them, bit for bit those that a product would make of y.
+struct RowCodes {
+  Round round;        // fp8_static, fp8_token, fp8_group or mxfp8; plain: there are none
+  float inverse;      // fp8_static: of the calibrated scale
+  uint8_t* codes;     // [rows, cols]
+  float* row_scales;  // [rows]: decode factors of fp8_token
+  void* scales;       // [rows, groups]: float32 of fp8_group, bytes of mxfp8
+};
+
 struct RmsNormArgs {
-  RowsView x;            // [rows, cols]; with `change`, x = D(x + change) is stored first
-  ConstRowsView change;  // [rows, cols] of x's type; data null: none
-  const float* weight;   // [cols]
+  RowsView x;             // [rows, cols]; with `change`, x = D(x + change) is stored first
+  ConstRowsView change;   // [rows, cols] of x's type; data null: none
+  ConstRowsView change2;  // the same; D(change + change2) is the change; data null: none
+  const float* weight;    // [cols]
   float eps;
   RowsView y;  // [rows, cols] of x's type; may be x
-  int64_t rows, cols;
+  int64_t rows;
+  int cols;
+  RowCodes rounded;  // only if in_eights()
 };
+// Whether rows are read and written 16 bytes at a time.
+inline bool in_eights(const RmsNormArgs& a) {
+  const auto fits = [](ConstRowsView v) { return v.data == nullptr || rows_aligned(v); };
+  return a.cols % 8 == 0 && rows_aligned(a.x) && rows_aligned(a.y) && fits(a.change) && fits(a.change2) &&
+         reinterpret_cast<uintptr_t>(a.weight) % 16 == 0;
+}
+// Both norms read their weight while the kernels before them in the stream may still run: none of those may write it.
 void launch_rms_norm(const RmsNormArgs& args, Stream stream, bool pdl);
 
 struct GatedNormArgs {
-  ConstRowsView x;      // float32 [rows, cols]
-  ConstRowsView gate;   // D [rows, cols]
-  RowsView y;           // D [rows, cols]
-  const float* weight;  // [cols]
+  ConstRowsView x;      // float32 [rows, groups * size]
+  ConstRowsView gate;   // D, as x
+  RowsView y;           // D, as x
+  const float* weight;  // [groups * size]
   float eps;
-  int64_t rows, cols, groups;
+  int64_t rows;
+  int groups, size;
 };
 void launch_gated_group_rms_norm(const GatedNormArgs& args, Stream stream, bool pdl);
 
