@@ -5,7 +5,7 @@
 
 namespace sluice::model {
 
-void AttentionLayer::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
+void AttentionLayer::run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const {
   ops::Workspace::Scope scope(step.ops.workspace());
   const int64_t width = layout.heads * layout.head_dim;
   const ops::Matrix projected = step.matrix(qkv.rows()), mixed = step.matrix(width);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/decoder.h"
 
+#include <algorithm>
+
 namespace sluice::model {
 
 namespace {
@@ -59,24 +61,50 @@ Step Decoder::begin(ops::Ops& ops, const Batch& batch, Cache& cache, Observer* o
   return step;
 }
 
-// A mixer's change is added to the residual stream together with the norm that follows it.
+namespace {
+bool has_shared_experts(const Sublayer& s) {
+  const auto* m = std::get_if<MoeBlock>(&s.mixer);
+  return m != nullptr && m->shared;
+}
+}  // namespace
+
+// A mixer's change is added to the residual stream together with the norm that follows it, which also rounds its rows
+// for the mixer's first product where that takes them so.
 void Decoder::run_sublayers(const Step& step, const std::vector<Sublayer>& sublayers, ops::Matrix x) const {
-  const ops::Matrix normed = step.matrix(x.cols), change = step.matrix(x.cols);
+  const ops::Matrix normed = step.matrix(x.cols), one = step.matrix(x.cols);
+  const bool shared = std::any_of(sublayers.begin(), sublayers.end(), has_shared_experts);
+  const ops::Matrix two = shared ? step.matrix(x.cols) : ops::Matrix{};
+  std::optional<ops::Change> change;  // that is not in x yet
+  const auto add_change = [&] {
+    if (change->second.data != nullptr) step.ops.add(one, two);
+    step.ops.add(x, one);
+    change.reset();
+  };
   int layer = 0;
-  bool changed = false;
   for (const Sublayer& s : sublayers) {
-    if (changed)
-      step.ops.add_rms_norm(x, change, s.norm, normed);
+    ops::Workspace::Scope scope(step.ops.workspace());
+    const ops::Rounding rounding = std::visit([&](const auto& mixer) { return mixer.rounding(x.rows); }, s.mixer);
+    const ops::RoundedRows rounded = step.ops.workspace().rounded_rows(rounding, x.rows, x.cols);
+    if (change)
+      step.ops.add_rms_norm(x, *change, s.norm, normed, rounded);
     else
-      step.ops.rms_norm(x, s.norm, normed);
-    std::visit([&](const auto& mixer) { mixer.run(step, normed, change); }, s.mixer);
-    changed = true;
+      step.ops.rms_norm(x, s.norm, normed, rounded);
+    const ops::LinearInput input(normed, rounded);
+    change = std::visit(
+        [&](const auto& mixer) -> ops::Change {
+          if constexpr (std::is_same_v<decltype(mixer), const MoeBlock&>) {
+            return mixer.run(step, input, one, two);
+          } else {
+            mixer.run(step, input, one);
+            return one;
+          }
+        },
+        s.mixer);
     if (!s.ends_layer || step.observer == nullptr) continue;
-    step.ops.add(x, change);
-    changed = false;
+    add_change();
     step.observer->layer(++layer, x);
   }
-  if (changed) step.ops.add(x, change);
+  if (change) add_change();
 }
 
 void Decoder::finish(const Step& step, ops::ConstMatrix x, const ops::RmsNorm& norm, const Dense& head,

@@ -12,16 +12,22 @@ void Dense::append(Dense next) {
   rows_ += next.rows_;
 }
 
-void Dense::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
+ops::Rounding Dense::rounding(int64_t rows) const {
+  for (const Product& p : products_)
+    if (const ops::Rounding r = p.linear->rounding(rows)) return r;
+  return {};
+}
+
+void Dense::run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const {
   ops::Workspace::Scope scope(step.ops.workspace());
   if (step.observer != nullptr && step.observer->activations() != nullptr) {
-    const float amax = step.ops.amax(x);
+    const float amax = step.ops.amax(x.rows);
     for (const Product& p : products_)
       for (const std::string& name : p.names) step.observer->activations()->observe_amax(name, amax);
   }
   int64_t first = 0;
   for (const Product& p : products_) {
-    const int64_t bytes = p.linear->workspace_bytes(x.rows), rows = p.linear->outputs();
+    const int64_t bytes = p.linear->workspace_bytes(x.rows.rows), rows = p.linear->outputs();
     p.linear->run(step.ops.ctx(), x, y.columns(first, rows), step.ops.workspace().take_bytes(bytes), bytes);
     first += rows;
   }

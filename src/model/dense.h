@@ -20,7 +20,9 @@ class Dense {
   void append(Dense next);
 
   // x D [R, K] -> y [R, rows()], D or float32.
-  void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
+  void run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const;
+  // How products of `rows` rows take rows that are rounded already; plain: as values.
+  ops::Rounding rounding(int64_t rows) const;
 
   int64_t rows() const { return rows_; }
   int64_t weight_bytes() const;

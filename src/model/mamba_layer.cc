@@ -3,7 +3,7 @@
 
 namespace sluice::model {
 
-void MambaLayer::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
+void MambaLayer::run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const {
   ops::Workspace::Scope scope(step.ops.workspace());
   const int64_t inner = shape.inner(), channels = shape.channels();
   const ops::Matrix projected = step.matrix(inner + channels + shape.heads);

@@ -3,7 +3,7 @@
 
 namespace sluice::model {
 
-void MlaLayer::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
+void MlaLayer::run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const {
   ops::Ops& ops = step.ops;
   ops::Workspace::Scope scope(ops.workspace());
   const ops::Matrix low = step.matrix(down.rows()), queries = step.matrix(shape.heads * shape.query());

@@ -3,7 +3,7 @@
 
 namespace sluice::model {
 
-void Mlp::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
+void Mlp::run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const {
   ops::Workspace::Scope scope(step.ops.workspace());
   const ops::Matrix both = step.matrix(up.rows());
   const int64_t inter = gated ? up.rows() / 2 : up.rows();

@@ -3,7 +3,12 @@
 
 namespace sluice::model {
 
-void MoeBlock::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
+ops::Rounding MoeBlock::rounding(int64_t rows) const {
+  if (latent_in) return latent_in->rounding(rows);
+  return shared ? shared->rounding(rows) : ops::Rounding{};
+}
+
+ops::Change MoeBlock::run(const Step& step, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more) const {
   ops::Workspace::Scope scope(step.ops.workspace());
   ops::Workspace& workspace = step.ops.workspace();
   const MoeSpec& spec = experts->spec();
@@ -11,7 +16,7 @@ void MoeBlock::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
   router.run(step, x, logits);
   if (random_routing) step.ops.random_order(static_cast<uint64_t>(index), step.batch.positions, logits);
 
-  ops::ConstMatrix input = x;
+  ops::ConstMatrix input = x.rows;
   ops::Matrix routed = y;
   if (latent_in) {
     const ops::Matrix latent = step.matrix(latent_in->rows());
@@ -41,20 +46,18 @@ void MoeBlock::run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const {
     fail(ErrorCode::unsupported, "this MoE backend keeps no traces, which calibration reads; cpu and reference do");
   if (latent_out) latent_out->run(step, routed, y);
 
+  if (shared) shared->run(step, x, more);
+  if (step.observer == nullptr) return shared ? ops::Change(y, more) : y;
   ops::Matrix before_shared = y;
-  if (step.observer != nullptr && shared) {
+  if (shared) {
     before_shared = step.matrix(y.cols);
     step.ops.copy(y, before_shared);
+    step.ops.add(y, more);
   }
-  if (shared) {
-    const ops::Matrix extra = step.matrix(y.cols);
-    shared->run(step, x, extra);
-    step.ops.add(y, extra);
-  }
-  if (step.observer == nullptr) return;
   const auto n = static_cast<size_t>(choices);
-  step.observer->moe({index, x, logits, {args.chosen_ids, n}, {args.chosen_weights, n}, before_shared, y});
+  step.observer->moe({index, x.rows, logits, {args.chosen_ids, n}, {args.chosen_weights, n}, before_shared, y});
   observe(step, trace);
+  return y;
 }
 
 void MoeBlock::observe(const Step& step, const moe::Trace& trace) const {

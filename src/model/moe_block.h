@@ -22,7 +22,9 @@ struct MoeBlock {
   std::shared_ptr<const moe::MoeLayer> experts;
   std::optional<Mlp> shared;  // sees the full hidden state, added with weight 1
 
-  void run(const Step& step, ops::ConstMatrix x, ops::Matrix y) const;
+  // The result: y, or where shared experts have not been added yet y and `more`, which is memory like y.
+  ops::Change run(const Step& step, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more) const;
+  ops::Rounding rounding(int64_t rows) const;
   int64_t weight_bytes() const;
 
  private:
