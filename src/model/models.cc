@@ -76,7 +76,7 @@ LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CacheP
   if (!options.dummy) check_fits(reader.checkpoint(), options, device, memory);
   if (cache) {
     CacheShape shape = family_of(reader.config()).cache(reader);
-    shape.dtype = options.dtype;
+    shape.dtype = options.kv_dtype.value_or(options.dtype);
     // Of the host both are touched little by little, and weights may stay in their files.
     const bool both = !options.dummy && !device.is_host();
     check_cache_fits(both ? weight_bytes(reader.checkpoint(), options) : 0, shape,
