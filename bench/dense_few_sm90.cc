@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense products of few rows on one GPU, as a decode step has them: BF16 rows in, BF16 out, replays of a graph in which
-// each call has other weights. Microseconds a call against the bytes at the copy rate plus nothing; by parts of K.
+// Dense products of few rows on one GPU, as a decode step has them: BF16 rows in (or codes, rounded already), BF16 out,
+// replays of a graph in which each call has other weights. Microseconds of a call against the bytes at the copy rate.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -8,6 +8,7 @@
 
 #include "base/bf16.h"
 #include "kernels/sm90/dense/dense_gemm.h"
+#include "kernels/sm90/few_rows/heuristic.h"
 #include "sm90_bench.h"
 
 using namespace sluice;
@@ -28,13 +29,44 @@ constexpr Matrix kShapes[] = {
     {"v3 shared up", 4096, 7168}, {"v3 shared down", 7168, 2048}, {"v3 router", 256, 7168},
 };
 struct Choice {
-  std::vector<std::string> shapes;
-  bool all_parts = false;
+  std::vector<std::string> shapes, only;
+  bool all = false, codes = false;
+  int best = 0;
   double seconds = 80;
 };
 
-// A variant of a call: parts of K, 0 for the grouped GEMM, or nothing: what would be chosen.
-using Variant = std::optional<int>;
+// A variant of a call: parts of K of the kernel for few rows, 0 for the grouped GEMM; or a choice of the kernel for a
+// batch of rows; or nothing of both: what would be chosen.
+struct Variant {
+  std::optional<int> few;
+  std::optional<sm90::BatchRowsChoice> batch;
+};
+std::string name_of(const sm90::BatchRowsChoice& c) { return fmt::format("{}x{}p{}", c.tile, c.blocks, c.parts); }
+std::string name_of(const Variant& v, const sm90::DenseGemm& gemm, const sm90::DenseCall& call) {
+  if (v.few) return *v.few == 0 ? "grouped" : fmt::format("few{}", *v.few);
+  if (v.batch) return name_of(*v.batch);
+  const sm90::BatchRowsChoice c = gemm.batch_rows_choice(call);
+  const int parts = gemm.few_rows_parts(call);
+  return c.tile > 0 ? name_of(c) : parts > 0 ? fmt::format("few{}", parts) : "grouped";
+}
+
+std::vector<Variant> variants_of(const Choice& c, sm90::DenseGemm& gemm, int64_t tokens) {
+  std::vector<Variant> all{{}};
+  if (!c.all) return all;
+  all.push_back({0, {}});
+  if (!c.codes && tokens <= sm90::kMaxFewRows)
+    for (const int parts : {1, 2, 4, 8}) all.push_back({parts, {}});
+  for (const sm90::BatchTileSize& t : sm90::kBatchTiles)
+    for (int parts = 1; parts <= 8; ++parts) {
+      const sm90::BatchRowsChoice b{t.rows, t.blocks, parts};
+      if (t.rows >= 2 * tokens && t.rows > 32) continue;
+      if (t.rows * 4 < tokens) continue;
+      const int64_t blocks = int64_t{gemm.matrix().shape.m_tiles()} * parts * ((tokens + t.rows - 1) / t.rows);
+      if (parts > 1 && blocks > 2 * 132 * t.blocks) continue;
+      if (sm90::batch_rows_possible(gemm.matrix().shape, b)) all.push_back({{}, b});
+    }
+  return all;
+}
 
 void bench_shape(const Options& o, const Choice& c, const Matrix& shape, const Kind& kind,
                  std::chrono::steady_clock::time_point end) {
@@ -45,43 +77,69 @@ void bench_shape(const Options& o, const Choice& c, const Matrix& shape, const K
   std::mt19937_64 rng(7);
   std::vector<sm90::DenseGemm> gemms;
   for (double bytes = 0; bytes < 150e6 || gemms.size() < 2; bytes += weight_bytes) {  // three times the L2 cache
-    if (gemms.size() == 64) break;
+    if (gemms.size() == 32) break;
     gemms.emplace_back(spec);
-    fill(gemms.back().matrix(), rng);
+    sm90::RepackedMatrix& m = gemms.back().matrix();
+    if (gemms.size() == 1) {
+      fill(m, rng);
+      continue;
+    }
+    const sm90::RepackedMatrix& first = gemms.front().matrix();
+    for (const auto& [to, from] : {std::pair{&m.weights, &first.weights},
+                                   {&m.row_scale, &first.row_scale},
+                                   {&m.block_scale, &first.block_scale}})
+      check_cuda(cudaMemcpy(to->data(), from->data(), static_cast<size_t>(to->bytes()), cudaMemcpyDeviceToDevice),
+                 "cudaMemcpy");
   }
   for (const int64_t tokens : o.tokens) {
     std::vector<uint16_t> x(static_cast<size_t>(tokens * shape.cols));
     std::normal_distribution<float> normal;
     for (uint16_t& v : x) v = float_to_bf16(normal(rng));
-    const sm90::DeviceBuffer in(tokens * shape.cols * 2), out(tokens * shape.rows * 2);
+    const sm90::DeviceBuffer in(tokens * shape.cols * 2), out(tokens * shape.rows * 2), factors(tokens * 4);
     sm90::copy_to_device(in.data(), x.data(), in.bytes(), nullptr);
+    const std::vector<float> ones(static_cast<size_t>(tokens), 1.0f);
+    sm90::copy_to_device(factors.data(), ones.data(), factors.bytes(), nullptr);
     const sm90::DeviceBuffer workspace(gemms[0].workspace_bytes(tokens));
     sm90::synchronize(nullptr);
     const int calls = weight_bytes > 100e6 ? 4 : 32;
-    const double moved = weight_bytes + 2.0 * static_cast<double>(tokens * (shape.rows + shape.cols));
+    const double x_bytes = c.codes ? 1 : 2;
+    const double moved = weight_bytes + static_cast<double>(tokens) * (2.0 * static_cast<double>(shape.rows) +
+                                                                       x_bytes * static_cast<double>(shape.cols));
     const double floor = moved / o.copy_tbs / 1e6;
-    std::vector<Variant> variants{std::nullopt};
-    if (c.all_parts) variants = {std::nullopt, 0, 1, 2, 4, 8};
     std::printf("%-17s %-8s T=%-3lld floor %6.1f aim %6.1f |", shape.name, kind.name, static_cast<long long>(tokens),
                 floor, 1.25 * floor + 3);
-    for (const Variant& v : variants) {
+    std::vector<std::pair<double, std::string>> times;
+    for (const Variant& v : variants_of(c, gemms[0], tokens)) {
+      if (!c.only.empty() && v.batch && std::find(c.only.begin(), c.only.end(), name_of(*v.batch)) == c.only.end())
+        continue;
       sm90::DenseCall call;
       call.tokens = tokens;
-      call.x = in.data();
+      if (c.codes) {
+        call.codes = in.as<uint8_t>();
+        call.row_scales = factors.as<float>();
+      } else {
+        call.x = in.data();
+      }
       call.y = out.data();
       call.workspace = workspace.data();
       call.workspace_size = workspace.bytes();
-      call.few_rows = v;
+      call.few_rows = v.few;
+      call.batch_rows = v.batch;
       const double us = replayed_us(calls, o.replays, [&](cudaStream_t stream, int i) {
         gemms[static_cast<size_t>(i) % gemms.size()].run(call, stream);
       });
-      if (v)
-        std::printf(" %s%d %6.1f", *v == 0 ? "grouped" : "s", *v, us);
+      const std::string name = name_of(v, gemms[0], call);
+      if (!v.few && !v.batch)
+        std::printf(" %s %.1f (%.2f)%s;", name.c_str(), us, us / floor, us <= 1.25 * floor + 3 ? "" : " *");
+      else if (v.few)
+        std::printf(" %s %.1f", name.c_str(), us);
       else
-        std::printf(" chosen s%d %6.1f (%.2f)%s", gemms[0].few_rows_parts(call), us, us / floor,
-                    us <= 1.25 * floor + 3 ? "" : " *");
+        times.push_back({us, name});
       std::fflush(stdout);
     }
+    if (c.best > 0) std::sort(times.begin(), times.end());
+    for (size_t i = 0; i < times.size() && (c.best == 0 || i < static_cast<size_t>(c.best)); ++i)
+      std::printf(" %s %.1f", times[i].second.c_str(), times[i].first);
     std::printf("\n");
     if (std::chrono::steady_clock::now() > end) return;
   }
@@ -91,7 +149,7 @@ void bench_shape(const Options& o, const Choice& c, const Matrix& shape, const K
 
 int main(int argc, char** argv) {
   Options o;
-  o.tokens = {1, 4, 8, 16, 32, 64};
+  o.tokens = {1, 8, 16, 32, 64, 128, 256};
   o.replays = 7;
   o.kinds = {"bf16"};
   Choice c;
@@ -101,8 +159,13 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", o.tokens)->delimiter(',');
   app.add_option("--replays", o.replays);
   app.add_option("--seconds", c.seconds, "no new row after so many");
-  app.add_flag("--parts", c.all_parts, "also every number of parts of K, and the grouped GEMM");
+  app.add_flag("--codes", c.codes, "rows come rounded (FP8)");
+  app.add_flag("--all", c.all, "also every other kernel, tile and number of parts of K");
+  app.add_option("--best", c.best, "of these the quickest so many");
+  app.add_option("--only", c.only, "of these such ones: 64x2p3 is 64 rows, 2 blocks, 3 parts of K")->delimiter(',');
   CLI11_PARSE(app, argc, argv);
+  std::vector<Kind> kinds = kKinds;
+  kinds.push_back({"fp8ch", format::Format::fp8_channel, format::InputFormat::fp8_token, 8, true});
   try {
     if (const std::string problem = sm90::device_problem(); !problem.empty()) {
       std::printf("skipped: %s\n", problem.c_str());
@@ -113,7 +176,7 @@ int main(int argc, char** argv) {
     o.copy_tbs = measure_copy();
     std::printf("copy %.2f TB/s; * above 1.25 of the floor + 3 us\n", o.copy_tbs);
     for (const std::string& kind : o.kinds)
-      for (const Kind& k : kKinds) {
+      for (const Kind& k : kinds) {
         if (kind != "all" && kind != k.name) continue;
         for (const Matrix& s : kShapes) {
           const std::string name = s.name;

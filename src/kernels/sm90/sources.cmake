@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The Hopper kernels as one component: all .cc and .cu under this folder, and one generated file for each row of
-# grouped_gemm/instances.def and each operand of few_rows/, so that instances compile in parallel.
+# grouped_gemm/instances.def and each operand of few_rows/ and batch_rows/, so that instances compile in parallel.
 file(GLOB_RECURSE sm90_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*/*.cc ${CMAKE_CURRENT_LIST_DIR}/*/*.cu)
 set(sm90_table ${CMAKE_CURRENT_LIST_DIR}/grouped_gemm/instances.def)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sm90_table})
@@ -25,6 +25,18 @@ foreach(operand bf16 fp8 fp8_block mxfp8 nvfp4 mxfp4 fp8_f32 fp8_block_f32)
 template void sluice::sm90::launch_few_rows_of<sluice::sm90::WeightOperand::${operand}>(
     const sluice::sm90::FewRowsArgs&, int, sluice::sm90::Stream, bool);
 template void sluice::sm90::allow_few_rows_of<sluice::sm90::WeightOperand::${operand}>();
+")
+  list(APPEND sm90_sources ${file})
+endforeach()
+# The product of a batch of rows: likewise.
+foreach(operand bf16 fp8 mxfp8 nvfp4 mxfp4 fp8_f32)
+  set(file ${PROJECT_BINARY_DIR}/sm90/batch_rows_${operand}.cu)
+  file(CONFIGURE OUTPUT ${file} CONTENT
+"#include \"kernels/sm90/batch_rows/instance.cuh\"
+template void sluice::sm90::launch_batch_rows_of<sluice::sm90::WeightOperand::${operand}>(
+    const sluice::sm90::BatchRowsArgs&, const sluice::sm90::BatchRowsChoice&, int, sluice::sm90::Stream, bool);
+template void sluice::sm90::allow_batch_rows_of<sluice::sm90::WeightOperand::${operand}>();
+template int sluice::sm90::batch_clusters_of<sluice::sm90::WeightOperand::${operand}>(int, int);
 ")
   list(APPEND sm90_sources ${file})
 endforeach()

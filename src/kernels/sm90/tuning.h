@@ -49,12 +49,18 @@ inline constexpr double kFilledShare = 0.4;
 inline constexpr double kFewRowsFilled = 0.9;
 // ... but into none with fewer units (few_rows_unit).
 inline constexpr int kFewRowsMinUnits = 2;
-// Up to this many rows if they are rounded: each block rounds all of them over its part of K (FP8, Qwen3-30B-A3B, a
-// step of 64: 15.2 ms, 13.2 with the grouped GEMM).
-inline constexpr int64_t kFewRowsRounded = 16;
-// Up to this many rows of matrices whose K is not cut: beyond, the grouped GEMM is quicker (64 rows, [151936, 2048]:
-// 185 and 200 us; [131072, 2688]: 174 and 198).
-inline constexpr int64_t kFewRowsOnePart = 32;
+
+// ---- product of a batch of rows (docs/kernels/sm90_batch_rows.md, "cost model")
+// --------------------------------------
+
+// Microseconds: the start, the products of 128 weight rows by 256 rows by a k-block, the decoding of a k-block, the
+// exchange of sums, and what a second wave of clusters adds.
+inline constexpr double kBatchStartUs = 2.7, kBatchKBlockUs = 0.64, kBatchDecodeUs = 0.22, kBatchExchangeUs = 0.3,
+                        kBatchWaveUs = 3.1;
+// Bytes per microsecond: from memory and from the L2 cache, of the whole device; sums to other blocks and results to
+// memory, of a block.
+inline constexpr double kBatchMemoryBytes = 4.2e6, kBatchCacheBytes = 10e6, kBatchExchangeBytes = 56e3,
+                        kBatchStoreBytes = 320e3;
 
 // ---- latent attention (docs/kernels/sm90_mla.md) -------------------------------------------------------------------
 

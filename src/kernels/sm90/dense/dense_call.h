@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "format/scale_layout.h"
+#include "kernels/sm90/batch_rows/heuristic.h"
 #include "kernels/sm90/dense/plan.h"
 
 namespace sluice::sm90 {
@@ -28,6 +29,8 @@ struct DenseCall {
   GemmForce force;
   // Parts of K of the kernel for few rows (few_rows/), a power of two up to 8; 0: the grouped GEMM. Nothing: chosen.
   std::optional<int> few_rows;
+  // Tile and parts of K of the kernel for a batch of rows (batch_rows/). Nothing: chosen, unless few_rows is given.
+  std::optional<BatchRowsChoice> batch_rows;
 };
 
 // Throws invalid_argument for negative tokens, for not exactly one of x and codes, and for scales that such codes do

@@ -2,12 +2,13 @@
 #include "kernels/sm90/dense/dense_gemm.h"
 
 #include "base/error.h"
+#include "kernels/sm90/batch_rows/launch.h"
+#include "kernels/sm90/batch_rows/round_rows.h"
 #include "kernels/sm90/dense/dense_rows.h"
 #include "kernels/sm90/few_rows/launch.h"
 #include "kernels/sm90/grouped_gemm/launch.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/repack/repack.h"
-#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
@@ -50,6 +51,11 @@ DenseGemm::DenseGemm(const DenseSpec& spec, int multiprocessors, const CallerMem
   matrix_.place(dense_shape(spec_), memory_, memory_at_.matrix);
   allow_grouped_gemm(matrix_.shape.operand);
   allow_few_rows(matrix_.shape.operand);
+  allow_batch_rows(matrix_.shape.operand);
+  if (!batch_rows_run(matrix_.shape.operand)) return;
+  const BatchRoom room = device_batch_room(matrix_.shape.operand, multiprocessors_);
+  for (int64_t rows = kBatchStep; rows <= kMaxBatchRows; rows += kBatchStep)
+    batch_rows_.push_back(choose_batch_rows(matrix_.shape, rows, room, spec_.deterministic));
 }
 
 void DenseGemm::set_weights(const weights::QuantTensor& w, float scale, const Tensor& bias, Stream stream) {
@@ -85,14 +91,83 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   const bool forced = !call.force.instance.empty() || call.force.splits[0] > 0;
   if (call.x == nullptr || call.tokens > kMaxFewRows || forced) return 0;
   if (call.few_rows) return *call.few_rows;
-  // Every block of the kernel for few rows rounds the rows for itself.
-  if (round_of(spec_.inputs) != Round::plain && call.tokens > tuning::kFewRowsRounded) return 0;
-  if (!spec_.deterministic) {
-    const int parts = few_rows_splits(matrix_.shape, multiprocessors_);
-    return parts == 1 && call.tokens > tuning::kFewRowsOnePart ? 0 : parts;
-  }
+  if (call.batch_rows) return 0;
+  if (!spec_.deterministic) return few_rows_splits(matrix_.shape, multiprocessors_);
   // Sums in the order of the grouped GEMM's only tile, which of FP8 block has tokens as the M side.
   return matrix_.shape.operand == WeightOperand::fp8_block ? 0 : 1;
+}
+
+BatchRowsChoice DenseGemm::batch_rows_choice(const DenseCall& call) const {
+  const bool forced = !call.force.instance.empty() || call.force.splits[0] > 0;
+  const WeightOperand op = matrix_.shape.operand;
+  if (call.tokens < 1 || call.tokens > kMaxBatchRows || forced || call.few_rows || !batch_rows_run(op)) return {};
+  // Of rows that come as codes those without scales of columns. The tensor cores read them where they are.
+  if (call.codes != nullptr && (format::group_of(spec_.inputs) != 0 || spec_.cols % 16 != 0 ||
+                                reinterpret_cast<uintptr_t>(call.codes) % 16 != 0))
+    return {};
+  if (call.batch_rows) return *call.batch_rows;
+  if (few_rows_parts(call) > 0) return {};
+  return batch_rows_[static_cast<size_t>((call.tokens - 1) / kBatchStep)];
+}
+
+void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const {
+  check(batch_rows_possible(matrix_.shape, choice),
+        "batch_rows is a tile of {} rows with {} blocks per multiprocessor and {} parts of K, which [{}, {}] does not "
+        "have",
+        choice.tile, choice.blocks, choice.parts, spec_.rows, spec_.cols);
+  const bool e4m3 = is_fp8(matrix_.shape.operand), coded = call.codes != nullptr;
+  const Round round = round_of(spec_.inputs);
+  BatchRowsArgs a{};
+  a.scale = input_scales_.as<InputScale>() + (coded && call.row_scales != nullptr ? 1 : 0);
+  a.row_factor = coded ? call.row_scales : nullptr;
+  const void* rows = coded ? static_cast<const void*>(call.codes) : call.x;
+  const int64_t stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
+  int64_t row_bytes = coded ? spec_.cols : 2 * stride;
+  // Codes are read where they are, and BF16 rows that are not rounded, if their rows are aligned.
+  const bool f32 = call.x_dtype.value_or(spec_.dtype) == DType::f32;
+  const bool in_place =
+      coded ? e4m3
+            : round == Round::plain && !f32 && row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
+  if (!in_place) {
+    row_bytes = round_up<int64_t>(spec_.cols * (e4m3 ? 1 : 2), 16);
+    const int64_t factors = round_up<int64_t>(call.tokens * 4, 256), needed = factors + call.tokens * row_bytes;
+    check(call.workspace_size >= needed, "workspace_size is {}; a call of {} tokens needs {} bytes",
+          call.workspace_size, call.tokens, needed);
+    RoundRowsArgs r{};
+    r.x = rows;
+    r.x_stride = stride;
+    r.source = coded ? BatchSource::e4m3 : f32 ? BatchSource::f32 : BatchSource::bf16;
+    r.rows = static_cast<int>(call.tokens);
+    r.k = static_cast<int>(spec_.cols);
+    r.num_rows = call.num_tokens;
+    r.round = round;
+    r.scale = input_scales_.as<InputScale>();
+    r.e4m3 = e4m3;
+    r.row_factor = static_cast<float*>(call.workspace);
+    r.out = static_cast<uint8_t*>(call.workspace) + factors;
+    r.out_stride = row_bytes;
+    launch_round_rows(r, stream, call.pdl);
+    rows = r.out;
+    if (!coded && scales_rows(round)) a.row_factor = r.row_factor;
+  }
+  a.x = rows_map(rows, call.tokens, spec_.cols * (e4m3 ? 1 : 2), row_bytes, choice.tile);
+  a.weights.data = matrix_.weights.as<uint8_t>();
+  a.weights.row_scale = matrix_.row_scale.as<float>();
+  a.bias = bias_.as<float>();
+  a.n = static_cast<int>(spec_.rows);
+  a.k = static_cast<int>(spec_.cols);
+  a.m_tiles = matrix_.shape.m_tiles();
+  a.k_blocks = matrix_.shape.k_blocks();
+  a.parts = choice.parts;
+  a.parts_inverse = static_cast<uint32_t>(65536 / choice.parts + 1);
+  a.row_tiles = static_cast<int>(ceil_div<int64_t>(call.tokens, choice.tile));
+  a.rows = static_cast<int>(call.tokens);
+  a.num_rows = call.num_tokens;
+  a.y = call.y;
+  a.y_stride = call.y_stride > 0 ? call.y_stride : spec_.rows;
+  a.y_f32 = call.y_dtype.value_or(spec_.dtype) == DType::f32;
+  a.y_wide = reinterpret_cast<uintptr_t>(a.y) % 8 == 0 && a.y_stride % 4 == 0;
+  launch_batch_rows(a, matrix_.shape.operand, choice, multiprocessors_, stream, call.pdl);
 }
 
 void DenseGemm::run_few_rows(const DenseCall& call, int parts, Stream stream) const {
@@ -128,6 +203,8 @@ void DenseGemm::run(const DenseCall& call, Stream stream) const {
   const bool coded = call.codes != nullptr, rows_scaled = coded ? call.row_scales != nullptr : scales_rows(round);
   const DeviceGuard guard(device_);
   if (const int parts = few_rows_parts(call); parts > 0) return run_few_rows(call, parts, stream);
+  if (const BatchRowsChoice choice = batch_rows_choice(call); choice.tile > 0)
+    return run_batch_rows(call, choice, stream);
   check(call.y_stride == 0 || call.y_stride == spec_.rows,
         "y_stride is {}; this call's rows follow each other, {} apart", call.y_stride, spec_.rows);
   const DensePlan p = plan_dense(spec_, multiprocessors_, call.tokens, call.force, call.workspace, rows_scaled);

@@ -26,12 +26,15 @@ class DenseGemm {
   int64_t workspace_bytes(int64_t tokens) const;
   int64_t workspace_bytes(int64_t tokens, const GemmForce& force) const;
   GemmChoice choice(int64_t tokens, const GemmForce& force = {}) const;
-  // Parts of K in which the kernel for few rows runs the call; 0: the grouped GEMM does.
+  // Parts of K in which the kernel for few rows runs the call; 0: another kernel does.
   int few_rows_parts(const DenseCall& call) const;
+  // How the kernel for a batch of rows runs the call; no tile: another kernel does.
+  BatchRowsChoice batch_rows_choice(const DenseCall& call) const;
   void run(const DenseCall& call, Stream stream) const;
 
  private:
   void run_few_rows(const DenseCall& call, int parts, Stream stream) const;
+  void run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const;
 
   DenseSpec spec_;
   int device_, multiprocessors_;
@@ -40,6 +43,8 @@ class DenseGemm {
   DeviceBuffer memory_;  // what follows are parts of it
   RepackedMatrix matrix_;
   DeviceBuffer bias_, input_scales_;  // InputScale: the calibrated one, and ones
+  static constexpr int64_t kBatchStep = 8;
+  std::vector<BatchRowsChoice> batch_rows_;  // for up to 8, 16, ... rows
   bool filled_ = false;
 };
 

@@ -2,18 +2,12 @@
 // The products of a task, the exchange of partial sums in a cluster, and the results.
 #pragma once
 
-#include "kernels/ptx/movmatrix.cuh"
 #include "kernels/sm90/few_rows/rows.cuh"
+#include "kernels/sm90/few_rows/store.cuh"
 #include "kernels/sm90/grouped_gemm/multiply.cuh"
 
 namespace sluice::sm90 {
 
-// The weight rows whose results a lane stores: `row` and the one eight below, of every M-tile. A warp has 16 of them.
-struct SumRows {
-  int slabs;  // 16 weight rows each, that this block adds
-  int slab;   // of the M-tile
-  int row;    // in the M-tile
-};
 __device__ __forceinline__ SumRows sum_rows(const FewRowsArgs& a, const Part& part) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   SumRows r;
@@ -21,62 +15,6 @@ __device__ __forceinline__ SumRows sum_rows(const FewRowsArgs& a, const Part& pa
   r.slab = part.rank * r.slabs + warp % r.slabs;
   r.row = 16 * r.slab + lane / 4;
   return r;
-}
-
-// Scales and bias of a lane's two weight rows.
-struct RowParams {
-  float scale[2], bias[2];
-};
-__device__ __forceinline__ RowParams row_params(const FewRowsArgs& a, int m_tile, const SumRows& rows) {
-  RowParams p;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = m_tile * kMTileRows + rows.row + 8 * h;
-    p.scale[h] = a.weights.row_scale != nullptr ? __ldg(a.weights.row_scale + row) : 1.0f;
-    p.bias[h] = a.bias != nullptr && row < a.n ? __ldg(a.bias + row) : 0.0f;
-  }
-  return p;
-}
-
-// v: the sums of weight rows `row` and + 8 for tokens 8j + 2 (lane % 4) and + 1; factor: of these tokens. The same
-// roundings as the grouped GEMM's epilogues (store.cuh, epilogue.cuh).
-__device__ __forceinline__ void store_few(const FewRowsArgs& a, int m_tile, const SumRows& rows, const RowParams& p,
-                                          int j, int count, const float (&v)[4], float2 factor) {
-  const int lane = threadIdx.x & 31;
-  const float f[2] = {factor.x, factor.y};
-  const bool fused = !a.y_f32 && a.n % 8 == 0;
-  float r[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float scale = __fmul_rn(p.scale[i / 2], f[i % 2]);
-    r[i] = fused               ? fmaf(v[i], scale, p.bias[i / 2])
-           : a.bias != nullptr ? __fadd_rn(__fmul_rn(v[i], scale), p.bias[i / 2])
-                               : __fmul_rn(v[i], scale);
-  }
-  if (fused && a.y_wide) {
-    const uint32_t low = ptx::movmatrix_trans(ptx::cvt_bf16x2_f32(r[1], r[0]));
-    const uint32_t high = ptx::movmatrix_trans(ptx::cvt_bf16x2_f32(r[3], r[2]));
-    // Lane 4t + q: weight rows 2q and 2q + 1 of both halves of token t; to four neighbouring rows of one half.
-    const int from = (lane & ~3) + 2 * (lane & 1);
-    const bool upper = (lane & 2) != 0;
-    const uint32_t low0 = __shfl_sync(0xffffffffu, low, from), low1 = __shfl_sync(0xffffffffu, low, from + 1);
-    const uint32_t high0 = __shfl_sync(0xffffffffu, high, from), high1 = __shfl_sync(0xffffffffu, high, from + 1);
-    const int token = 8 * j + lane / 4, column = m_tile * kMTileRows + 16 * rows.slab + 4 * (lane & 3);
-    if (token < count && column < a.n)
-      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(a.y) + token * a.y_stride + column) =
-          upper ? uint2{high0, high1} : uint2{low0, low1};
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int token = 8 * j + 2 * (lane & 3) + i % 2, row = m_tile * kMTileRows + rows.row + 8 * (i / 2);
-    if (token >= count || row >= a.n) continue;
-    const int64_t at = token * a.y_stride + row;
-    if (a.y_f32)
-      static_cast<float*>(a.y)[at] = r[i];
-    else
-      static_cast<uint16_t*>(a.y)[at] = from_float<bf16_t>(r[i]);
-  }
 }
 
 // Each warp's sums to the block that adds them: 512 bytes of a warp side by side.
@@ -153,6 +91,13 @@ __device__ __forceinline__ void multiply_few(const FewRowsArgs& a, const FewShar
   for (int n = threadIdx.x; n < T::max_n; n += 256)
     factors[n] = scales_few_rows<T::op>(a.round) ? shared * row_global<T>(a, smem, n).y : shared;
   ptx::bar_sync(3, 256);
+  const bool wide = stores_wide(a);
+  const auto store = [&](int m_tile, const RowParams& params, int j, const float(&v)[4], float2 factor) {
+    if (wide)
+      store_wide<1>(a, m_tile, rows, params, j, j + 1, count, {{v[0], v[1], v[2], v[3]}}, {factor});
+    else
+      store_narrow(a, m_tile, rows, params, j, count, v, factor);
+  };
   const auto factors_of = [&](int j) { return *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (lane & 3)); };
   float acc[1][T::max_n / 2];
   Ring<T> ring;
@@ -169,20 +114,16 @@ __device__ __forceinline__ void multiply_few(const FewRowsArgs& a, const FewShar
 #pragma unroll
       for (int j = 0; j < T::max_n / 8; ++j)
         if (8 * j < count)
-          store_few(a, m_tile, rows, params, j, count,
-                    {acc[0][4 * j], acc[0][4 * j + 1], acc[0][4 * j + 2], acc[0][4 * j + 3]}, factors_of(j));
+          store(m_tile, params, j, {acc[0][4 * j], acc[0][4 * j + 1], acc[0][4 * j + 2], acc[0][4 * j + 3]},
+                factors_of(j));
       continue;
-    }
-    if constexpr (!T::partial_apart) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
     }
     send_sums<T>(acc[0], smem, part, rows);
     ptx::mbarrier_wait_cluster(smem.sums_full, 0);
     for (int j = warp / rows.slabs; 8 * j < count; j += a.splits) {
       float sum[4] = {};
       add_sums<T>(smem, rows, a.splits, warp % rows.slabs, j, sum);
-      store_few(a, m_tile, rows, params, j, count, sum, factors_of(j));
+      store(m_tile, params, j, sum, factors_of(j));
     }
   }
 }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of the product of a batch of rows, its shared memory and its arguments.
+#pragma once
+
+#include "kernels/sm90/batch_rows/heuristic.h"
+#include "kernels/sm90/grouped_gemm/args.h"
+
+namespace sluice::sm90 {
+
+// What the copy engine reads rows by (a CUtensorMap).
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+struct BatchRowsArgs {
+  TensorMap x;         // [rows, bytes of k]: bf16 or e4m3 codes; boxes of 128 bytes of a tile's rows
+  WeightArgs weights;  // of one matrix, in the layout of the grouped GEMM
+  const float* bias;   // [n] or null
+  int n, k;            // of the matrix
+  int m_tiles, k_blocks;
+  int parts;                // BatchRowsChoice
+  uint32_t parts_inverse;   // x / parts is x * parts_inverse >> 16 for x up to parts times the rows of a tile
+  int row_tiles;            // tiles of rows
+  int rows;                 // of x
+  const int32_t* num_rows;  // device, or null
+  const float* row_factor;  // [rows] decode factors; null: 1
+  const InputScale* scale;  // never null
+  void* y;                  // [rows, n]
+  int64_t y_stride;
+  bool y_f32, y_wide;  // y_wide: rows are aligned to 8 bytes
+};
+
+// Float32 sums of a row of x by 128 weight rows in shared memory, padded against bank conflicts.
+inline constexpr int kSumPitch = 128 * 4 + 16;
+
+// kOp: operand. kRows: rows of x of a tile. kBlocks: blocks per multiprocessor.
+template <WeightOperand kOp, int kRows, int kBlocks>
+struct BatchTile {
+  static constexpr WeightOperand op = kOp;
+  static constexpr int rows = kRows, blocks_per_sm = kBlocks;
+  // One block per multiprocessor hands registers from the streaming warps to the others, which warpgroups do as a
+  // whole.
+  static constexpr bool moves_registers = blocks_per_sm == 1;
+  static constexpr int threads = moves_registers ? 384 : 320;
+  // A stage of weights is a unit of k-blocks, a stage of x is one. They have rings of their own, since weights are
+  // fetched before x may be read.
+  static constexpr int unit = batch_rows_unit(kOp);
+  static constexpr int w_bytes = unit * k_block_bytes(kOp), w_stage = (w_bytes + 1023) / 1024 * 1024;
+  static constexpr int x_stage = kRows * 128;
+  static constexpr int x_stages = 4;
+  static constexpr int fixed_bytes = 512 + kRows * 4;  // barriers, factors of rows
+  static constexpr int budget = (blocks_per_sm == 1 ? 232448 : 233472 / blocks_per_sm - 1024) - fixed_bytes;
+  static constexpr int w_fit = (budget - x_stages * x_stage) / w_stage;
+  static constexpr int w_stages = w_fit > 12 ? 12 : w_fit;
+  static constexpr int ring_bytes = x_stages * x_stage + w_stages * w_stage;
+  static constexpr int smem_bytes = ring_bytes + fixed_bytes;
+  // Where the rings were lie a block's own sums of all rows, and from every other part of K those that it adds.
+  static constexpr int most_parts = batch_rows_most_parts(kOp, kRows);
+  static_assert(w_stages >= 3 && (kRows + (most_parts - 1) * ceil_div(kRows, most_parts)) * kSumPitch <= ring_bytes);
+};
+
+}  // namespace sluice::sm90

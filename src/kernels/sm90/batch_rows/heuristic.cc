@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/batch_rows/heuristic.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "kernels/sm90/tuning.h"
+
+namespace sluice::sm90 {
+
+using namespace tuning;
+
+BatchRoom batch_room(int multiprocessors, int group) {
+  BatchRoom room;
+  room.multiprocessors = multiprocessors;
+  const int whole = multiprocessors / group, rest = multiprocessors % group;
+  for (int blocks = 1; blocks <= 2; ++blocks)
+    for (int size = 1; size <= kMaxBatchCluster; ++size)
+      room.clusters[blocks - 1][size - 1] = whole * (group * blocks / size) + rest * blocks / size;
+  return room;
+}
+
+bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
+  const bool tile = std::any_of(std::begin(kBatchTiles), std::end(kBatchTiles),
+                                [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });
+  return tile && batch_rows_run(shape.operand) && c.parts >= 1 &&
+         c.parts <= batch_rows_most_parts(shape.operand, c.tile) &&
+         ceil_div(shape.k_blocks(), batch_rows_unit(shape.operand)) >= c.parts;
+}
+
+double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
+  const WeightOperand op = shape.operand;
+  const int unit = batch_rows_unit(op);
+  const double row_tiles = static_cast<double>(ceil_div<int64_t>(rows, c.tile)), tasks = shape.m_tiles() * row_tiles;
+  const double waves = std::ceil(tasks / std::max(1, room.clusters[c.blocks - 1][c.parts - 1]));
+  // Tasks of the busiest multiprocessor: the blocks of a cluster fill one before they take the next.
+  const double busiest = c.parts == 1 ? std::ceil(tasks / room.multiprocessors) : waves * c.blocks;
+  const double k_blocks = ceil_div(ceil_div(shape.k_blocks(), unit), c.parts) * unit;  // of the longest part
+  const double multiply = busiest * k_blocks * (kBatchKBlockUs * c.tile / 256.0 + (decodes(op) ? kBatchDecodeUs : 0));
+  const double bytes = static_cast<double>(shape.bytes());
+  const double memory = bytes / kBatchMemoryBytes;
+  const double cache = (bytes * row_tiles + tasks * shape.k_blocks() * 128.0 * c.tile) / kBatchCacheBytes;
+  // They overlap, the better the more they differ.
+  const double products = std::sqrt(multiply * multiply + memory * memory + cache * cache);
+  const double sums = 512.0 * c.tile;  // bytes of a task
+  if (c.parts == 1) return kBatchStartUs + products + busiest * sums / kBatchStoreBytes;
+  const double part = 1.0 / c.parts;
+  const double exchange = kBatchExchangeUs + sums * ((1 - part) / kBatchExchangeBytes + part / kBatchStoreBytes);
+  return kBatchStartUs + products + waves * exchange + (waves - 1) * kBatchWaveUs;
+}
+
+BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, bool one_part) {
+  BatchRowsChoice best;
+  double best_us = 0;
+  for (const BatchTileSize& tile : kBatchTiles)
+    for (int parts = 1; parts <= (one_part ? 1 : kMaxBatchCluster); ++parts) {
+      const BatchRowsChoice c{tile.rows, tile.blocks, parts};
+      if (!batch_rows_possible(shape, c)) continue;
+      const double us = batch_rows_us(shape, rows, room, c);
+      if (best.tile == 0 || us < best_us) best = c, best_us = us;
+    }
+  return best;
+}
+
+}  // namespace sluice::sm90

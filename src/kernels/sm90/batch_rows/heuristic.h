@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which products the kernel for a batch of rows takes, and how it cuts them: pure functions, tested on the host.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90/layout.h"
+
+namespace sluice::sm90 {
+
+inline constexpr int kMaxBatchRows = 256;
+inline constexpr int kMaxBatchCluster = 8;  // blocks
+
+// Formats whose rows have a scale per 128 columns stay with the grouped GEMM.
+HD constexpr bool batch_rows_run(WeightOperand o) { return !block_scaled(o); }
+// K is cut at multiples of so many k-blocks, which are one copy.
+HD constexpr int batch_rows_unit(WeightOperand o) {
+  return o == WeightOperand::nvfp4 || o == WeightOperand::mxfp4 ? 4 : decodes_e4m3(o) ? 2 : 1;
+}
+struct BatchRowsChoice {
+  int tile = 0;    // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
+  int blocks = 1;  // per multiprocessor, of kBatchTiles
+  int parts = 1;   // of K: blocks of a cluster that add their sums
+};
+inline bool operator==(const BatchRowsChoice& a, const BatchRowsChoice& b) {
+  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts;
+}
+
+struct BatchTileSize {
+  int rows, blocks;
+};
+inline constexpr BatchTileSize kBatchTiles[] = {{32, 2}, {64, 2}, {64, 1}, {128, 1}, {256, 1}};
+// Parts of K whose sums fit where the stages were.
+HD constexpr int batch_rows_most_parts(WeightOperand o, int tile) {
+  return tile <= 128 ? kMaxBatchCluster : decodes(o) ? 2 : 3;
+}
+
+// What a device runs at the same time.
+struct BatchRoom {
+  int multiprocessors = 0;
+  int clusters[2][kMaxBatchCluster] = {};  // of 1, 2, ... blocks, with one and with two blocks per multiprocessor
+};
+// Of a device whose clusters lie in groups of so many multiprocessors.
+BatchRoom batch_room(int multiprocessors, int group);
+
+// Whether the kernel can run it.
+bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& choice);
+// Microseconds that the choice is expected to take.
+double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& choice);
+// The quickest by that; with `one_part` among those that do not cut K.
+BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, bool one_part);
+
+}  // namespace sluice::sm90

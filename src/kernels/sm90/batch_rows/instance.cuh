@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of one operand and their host functions; compiled in a generated file (sources.cmake).
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "kernels/sm90/batch_rows/kernel.cuh"
+#include "kernels/sm90/batch_rows/launch.h"
+
+namespace sluice::sm90 {
+
+// f(the tile) for those of the operand.
+template <WeightOperand op, class F>
+void visit_batch_tiles(F&& f) {
+  const auto visit = [&]<size_t... i>(std::index_sequence<i...>) {
+    const auto one = [&]<BatchTileSize t>() { f(BatchTile<op, t.rows, t.blocks>{}); };
+    (one.template operator()<kBatchTiles[i]>(), ...);
+  };
+  visit(std::make_index_sequence<std::size(kBatchTiles)>{});
+}
+
+template <WeightOperand op>
+void allow_batch_rows_of() {
+  visit_batch_tiles<op>([]<class T>(T) { allow_shared_memory(batch_rows<T>, T::smem_bytes); });
+}
+
+template <WeightOperand op>
+void launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choice, int multiprocessors, Stream stream,
+                          bool pdl) {
+  visit_batch_tiles<op>([&]<class T>(T) {
+    if (T::rows != choice.tile || T::blocks_per_sm != choice.blocks) return;
+    const int tasks = args.m_tiles * args.row_tiles;
+    // Without parts of K a block takes several tasks in turn, so that the streams never stop.
+    const int clusters = args.parts > 1 ? tasks : std::min(tasks, multiprocessors * T::blocks_per_sm);
+    launch_clusters(batch_rows<T>, args.parts, static_cast<unsigned>(clusters * args.parts), T::threads, T::smem_bytes,
+                    stream, pdl, args);
+  });
+}
+
+// How many clusters of a kernel the current device runs at the same time: a cluster lies in one part of it.
+template <class... Params>
+int clusters_at_once(void (*kernel)(Params...), int cluster, int threads, int smem) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(smem);
+  cudaLaunchAttribute size{};
+  size.id = cudaLaunchAttributeClusterDimension;
+  size.val.clusterDim.x = static_cast<unsigned>(cluster);
+  size.val.clusterDim.y = size.val.clusterDim.z = 1;
+  config.attrs = &size;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters");
+  return clusters;
+}
+
+// Clusters of `size` blocks that the current device runs at the same time.
+template <WeightOperand op>
+int batch_clusters_of(int blocks_per_sm, int size) {
+  int clusters = 0;
+  visit_batch_tiles<op>([&]<class T>(T) {
+    if (T::rows != 64 || T::blocks_per_sm != blocks_per_sm) return;
+    clusters = clusters_at_once(batch_rows<T>, size, T::threads, T::smem_bytes);
+  });
+  return clusters;
+}
+
+}  // namespace sluice::sm90

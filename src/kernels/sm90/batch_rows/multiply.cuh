@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of one task: a warpgroup multiplies 64 weight rows by all rows of the tile.
+#pragma once
+
+#include "kernels/ptx/wgmma.cuh"
+#include "kernels/ptx/wgmma_sync.cuh"
+#include "kernels/sm90/batch_rows/shared.cuh"
+#include "kernels/sm90/grouped_gemm/operand.cuh"
+
+namespace sluice::sm90 {
+
+// The next stages that a multiplying warp reads.
+template <class T>
+struct BatchReader {
+  Stage<T::w_stages> w;
+  Stage<T::x_stages> x;
+};
+
+// This warp has read the stage.
+__device__ __forceinline__ void release(uint64_t* empty) {
+  if ((threadIdx.x & 31) == 0) ptx::mbarrier_arrive(empty);
+}
+
+// A k-block's products are in flight while the next one's are issued: of few rows they are shorter than their latency.
+template <class T>
+__device__ __forceinline__ void multiply_batch_bf16(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
+                                                    const BatchPart& part, BatchReader<T>& at) {
+  static_assert(T::unit == 1);
+  const int wg = threadIdx.x >> 7;
+  const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.ws) + wg * 8192);
+  const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.xs));
+  int last_w = -1, last_x = 0;
+#pragma unroll 1
+  for (int k_block = part.begin; k_block < part.end; ++k_block) {
+    ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
+    ptx::mbarrier_wait(smem.x_full + at.x.index, at.x.phase);
+    const uint32_t w = w0 + at.w.index * (T::w_stage >> 4), x = x0 + at.x.index * (T::x_stage >> 4);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      ptx::Wgmma<T::rows>::bf16_ss(acc, ptx::swizzled_desc(w + 2 * k), ptx::swizzled_desc(x + 2 * k), 1);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (last_w >= 0) {
+      release(smem.w_empty + last_w);
+      release(smem.x_empty + last_x);
+    }
+    last_w = at.w.index, last_x = at.x.index;
+    at.w.next();
+    at.x.next();
+  }
+  ptx::wgmma_wait<0>();
+  if (last_w >= 0) {
+    release(smem.w_empty + last_w);
+    release(smem.x_empty + last_x);
+  }
+}
+
+// Partial sums of 128 of K, of all rows or in parts of them: both sums at once would not fit in registers.
+template <class T>
+__device__ __forceinline__ void multiply_batch_fp8(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
+                                                   const BatchPart& part, BatchReader<T>& at) {
+  static_assert(T::unit == 1);
+  constexpr int kParts = T::rows > 128 ? 2 : 1, kPartRows = T::rows / kParts;
+  const int wg = threadIdx.x >> 7;
+  const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.ws) + wg * 8192);
+  const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.xs));
+  float sums[kPartRows / 2];
+#pragma unroll 1
+  for (int k_block = part.begin; k_block < part.end; ++k_block) {
+    ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
+    ptx::mbarrier_wait(smem.x_full + at.x.index, at.x.phase);
+    const uint32_t w = w0 + at.w.index * (T::w_stage >> 4), x = x0 + at.x.index * (T::x_stage >> 4);
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        ptx::Wgmma<kPartRows>::e4m3_ss(sums, ptx::swizzled_desc(w + 2 * k),
+                                       ptx::swizzled_desc(x + (p * kPartRows * 128 >> 4) + 2 * k), k != 0);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+#pragma unroll
+      for (int i = 0; i < kPartRows / 2; ++i) ptx::pin(sums[i]);
+      if (p == kParts - 1) {
+        release(smem.w_empty + at.w.index);
+        release(smem.x_empty + at.x.index);
+      }
+#pragma unroll
+      for (int i = 0; i < kPartRows / 2; ++i) acc[p * (kPartRows / 2) + i] += sums[i];
+    }
+    at.w.next();
+    at.x.next();
+  }
+}
+
+// Packed weights are decoded to bf16 registers. The codes of the next k-block are read while the tensor cores run.
+template <class T>
+__device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
+                                                       const BatchPart& part, BatchReader<T>& at) {
+  using D = Decode<T::op>;
+  const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127;
+  const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.xs));
+  typename D::Packed packed;
+  // Parts of K begin at a whole stage.
+  const auto fetch = [&](int k_block) {
+    const int i = (k_block - part.begin) % T::unit;
+    if (i == 0) ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
+    packed = D::fetch(smem.w(at.w.index) + i * k_block_bytes(T::op), wg, thread);
+    if (i == T::unit - 1 || k_block == part.end - 1) {
+      __syncwarp();
+      release(smem.w_empty + at.w.index);
+      at.w.next();
+    }
+  };
+  if (part.begin < part.end) fetch(part.begin);
+#pragma unroll 1
+  for (int k_block = part.begin; k_block < part.end; ++k_block) {
+    uint32_t registers[16];
+    D::expand(packed, registers);
+    ptx::mbarrier_wait(smem.x_full + at.x.index, at.x.phase);
+    const uint64_t x = ptx::swizzled_desc(x0 + at.x.index * (T::x_stage >> 4));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) ptx::Wgmma<T::rows>::bf16_rs(acc, registers + 4 * k, x + 2 * k, 1);
+    ptx::wgmma_commit();
+    if (k_block + 1 < part.end) fetch(k_block + 1);
+    ptx::wgmma_wait<0>();
+    release(smem.x_empty + at.x.index);
+    at.x.next();
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void multiply_task(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
+                                              const BatchPart& part, BatchReader<T>& at) {
+#pragma unroll
+  for (int i = 0; i < T::rows / 2; ++i) acc[i] = 0.0f;
+  if constexpr (T::op == WeightOperand::bf16)
+    multiply_batch_bf16<T>(acc, smem, part, at);
+  else if constexpr (is_fp8(T::op))
+    multiply_batch_fp8<T>(acc, smem, part, at);
+  else
+    multiply_batch_decoded<T>(acc, smem, part, at);
+#pragma unroll
+  for (int i = 0; i < T::rows / 2; ++i) ptx::pin(acc[i]);
+}
+
+}  // namespace sluice::sm90

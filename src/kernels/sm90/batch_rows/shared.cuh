@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory of the product of a batch of rows, and the part of the work that a block has.
+#pragma once
+
+#include "kernels/ptx/st_async.cuh"
+#include "kernels/ptx/sync.cuh"
+#include "kernels/sm90/batch_rows/config.h"
+
+namespace sluice::sm90 {
+
+// A position in a ring of so many stages.
+template <int kStages>
+struct Stage {
+  int index = 0;
+  uint32_t phase = 0;
+  __device__ void next() {
+    if (++index == kStages) index = 0, phase ^= 1u;
+  }
+};
+
+template <class T>
+struct BatchShared {
+  uint8_t *xs, *ws, *partial;
+  float* factors;  // [T::rows] of the rows of x, the static one included
+  uint64_t *w_full, *w_empty, *x_full, *x_empty;
+  uint64_t* ready;  // all blocks of the cluster have finished with their rings
+  uint64_t* sums_full;
+
+  __device__ explicit BatchShared(uint8_t* raw) {
+    xs = partial = raw;
+    ws = xs + T::x_stages * T::x_stage;
+    factors = reinterpret_cast<float*>(raw + T::ring_bytes);
+    w_full = reinterpret_cast<uint64_t*>(factors + T::rows);
+    w_empty = w_full + T::w_stages;
+    x_full = w_empty + T::w_stages;
+    x_empty = x_full + T::x_stages;
+    ready = x_empty + T::x_stages;
+    sums_full = ready + 1;
+    static_assert(8 * (2 * T::w_stages + 2 * T::x_stages + 2) <= 512);
+  }
+  __device__ uint8_t* w(int stage) const { return ws + stage * T::w_stage; }
+  __device__ uint8_t* x(int stage) const { return xs + stage * T::x_stage; }
+
+  // By one thread, before the cluster's barrier.
+  __device__ void init(int parts) const {
+    for (int i = 0; i < T::w_stages; ++i) {
+      ptx::mbarrier_init(w_full + i, 1);
+      ptx::mbarrier_init(w_empty + i, 8);
+    }
+    for (int i = 0; i < T::x_stages; ++i) {
+      ptx::mbarrier_init(x_full + i, 1);
+      ptx::mbarrier_init(x_empty + i, 8);
+    }
+    ptx::mbarrier_init(ready, parts);
+    ptx::mbarrier_init(sums_full, 1);
+    ptx::fence_mbarrier_init();
+  }
+};
+
+struct BatchPart {
+  int part;         // of K: the rank in the cluster
+  int begin, end;   // k-blocks
+  int first, step;  // tasks: the tiles of rows of an M-tile, then the next M-tile
+  int tasks;        // of this block
+
+  __device__ static int m_tile(const BatchRowsArgs& a, int task) { return task / a.row_tiles; }
+  __device__ static int row_tile(const BatchRowsArgs& a, int task) { return task % a.row_tiles; }
+};
+template <class T>
+__device__ __forceinline__ BatchPart batch_part(const BatchRowsArgs& a) {
+  const int units = ceil_div(a.k_blocks, T::unit);
+  BatchPart p;
+  p.part = static_cast<int>(blockIdx.x) % a.parts;  // clusters are neighbours along x
+  p.begin = units * p.part / a.parts * T::unit;
+  p.end = min(units * (p.part + 1) / a.parts * T::unit, a.k_blocks);
+  p.first = static_cast<int>(blockIdx.x) / a.parts;
+  p.step = static_cast<int>(gridDim.x) / a.parts;
+  p.tasks = ceil_div(a.m_tiles * a.row_tiles - p.first, p.step);
+  return p;
+}
+
+}  // namespace sluice::sm90

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exchange of partial sums in a cluster, and the results. A block adds the sums of a part of the rows of x, for all
+// 128 weight rows of its M-tile.
+#pragma once
+
+#include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/tensor_copy.cuh"
+#include "kernels/sm90/batch_rows/multiply.cuh"
+#include "kernels/sm90/few_rows/store.cuh"
+
+namespace sluice::sm90 {
+
+// The rows whose sums the block with part r of K adds begin here: of `count` rows of a tile.
+__device__ __forceinline__ int first_sum(const BatchRowsArgs& a, int count, int part) {
+  return static_cast<int>(static_cast<uint32_t>(count * part) * a.parts_inverse >> 16);
+}
+
+// Sums of a row by 128 weight rows are kSumPitch bytes apart. A block's own of all rows ...
+template <class T>
+__device__ __forceinline__ uint8_t* own_sums(const BatchShared<T>& smem, int row) {
+  return smem.partial + row * kSumPitch;
+}
+// ... are followed by those that others send, in the order of their parts. `most`: rows of a block.
+template <class T>
+__device__ __forceinline__ uint8_t* others_sums(const BatchShared<T>& smem, int most, int from, int to) {
+  return smem.partial + (T::rows + (from < to ? from : from - 1) * most) * kSumPitch;
+}
+
+// All sums of the block to its own place. Lanes write to 32 different banks.
+template <class T>
+__device__ __forceinline__ void write_sums(const float (&acc)[T::rows / 2], const BatchShared<T>& smem, int count) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  float* to = reinterpret_cast<float*>(own_sums(smem, 2 * (lane & 3))) + 16 * warp + lane / 4;
+  constexpr int kPitch = kSumPitch / 4;
+#pragma unroll
+  for (int j = 0; j < T::rows / 8; ++j) {
+    if (8 * j >= count) break;
+    to[8 * j * kPitch] = acc[4 * j];
+    to[(8 * j + 1) * kPitch] = acc[4 * j + 1];
+    to[8 * j * kPitch + 8] = acc[4 * j + 2];
+    to[(8 * j + 1) * kPitch + 8] = acc[4 * j + 3];
+  }
+}
+
+// To every other block of the cluster the sums of the rows that it adds, by one copy. After this block's are written.
+template <class T>
+__device__ __forceinline__ void send_sums(const BatchRowsArgs& a, const BatchShared<T>& smem, const BatchPart& part,
+                                          int count, int most) {
+  const int to = threadIdx.x >> 5;  // a warp for each
+  if (to >= a.parts || to == part.part || (threadIdx.x & 31) != 0) return;
+  ptx::mbarrier_wait_cluster(smem.ready, 0);
+  const int begin = first_sum(a, count, to), rows = first_sum(a, count, to + 1) - begin;
+  if (rows > 0)
+    ptx::cp_async_bulk_cluster(ptx::mapa(ptx::smem_address(others_sums(smem, most, part.part, to)), to),
+                               own_sums(smem, begin), rows * kSumPitch,
+                               ptx::mapa(ptx::smem_address(smem.sums_full), to));
+}
+
+// Scales and biases of a lane's four weight rows.
+struct FourParams {
+  float scale[4], bias[4];
+};
+__device__ __forceinline__ FourParams four_params(const BatchRowsArgs& a, int m_tile) {
+  const int row = m_tile * kMTileRows + 4 * (threadIdx.x & 31);
+  FourParams p;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    p.scale[i] = a.weights.row_scale != nullptr ? __ldg(a.weights.row_scale + row + i) : 1.0f;
+    p.bias[i] = a.bias != nullptr && row + i < a.n ? __ldg(a.bias + row + i) : 0.0f;
+  }
+  return p;
+}
+
+// The sums of kRows rows from `row` on, eight apart and below `end`, in the order of K.
+template <class T, int kRows>
+__device__ __forceinline__ void add_parts(float (&sum)[kRows][4], const BatchRowsArgs& a, const BatchShared<T>& smem,
+                                          const BatchPart& part, int row, int begin, int end, int most) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) sum[i][c] = 0.0f;
+#pragma unroll 1
+  for (int s = 0; s < a.parts; ++s) {
+    const uint8_t* from =
+        s == part.part ? own_sums(smem, row) : others_sums(smem, most, s, part.part) + (row - begin) * kSumPitch;
+    float4 v[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      v[i] = row + 8 * i < end ? *reinterpret_cast<const float4*>(from + 8 * i * kSumPitch + (threadIdx.x & 31) * 16)
+                               : float4{};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sum[i][0] += v[i].x, sum[i][1] += v[i].y, sum[i][2] += v[i].z, sum[i][3] += v[i].w;
+  }
+}
+
+// Results of a lane's four weight rows, one by one. The roundings are those of the grouped GEMM's epilogues
+// (few_rows/store.cuh).
+__device__ __forceinline__ void store_four(const BatchRowsArgs& a, int column, const FourParams& p, int row,
+                                           const float (&sum)[4], float factor) {
+  const bool fused = !a.y_f32 && a.n % 8 == 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + i >= a.n) break;
+    const float scale = __fmul_rn(p.scale[i], factor);
+    const float r = fused               ? fmaf(sum[i], scale, p.bias[i])
+                    : a.bias != nullptr ? __fadd_rn(__fmul_rn(sum[i], scale), p.bias[i])
+                                        : __fmul_rn(sum[i], scale);
+    const int64_t at = row * a.y_stride + column + i;
+    if (a.y_f32)
+      static_cast<float*>(a.y)[at] = r;
+    else
+      static_cast<uint16_t*>(a.y)[at] = from_float<bf16_t>(r);
+  }
+}
+
+// The sums of the block's rows, and the results. A warp takes four rows at a time; where results are stored side by
+// side without a branch, since there each costs as much as the sums.
+template <class T>
+__device__ __forceinline__ void add_sums(const BatchRowsArgs& a, const BatchShared<T>& smem, const BatchPart& part,
+                                         int m_tile, const FourParams& p, int row0, int count, int most) {
+  const int begin = first_sum(a, count, part.part), end = first_sum(a, count, part.part + 1);
+  const int column = m_tile * kMTileRows + 4 * (threadIdx.x & 31), first = begin + static_cast<int>(threadIdx.x >> 5);
+  constexpr int kRows = 4;
+  if (stores_wide(a)) {
+    if (column >= a.n) return;
+    uint16_t* y = static_cast<uint16_t*>(a.y) + (row0 + first) * a.y_stride + column;
+#pragma unroll 1
+    for (int row = first; row < end; row += 8 * kRows, y += 8 * kRows * a.y_stride) {
+      float sum[kRows][4];
+      add_parts<T>(sum, a, smem, part, row, begin, end, most);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const float factor = row + 8 * i < end ? smem.factors[row + 8 * i] : 0.0f;
+        float r[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) r[c] = fmaf(sum[i][c], __fmul_rn(p.scale[c], factor), p.bias[c]);
+        if (row + 8 * i < end)
+          *reinterpret_cast<uint2*>(y + 8 * i * a.y_stride) = {ptx::cvt_bf16x2_f32(r[1], r[0]),
+                                                               ptx::cvt_bf16x2_f32(r[3], r[2])};
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = first; row < end; row += 8) {
+    float sum[1][4];
+    add_parts<T>(sum, a, smem, part, row, begin, end, most);
+    store_four(a, column, p, row0 + row, sum[0], smem.factors[row]);
+  }
+}
+
+// Results from registers, while the rings are filled for the next task.
+template <class T>
+__device__ __forceinline__ void store_batch(const float (&acc)[T::rows / 2], const BatchRowsArgs& a,
+                                            const BatchShared<T>& smem, int row0, int m_tile, int count) {
+  SumRows rows;
+  rows.slab = threadIdx.x >> 5;
+  rows.row = 16 * rows.slab + (threadIdx.x & 31) / 4;
+  const RowParams params = row_params(a, m_tile, rows);
+  const bool wide = stores_wide(a);
+  constexpr int kAtOnce = 4;
+#pragma unroll
+  for (int j = 0; j < T::rows / 8; j += kAtOnce) {
+    if (8 * j >= count) break;
+    float sum[kAtOnce][4];
+    float2 factor[kAtOnce];
+#pragma unroll
+    for (int g = 0; g < kAtOnce; ++g) {
+      factor[g] = *reinterpret_cast<const float2*>(smem.factors + 8 * (j + g) + 2 * (threadIdx.x & 3));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[g][i] = acc[4 * (j + g) + i];
+    }
+    if (wide) {
+      store_wide(a, m_tile, rows, params, row0 / 8 + j, row0 / 8 + T::rows / 8, row0 + count, sum, factor);
+    } else {
+#pragma unroll
+      for (int g = 0; g < kAtOnce; ++g)
+        store_narrow(a, m_tile, rows, params, row0 / 8 + j + g, row0 + count, sum[g], factor[g]);
+    }
+  }
+}
+
+// By warps 0 to 7: all products and results of the block.
+template <class T>
+__device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const BatchShared<T>& smem,
+                                               const BatchPart& part) {
+  float acc[T::rows / 2];
+  BatchReader<T> at;
+  const int rows = static_cast<int>(real_tokens(a.num_rows, a.rows)), n = static_cast<int>(threadIdx.x);
+  int factors_of = -1;  // tile of rows
+#pragma unroll 1
+  for (int t = 0; t < part.tasks; ++t) {
+    const int task = part.first + t * part.step, m_tile = part.m_tile(a, task), row_tile = part.row_tile(a, task);
+    const int row0 = row_tile * T::rows, count = min(T::rows, max(rows - row0, 0));
+    // These loads are under way while the products run.
+    const bool other_rows = row_tile != factors_of;
+    float factor = 1.0f, shared = 1.0f;
+    if (other_rows && n < T::rows) {
+      shared = __ldg(&a.scale->factor);
+      if (a.row_factor != nullptr && row0 + n < a.rows) factor = __ldcg(a.row_factor + row0 + n);
+    }
+    multiply_task<T>(acc, smem, part, at);
+    if (other_rows) {
+      factors_of = row_tile;
+      if (t > 0) ptx::bar_sync(2, 256);  // the last task's have been read
+      if (n < T::rows) smem.factors[n] = shared * factor;
+    }
+    if (t + 1 < part.tasks) {
+      if (other_rows) ptx::bar_sync(2, 256);
+      store_batch<T>(acc, a, smem, row0, m_tile, count);
+      continue;
+    }
+    // The last task: the rings are free when all warps of the block have multiplied.
+    const FourParams params = four_params(a, m_tile);
+    const int most = first_sum(a, count + a.parts - 1, 1);
+    ptx::bar_sync(1, 256);
+    if (a.parts > 1 && n < a.parts) {
+      if (n == 0) {
+        const int mine = first_sum(a, count, part.part + 1) - first_sum(a, count, part.part);
+        ptx::mbarrier_arrive_expect_tx(smem.sums_full, (a.parts - 1) * mine * kSumPitch);
+      }
+      // Nothing that was written before must be seen, so this is no release.
+      ptx::mbarrier_arrive_cluster(smem.ready, n);
+    }
+    write_sums<T>(acc, smem, count);
+    if (a.parts > 1) ptx::fence_proxy_async_shared();
+    ptx::bar_sync(1, 256);
+    if (a.parts > 1) {
+      send_sums<T>(a, smem, part, count, most);
+      __syncwarp();
+      ptx::mbarrier_wait_cluster(smem.sums_full, 0);
+      ptx::cluster_arrive_relaxed();  // what others send from their memory is here
+    }
+    add_sums<T>(a, smem, part, m_tile, params, row0, count, most);
+  }
+}
+
+}  // namespace sluice::sm90

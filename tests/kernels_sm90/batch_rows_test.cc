@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel for a batch of rows against double precision: every operand, tile, number of parts of K and way of
+// storing.
+#include "kernels/sm90/dense/dense_gemm.h"
+#include "kernels/sm90/quantize/tensor.h"
+#include "tests/kernels_sm90/dense_problem.h"
+
+namespace sluice::test {
+namespace {
+
+using format::InputFormat;
+using sm90::BatchRowsChoice;
+
+// Every pair of formats that the kernel runs, FP8 with float32 sums too.
+std::vector<sm90::DenseSpec> specs_of(int64_t n, int64_t k, DType dtype) {
+  std::vector<sm90::DenseSpec> out;
+  for (const auto& [f, name] : format::kFormats)
+    for (const auto& [inputs, input_name] : format::kInputFormats)
+      for (bool f32_sums : {false, true}) {
+        sm90::DenseSpec s{n, k, f, inputs, dtype};
+        s.fp8_f32_sums = f32_sums;
+        if ((!f32_sums || format::is_fp8(f)) && sm90::supports_dense(s) &&
+            sm90::batch_rows_run(sm90::dense_shape(s).operand))
+          out.push_back(s);
+      }
+  return out;
+}
+// With these parts of K.
+std::vector<BatchRowsChoice> choices_of(const sm90::WeightShape& shape, int parts) {
+  std::vector<BatchRowsChoice> out;
+  for (const sm90::BatchTileSize& t : sm90::kBatchTiles) {
+    const BatchRowsChoice c{t.rows, t.blocks, parts};
+    if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
+  }
+  return out;
+}
+std::string name_of(const sm90::DenseSpec& s, int64_t tokens, const BatchRowsChoice& c) {
+  return fmt::format("{} {} {} [{}, {}] T={} f32_sums={} tile={} blocks={} parts={}",
+                     sluice::name_of(format::kFormats, s.weights), sluice::name_of(format::kInputFormats, s.inputs),
+                     to_string(s.dtype), s.rows, s.cols, tokens, s.fp8_f32_sums, c.tile, c.blocks, c.parts);
+}
+sm90::DenseCall call_of(int64_t tokens, const sm90::DeviceBuffer& x, std::optional<BatchRowsChoice> choice) {
+  sm90::DenseCall call;
+  call.tokens = tokens;
+  call.x = x.data();
+  call.batch_rows = choice;
+  return call;
+}
+std::vector<float> first_rows(const std::vector<float>& y, int64_t rows, int64_t columns) {
+  return {y.begin(), y.begin() + static_cast<std::ptrdiff_t>(rows * columns)};
+}
+
+// Matrices of one M-tile and of several, with ragged rows and columns. The bits of a row depend on the parts of K
+// alone: not on the tile or the other rows.
+TEST(BatchRows, EveryFormat) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (DType dtype : {DType::bf16, DType::f32})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{128, 128}, {96, 1344}, {641, 544}})
+      for (const sm90::DenseSpec& s : specs_of(n, k, dtype)) {
+        if (dtype == DType::f32 && n != 96) continue;
+        const Dense d = make(s, 256, n == 96, rng);
+        sm90::DenseGemm gemm(s);
+        gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+        const sm90::DeviceBuffer x = upload_x(d);
+        for (const int parts : {1, 2, 3, 5, 8}) {
+          std::vector<float> most;
+          for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, parts))
+            for (const int64_t tokens : {256, 17, 90, 150}) {
+              if (tokens != 256 && (c.tile < tokens / 3 || c.tile > 4 * tokens)) continue;
+              SCOPED_TRACE(name_of(s, tokens, c));
+              const auto y = run(gemm, call_of(tokens, x, c));
+              if (most.empty()) {
+                most = y;
+                if (parts == 1 || parts == 3) check_result(d, y, all);
+                EXPECT_LE(all.worst, 1);
+              }
+              EXPECT_EQ(y, first_rows(most, tokens, s.rows));
+              if (HasFailure()) return;
+            }
+        }
+      }
+  all.print("batch of rows");
+}
+
+// What is chosen, for every number of rows. Columns that are no multiple of eight are copied first.
+TEST(BatchRows, EveryNumberOfRows) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (const auto& [f, inputs] :
+       {std::pair{format::Format::bf16, InputFormat::plain}, {format::Format::fp8_channel, InputFormat::fp8_token}})
+    for (const int64_t k : {192, 131}) {
+      const sm90::DenseSpec s{136, k, f, inputs, DType::bf16};
+      const Dense whole = make(s, 260, false, rng);
+      sm90::DenseGemm gemm(s);
+      gemm.set_weights(whole.w, whole.input_scale, whole.bias, nullptr);
+      const sm90::DeviceBuffer x = upload_x(whole);
+      for (int64_t tokens = 1; tokens <= 260; tokens += k == 131 ? 13 : 1) {
+        const sm90::DenseCall call = call_of(tokens, x, std::nullopt);
+        const bool few = gemm.few_rows_parts(call) > 0;
+        ASSERT_EQ(gemm.batch_rows_choice(call).tile > 0, !few && tokens <= sm90::kMaxBatchRows) << tokens;
+        SCOPED_TRACE(name_of(s, tokens, gemm.batch_rows_choice(call)));
+        check_result(whole.first(tokens), run(gemm, call), all);
+        ASSERT_LE(all.worst, 1);
+      }
+    }
+  all.print("batch of rows, 1 to 260");
+}
+
+// Columns that are no multiple of eight are read one by one, and results of such rows written so.
+TEST(BatchRows, RaggedMatrices) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (DType dtype : {DType::bf16, DType::f32})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {3, 67}, {131, 701}, {250, 127}, {520, 2100}})
+      for (const format::Format f : {format::Format::bf16, format::Format::fp8_tensor, format::Format::fp8_channel})
+        for (const InputFormat inputs : {InputFormat::plain, InputFormat::fp8_token, InputFormat::fp8_static})
+          for (int64_t tokens : {19, 140}) {
+            const sm90::DenseSpec s{n, k, f, inputs, dtype};
+            if (!sm90::supports_dense(s)) continue;
+            const Dense d = make(s, tokens, tokens == 19, rng);
+            sm90::DenseGemm gemm(s);
+            gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+            const sm90::DeviceBuffer x = upload_x(d);
+            for (const int parts : {1, 3})
+              for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, parts)) {
+                if (c.tile != 64 && c.tile != 256) continue;
+                SCOPED_TRACE(name_of(s, tokens, c));
+                check_result(d, run(gemm, call_of(tokens, x, c)), all);
+                ASSERT_LE(all.worst, 1);
+              }
+          }
+  all.print("batch of rows, ragged");
+}
+
+// One part of K gives the bits of the grouped GEMM that does not split it.
+TEST(BatchRows, OnePartEqualsTheGroupedGemm) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (DType dtype : {DType::bf16, DType::f32})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{384, 1536}, {100, 480}})
+      for (sm90::DenseSpec s : specs_of(n, k, dtype)) {
+        s.deterministic = true;
+        const Dense d = make(s, 100, true, rng);
+        sm90::DenseGemm gemm(s);
+        gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+        const sm90::DeviceBuffer x = upload_x(d);
+        sm90::DenseCall call = call_of(d.tokens, x, std::nullopt);
+        const BatchRowsChoice chosen = gemm.batch_rows_choice(call);
+        ASSERT_EQ(chosen.parts, 1);
+        call.few_rows = 0;
+        const auto grouped = run(gemm, call);
+        SCOPED_TRACE(name_of(s, d.tokens, chosen));
+        EXPECT_EQ(run(gemm, call_of(d.tokens, x, chosen)), grouped);
+      }
+}
+
+// More tasks than blocks, with the stages of several tasks in the rings, and several tiles of rows; rows of x that lie
+// apart.
+TEST(BatchRows, ManyTasks) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (const format::Format f : {format::Format::bf16, format::Format::nvfp4, format::Format::fp8_tensor}) {
+    const sm90::DenseSpec s{70000, 128, f, format::info(f).input, DType::bf16};
+    const Dense d = make(s, 70, false, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    constexpr int64_t kStride = 136;
+    std::vector<uint16_t> apart(static_cast<size_t>(d.tokens * kStride), 0x7fc0);
+    for (int64_t t = 0; t < d.tokens; ++t)
+      for (int64_t k = 0; k < s.cols; ++k)
+        apart[static_cast<size_t>(t * kStride + k)] = float_to_bf16(d.x[static_cast<size_t>(t * s.cols + k)]);
+    const sm90::DeviceBuffer x = upload(apart.data(), static_cast<int64_t>(apart.size()) * 2);
+    std::vector<float> first;
+    for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, 1)) {
+      SCOPED_TRACE(name_of(s, d.tokens, c));
+      sm90::DenseCall call = call_of(d.tokens, x, c);
+      call.x_stride = kStride;
+      const auto y = run(gemm, call);
+      if (first.empty()) {
+        first = y;
+        check_result(d, y, all);
+        ASSERT_LE(all.worst, 1);
+      }
+      ASSERT_EQ(y, first);
+    }
+  }
+  all.print("batch of rows, many tasks");
+}
+
+// A count in device memory, in range or not: rows beyond it stay, the others are those of a call without.
+TEST(BatchRows, RowsOnTheDevice) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  constexpr int64_t kMost = 200;
+  for (const auto& [f, inputs] : {std::pair{format::Format::bf16, InputFormat::plain},
+                                  {format::Format::fp8_channel, InputFormat::fp8_token},
+                                  {format::Format::nvfp4, InputFormat::nvfp4_token}}) {
+    const sm90::DenseSpec s{192, 1024, f, inputs, DType::bf16};
+    const Dense d = make(s, kMost, false, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer x = upload_x(d), count(4);
+    for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {64, 2, 3}, {256, 1, 2}}) {
+      sm90::DenseCall call = call_of(kMost, x, c);
+      const auto all = run(gemm, call);
+      call.num_tokens = count.as<int32_t>();
+      for (const int32_t given : {200, 1, 0, 17, 64, 129, -1, INT32_MIN, 201, INT32_MAX}) {
+        cuda(cudaMemcpy(count.data(), &given, 4, cudaMemcpyHostToDevice));
+        const auto got = run(gemm, call);
+        const auto used = static_cast<size_t>(std::clamp<int64_t>(given, 0, kMost) * s.rows);
+        for (size_t i = 0; i < got.size(); ++i) {
+          if (i < used)
+            ASSERT_EQ(got[i], all[i]) << name_of(s, given, c);
+          else
+            ASSERT_TRUE(std::isnan(got[i])) << name_of(s, given, c);
+        }
+      }
+    }
+  }
+}
+
+// Rows that were rounded before, each with a scale of its own or all with the calibrated one: the bits of the call that
+// rounds them.
+TEST(BatchRows, CodesGiveTheSameBits) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (const InputFormat inputs : {InputFormat::fp8_token, InputFormat::fp8_static})
+    for (const bool f32_sums : {false, true}) {
+      sm90::DenseSpec s{300, 1040, format::Format::fp8_channel, inputs, DType::bf16};
+      s.fp8_f32_sums = f32_sums;
+      const Dense d = make(s, 150, true, rng);
+      sm90::DenseGemm gemm(s);
+      gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+      const sm90::DeviceBuffer x = upload_x(d), scale = upload(&d.input_scale, 4);
+      const sm90::DeviceBuffer codes = poisoned(d.tokens * s.cols), rows = poisoned(d.tokens * 4);
+      sm90::QuantizeArgs q{};
+      q.coding = inputs == InputFormat::fp8_token ? sm90::Coding::fp8_token : sm90::Coding::fp8_static;
+      q.x = x.data();
+      q.rows = d.tokens;
+      q.cols = static_cast<int>(s.cols);
+      q.input_scale = scale.as<float>();
+      q.codes = codes.as<uint8_t>();
+      q.row_scales = inputs == InputFormat::fp8_token ? rows.as<float>() : nullptr;
+      sm90::launch_quantize(q, nullptr, true);
+      for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}, {256, 1, 2}}) {
+        sm90::DenseCall call = call_of(d.tokens, x, c);
+        const auto rounded = run(gemm, call);
+        call.x = nullptr;
+        call.codes = codes.as<uint8_t>();
+        call.row_scales = q.row_scales;
+        EXPECT_EQ(run(gemm, call), rounded) << name_of(s, d.tokens, c);
+      }
+    }
+}
+
+// Rows of y that lie apart, at any address: the same bits, and nothing between them is written.
+TEST(BatchRows, RowsOfYApart) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    const sm90::DenseSpec s{200, 512, format::Format::bf16, InputFormat::plain, DType::bf16};
+    const Dense d = make(s, 75, true, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer x = upload_x(d);
+    for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}}) {
+      sm90::DenseCall call = call_of(d.tokens, x, c);
+      call.y_dtype = dtype;
+      const auto run_at = [&](int64_t stride, int64_t offset) {
+        const sm90::DeviceBuffer y = poisoned((d.tokens * stride + offset) * bytes_of(dtype));
+        call.y = y.as<char>() + offset * bytes_of(dtype);
+        call.y_stride = stride;
+        gemm.run(call, nullptr);
+        return widened(dtype, y);
+      };
+      const auto together = run_at(200, 0);
+      for (const auto& [stride, offset] : {std::pair<int64_t, int64_t>{208, 0}, {204, 4}, {203, 0}, {208, 1}}) {
+        const auto apart = run_at(stride, offset);
+        for (int64_t i = 0; i < static_cast<int64_t>(apart.size()); ++i) {
+          const int64_t row = (i - offset) / stride, column = (i - offset) % stride;
+          const float got = apart[static_cast<size_t>(i)];
+          if (i >= offset && column < s.rows)
+            ASSERT_EQ(got, together[static_cast<size_t>(row * s.rows + column)]) << stride << " " << offset << " " << i;
+          else
+            ASSERT_TRUE(std::isnan(got)) << stride << " " << offset << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// Calls that follow each other with programmatic launches, each reading what the one before wrote.
+TEST(BatchRows, ChainedCalls) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (const auto& [f, inputs] :
+       {std::pair{format::Format::bf16, InputFormat::plain}, {format::Format::fp8_channel, InputFormat::fp8_token}}) {
+    const sm90::DenseSpec s{1024, 1024, f, inputs, DType::bf16};
+    const Dense d = make(s, 130, false, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer workspace = poisoned(gemm.workspace_bytes(d.tokens));
+    const auto chain = [&](bool pdl) {
+      const sm90::DeviceBuffer x = upload_x(d), y = poisoned(x.bytes());
+      for (int i = 0; i < 40; ++i) {
+        sm90::DenseCall call =
+            call_of(d.tokens, x, i % 3 == 0 ? BatchRowsChoice{256, 1, 2} : BatchRowsChoice{64, 2, i % 3 == 1 ? 1 : 7});
+        call.pdl = pdl;
+        call.x = i % 2 == 0 ? x.data() : y.data();
+        call.y = i % 2 == 0 ? y.data() : x.data();
+        call.workspace = workspace.data();
+        call.workspace_size = workspace.bytes();
+        gemm.run(call, nullptr);
+      }
+      return widened(DType::bf16, x);
+    };
+    EXPECT_EQ(chain(true), chain(false));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

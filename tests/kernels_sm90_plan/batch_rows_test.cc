@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles, parts of K and the shared memory of the product of a batch of rows.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "kernels/sm90/batch_rows/config.h"
+#include "kernels/sm90/tuning.h"
+
+namespace sluice::sm90 {
+namespace {
+
+constexpr WeightOperand kOperands[] = {WeightOperand::bf16,    WeightOperand::fp8,          WeightOperand::fp8_block,
+                                       WeightOperand::mxfp8,   WeightOperand::nvfp4,        WeightOperand::mxfp4,
+                                       WeightOperand::fp8_f32, WeightOperand::fp8_block_f32};
+
+int units(const WeightShape& s) { return ceil_div(s.k_blocks(), batch_rows_unit(s.operand)); }
+
+TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
+  for (const WeightOperand op : kOperands)
+    for (const int64_t n : {1, 128, 2048, 5120, 151936})
+      for (const int64_t k : {1, 64, 513, 2048, 16384})
+        for (const int multiprocessors : {1, 78, 132})
+          for (const int64_t rows : {1, 17, 64, 129, 256}) {
+            const WeightShape s{op, 1, n, k, false, 0};
+            const BatchRoom room = batch_room(multiprocessors, 16);
+            for (const bool one_part : {false, true}) {
+              const BatchRowsChoice c = choose_batch_rows(s, rows, room, one_part);
+              if (!batch_rows_run(op)) {
+                ASSERT_EQ(c.tile, 0);
+                continue;
+              }
+              ASSERT_TRUE(batch_rows_possible(s, c));
+              ASSERT_LE(c.parts, kMaxBatchCluster);
+              ASSERT_LE(c.parts, units(s));
+              if (one_part) ASSERT_EQ(c.parts, 1);
+              const double us = batch_rows_us(s, rows, room, c);
+              for (const BatchTileSize& t : kBatchTiles) {
+                const BatchRowsChoice other{t.rows, t.blocks, c.parts};
+                if (batch_rows_possible(s, other)) ASSERT_LE(us, batch_rows_us(s, rows, room, other));
+              }
+            }
+          }
+}
+
+// Not less than the memory and the tensor cores ask for.
+TEST(BatchRowsPlan, ExpectedTimesHaveAFloor) {
+  for (const int64_t n : {128, 2048, 5120, 151936})
+    for (const int64_t rows : {17, 64, 256}) {
+      const WeightShape s{WeightOperand::bf16, 1, n, 2048, false, 0};
+      const BatchRowsChoice c = choose_batch_rows(s, rows, batch_room(132, 16), false);
+      const double us = batch_rows_us(s, rows, batch_room(132, 16), c);
+      EXPECT_GE(us, static_cast<double>(s.bytes()) / tuning::kBatchMemoryBytes);
+      EXPECT_GE(us, 2.0 * static_cast<double>(n * rows) * 2048 / 990e6);
+      EXPECT_LE(us, 20 + 2 * static_cast<double>(s.bytes()) / tuning::kBatchMemoryBytes);
+    }
+}
+
+TEST(BatchRowsPlan, ImpossibleChoices) {
+  const WeightShape s{WeightOperand::bf16, 1, 256, 256, false, 0};  // four k-blocks
+  EXPECT_TRUE(batch_rows_possible(s, {64, 2, 4}));
+  EXPECT_FALSE(batch_rows_possible(s, {64, 2, 5})) << "a part without k-blocks";
+  EXPECT_FALSE(batch_rows_possible(s, {64, 2, 0}));
+  EXPECT_FALSE(batch_rows_possible(s, {0, 1, 1}));
+  EXPECT_FALSE(batch_rows_possible(s, {48, 2, 1}));
+  EXPECT_FALSE(batch_rows_possible(s, {256, 2, 1})) << "two blocks of 256 rows";
+  EXPECT_FALSE(batch_rows_possible({WeightOperand::bf16, 1, 256, 4096, false, 0}, {256, 1, 4})) << "too many sums";
+  EXPECT_FALSE(batch_rows_possible({WeightOperand::fp8_block, 1, 256, 256, false, 0}, {64, 2, 1}));
+}
+
+// A group that is not whole counts for the clusters that fit in it.
+TEST(BatchRowsPlan, Room) {
+  const BatchRoom room = batch_room(132, 16);
+  EXPECT_EQ(room.clusters[0][0], 132);
+  EXPECT_EQ(room.clusters[1][0], 264);
+  EXPECT_EQ(room.clusters[0][2], 8 * 5 + 1);
+  EXPECT_EQ(room.clusters[1][4], 8 * 6 + 1);
+  EXPECT_EQ(room.clusters[0][7], 16);
+}
+
+template <class T>
+void check_tile() {
+  static_assert(T::blocks_per_sm * (T::smem_bytes + 1024) <= 233472);
+  static_assert(T::w_stage % 1024 == 0 && T::x_stage % 1024 == 0);  // swizzled stages
+  // What Little's law asks for: 4.3 TB/s times a microsecond, over 132 multiprocessors.
+  EXPECT_GE(T::blocks_per_sm * T::w_stages * T::w_bytes, 32 * 1024) << static_cast<int>(T::op) << " " << T::rows;
+  // Sums of all parts of K lie where the rings were, however rows are dealt to the parts.
+  for (int parts = 2; parts <= batch_rows_most_parts(T::op, T::rows); ++parts)
+    EXPECT_LE((T::rows + (parts - 1) * ceil_div(T::rows, parts)) * kSumPitch, T::ring_bytes) << T::rows;
+}
+template <WeightOperand op>
+void check_tiles() {
+  check_tile<BatchTile<op, 32, 2>>();
+  check_tile<BatchTile<op, 64, 2>>();
+  check_tile<BatchTile<op, 64, 1>>();
+  check_tile<BatchTile<op, 128, 1>>();
+  check_tile<BatchTile<op, 256, 1>>();
+}
+TEST(BatchRowsPlan, SharedMemory) {
+  check_tiles<WeightOperand::bf16>();
+  check_tiles<WeightOperand::fp8>();
+  check_tiles<WeightOperand::mxfp8>();
+  check_tiles<WeightOperand::nvfp4>();
+  check_tiles<WeightOperand::mxfp4>();
+  check_tiles<WeightOperand::fp8_f32>();
+}
+
+}  // namespace
+}  // namespace sluice::sm90
