@@ -18,8 +18,8 @@ struct KernelTime {
 };
 
 // One decoding step of cell.batch_size sequences after cell.input_len tokens or, if cell.new_tokens is 1, the step that
-// computes the first `chunk` tokens of the prompts: the model's kernels, each run alone, and "sample", the choice of the
-// tokens as the caller waits for it. The longest first. Nothing on the CPU.
+// computes the first `chunk` tokens of the prompts: the model's kernels, each run alone, and "sample", the choice of
+// the tokens as the caller waits for it. The longest first. Nothing on the CPU.
 std::vector<KernelTime> profile_step(Context& ctx, const model::Model& model, const Cell& cell, int64_t chunk);
 
 }  // namespace sluice::apps
