@@ -72,8 +72,10 @@ void bench_one(const Options& o, const DenseShape& shape, const Kind& kind) {
         gemms[static_cast<size_t>(c) % gemms.size()].run(call, stream);
       });
       const int parts = gemms[0].few_rows_parts(call);
-      const std::string tile = parts > 0 ? fmt::format("few_rows s{}", parts)
-                                         : fmt::format("{} s{}", choice.instance.name(), choice.splits[0]);
+      const sm90::BatchRowsChoice batch = gemms[0].batch_rows_choice(call);
+      const std::string tile = parts > 0        ? fmt::format("few_rows s{}", parts)
+                               : batch.tile > 0 ? fmt::format("batch_rows {} s{}", batch.tile, batch.parts)
+                                                : fmt::format("{} s{}", choice.instance.name(), choice.splits[0]);
       std::printf("%-24s %-8s T=%-5lld %9.1f us  floor %8.1f %-5s  x%.2f  %s%s\n", shape.name, kind.name,
                   static_cast<long long>(tokens), us, std::max(mem, math), math > mem ? "flops" : "mem",
                   us / std::max(mem, math), tile.c_str(), force.instance.empty() ? "" : " (forced)");

@@ -27,7 +27,7 @@ struct BatchRowsArgs {
   const InputScale* scale;  // never null
   void* y;                  // [rows, n]
   int64_t y_stride;
-  bool y_f32, y_wide;  // y_wide: rows are aligned to 8 bytes
+  bool y_f32, y_wide;  // y_wide: four results at a time
 };
 
 // Float32 sums of a row of x by 128 weight rows in shared memory, padded against bank conflicts.

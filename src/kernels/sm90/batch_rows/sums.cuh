@@ -71,81 +71,62 @@ __device__ __forceinline__ FourParams four_params(const BatchRowsArgs& a, int m_
   return p;
 }
 
-// The sums of kRows rows from `row` on, eight apart and below `end`, in the order of K.
-template <class T, int kRows>
-__device__ __forceinline__ void add_parts(float (&sum)[kRows][4], const BatchRowsArgs& a, const BatchShared<T>& smem,
-                                          const BatchPart& part, int row, int begin, int end, int most) {
-#pragma unroll
-  for (int i = 0; i < kRows; ++i)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) sum[i][c] = 0.0f;
-#pragma unroll 1
-  for (int s = 0; s < a.parts; ++s) {
-    const uint8_t* from =
-        s == part.part ? own_sums(smem, row) : others_sums(smem, most, s, part.part) + (row - begin) * kSumPitch;
-    float4 v[kRows];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i)
-      v[i] = row + 8 * i < end ? *reinterpret_cast<const float4*>(from + 8 * i * kSumPitch + (threadIdx.x & 31) * 16)
-                               : float4{};
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) sum[i][0] += v[i].x, sum[i][1] += v[i].y, sum[i][2] += v[i].z, sum[i][3] += v[i].w;
-  }
-}
-
-// Results of a lane's four weight rows, one by one. The roundings are those of the grouped GEMM's epilogues
-// (few_rows/store.cuh).
-__device__ __forceinline__ void store_four(const BatchRowsArgs& a, int column, const FourParams& p, int row,
+// Results of a lane's four weight rows. The roundings are those of the grouped GEMM's epilogues (few_rows/store.cuh).
+__device__ __forceinline__ void store_four(const BatchRowsArgs& a, int m_tile, const FourParams& p, int row,
                                            const float (&sum)[4], float factor) {
+  const int column = m_tile * kMTileRows + 4 * (threadIdx.x & 31);
   const bool fused = !a.y_f32 && a.n % 8 == 0;
+  float r[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float scale = __fmul_rn(p.scale[i], factor);
+    r[i] = fused               ? fmaf(sum[i], scale, p.bias[i])
+           : a.bias != nullptr ? __fadd_rn(__fmul_rn(sum[i], scale), p.bias[i])
+                               : __fmul_rn(sum[i], scale);
+  }
+  const int64_t at = row * a.y_stride + column;
+  if (a.y_wide) {
+    if (column >= a.n) return;
+    if (a.y_f32)
+      *reinterpret_cast<float4*>(static_cast<float*>(a.y) + at) = {r[0], r[1], r[2], r[3]};
+    else
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(a.y) + at) = {ptx::cvt_bf16x2_f32(r[1], r[0]),
+                                                                     ptx::cvt_bf16x2_f32(r[3], r[2])};
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (column + i >= a.n) break;
-    const float scale = __fmul_rn(p.scale[i], factor);
-    const float r = fused               ? fmaf(sum[i], scale, p.bias[i])
-                    : a.bias != nullptr ? __fadd_rn(__fmul_rn(sum[i], scale), p.bias[i])
-                                        : __fmul_rn(sum[i], scale);
-    const int64_t at = row * a.y_stride + column + i;
     if (a.y_f32)
-      static_cast<float*>(a.y)[at] = r;
+      static_cast<float*>(a.y)[at + i] = r[i];
     else
-      static_cast<uint16_t*>(a.y)[at] = from_float<bf16_t>(r);
+      static_cast<uint16_t*>(a.y)[at + i] = from_float<bf16_t>(r[i]);
   }
 }
 
-// The sums of the block's rows, and the results. A warp takes four rows at a time; where results are stored side by
-// side without a branch, since there each costs as much as the sums.
+// The sums of the block's rows in the order of K, and the results. A warp takes two rows at a time.
 template <class T>
 __device__ __forceinline__ void add_sums(const BatchRowsArgs& a, const BatchShared<T>& smem, const BatchPart& part,
-                                         int m_tile, const FourParams& p, int row0, int count, int most) {
+                                         int m_tile, const FourParams& params, int row0, int count, int most) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int begin = first_sum(a, count, part.part), end = first_sum(a, count, part.part + 1);
-  const int column = m_tile * kMTileRows + 4 * (threadIdx.x & 31), first = begin + static_cast<int>(threadIdx.x >> 5);
-  constexpr int kRows = 4;
-  if (stores_wide(a)) {
-    if (column >= a.n) return;
-    uint16_t* y = static_cast<uint16_t*>(a.y) + (row0 + first) * a.y_stride + column;
 #pragma unroll 1
-    for (int row = first; row < end; row += 8 * kRows, y += 8 * kRows * a.y_stride) {
-      float sum[kRows][4];
-      add_parts<T>(sum, a, smem, part, row, begin, end, most);
+  for (int row = begin + warp; row < end; row += 16) {
+    const bool two = row + 8 < end;
+    float sum[2][4] = {};
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const float factor = row + 8 * i < end ? smem.factors[row + 8 * i] : 0.0f;
-        float r[4];
+    for (int s = 0; s < kMaxBatchCluster; ++s) {
+      if (s >= a.parts) break;
+      const uint8_t* from =
+          s == part.part ? own_sums(smem, row) : others_sums(smem, most, s, part.part) + (row - begin) * kSumPitch;
+      float4 v[2];
+      v[0] = *reinterpret_cast<const float4*>(from + lane * 16);
+      v[1] = two ? *reinterpret_cast<const float4*>(from + 8 * kSumPitch + lane * 16) : float4{};
 #pragma unroll
-        for (int c = 0; c < 4; ++c) r[c] = fmaf(sum[i][c], __fmul_rn(p.scale[c], factor), p.bias[c]);
-        if (row + 8 * i < end)
-          *reinterpret_cast<uint2*>(y + 8 * i * a.y_stride) = {ptx::cvt_bf16x2_f32(r[1], r[0]),
-                                                               ptx::cvt_bf16x2_f32(r[3], r[2])};
-      }
+      for (int i = 0; i < 2; ++i) sum[i][0] += v[i].x, sum[i][1] += v[i].y, sum[i][2] += v[i].z, sum[i][3] += v[i].w;
     }
-    return;
-  }
-#pragma unroll 1
-  for (int row = first; row < end; row += 8) {
-    float sum[1][4];
-    add_parts<T>(sum, a, smem, part, row, begin, end, most);
-    store_four(a, column, p, row0 + row, sum[0], smem.factors[row]);
+    store_four(a, m_tile, params, row0 + row, sum[0], smem.factors[row]);
+    if (two) store_four(a, m_tile, params, row0 + row + 8, sum[1], smem.factors[row + 8]);
   }
 }
 

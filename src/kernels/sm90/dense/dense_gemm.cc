@@ -9,6 +9,7 @@
 #include "kernels/sm90/grouped_gemm/launch.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/repack/repack.h"
+#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
@@ -92,6 +93,7 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   if (call.x == nullptr || call.tokens > kMaxFewRows || forced) return 0;
   if (call.few_rows) return *call.few_rows;
   if (call.batch_rows) return 0;
+  if (call.tokens > tuning::kFewRowsTokens) return 0;
   if (!spec_.deterministic) return few_rows_splits(matrix_.shape, multiprocessors_);
   // Sums in the order of the grouped GEMM's only tile, which of FP8 block has tokens as the M side.
   return matrix_.shape.operand == WeightOperand::fp8_block ? 0 : 1;
@@ -166,7 +168,7 @@ void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& cho
   a.y = call.y;
   a.y_stride = call.y_stride > 0 ? call.y_stride : spec_.rows;
   a.y_f32 = call.y_dtype.value_or(spec_.dtype) == DType::f32;
-  a.y_wide = reinterpret_cast<uintptr_t>(a.y) % 8 == 0 && a.y_stride % 4 == 0;
+  a.y_wide = spec_.rows % 8 == 0 && reinterpret_cast<uintptr_t>(a.y) % (a.y_f32 ? 16 : 8) == 0 && a.y_stride % 4 == 0;
   launch_batch_rows(a, matrix_.shape.operand, choice, multiprocessors_, stream, call.pdl);
 }
 

@@ -3,6 +3,8 @@
 // latent projections, in every pair of formats that the fused MoE runs, with the same rounding points.
 #pragma once
 
+#include <vector>
+
 #include "kernels/sm90/dense/dense_call.h"
 #include "kernels/sm90/dense/plan.h"
 #include "kernels/sm90/device.h"
@@ -43,8 +45,9 @@ class DenseGemm {
   DeviceBuffer memory_;  // what follows are parts of it
   RepackedMatrix matrix_;
   DeviceBuffer bias_, input_scales_;  // InputScale: the calibrated one, and ones
-  static constexpr int64_t kBatchStep = 8;
-  std::vector<BatchRowsChoice> batch_rows_;  // for up to 8, 16, ... rows
+  // A step that is padded to be replayed from a graph (by less than 16 rows) has the bits of one that is not.
+  static constexpr int64_t kBatchStep = 16;
+  std::vector<BatchRowsChoice> batch_rows_;  // for up to kBatchStep, 2 kBatchStep, ... rows
   bool filled_ = false;
 };
 
