@@ -58,8 +58,6 @@ template <WeightOperand op>
 void check_tiles() {
   check_tile<op, 8>();
   check_tile<op, 16>();
-  check_tile<op, 32>();
-  check_tile<op, 64>();
 }
 TEST(FewRowsPlan, EnoughWeightsAreUnderWay) {
   check_tiles<WeightOperand::bf16>();

@@ -50,10 +50,6 @@ inline constexpr double kFewRowsFilled = 0.9;
 // ... but into none with fewer units (few_rows_unit).
 inline constexpr int kFewRowsMinUnits = 2;
 
-// Up to this many rows; from 17 on the kernel for a batch of rows is quicker (BF16, [5120, 2048], 17 rows 8.5 and 8.2
-// us, 64 rows 12.0 and 9.2; docs/kernels/sm90_batch_rows.md).
-inline constexpr int64_t kFewRowsTokens = 16;
-
 // ---- product of a batch of rows: its cost model (docs/kernels/sm90_batch_rows.md) ----------------------------------
 
 // Microseconds: the start, the products of 128 weight rows by 256 rows by a k-block, the decoding of a k-block, the

@@ -9,7 +9,6 @@
 #include "kernels/sm90/grouped_gemm/launch.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/repack/repack.h"
-#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
@@ -93,7 +92,6 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   if (call.x == nullptr || call.tokens > kMaxFewRows || forced) return 0;
   if (call.few_rows) return *call.few_rows;
   if (call.batch_rows) return 0;
-  if (call.tokens > tuning::kFewRowsTokens) return 0;
   if (!spec_.deterministic) return few_rows_splits(matrix_.shape, multiprocessors_);
   // Sums in the order of the grouped GEMM's only tile, which of FP8 block has tokens as the M side.
   return matrix_.shape.operand == WeightOperand::fp8_block ? 0 : 1;

@@ -30,8 +30,7 @@ template <WeightOperand kOp, int kRows>
 struct FewTile {
   static constexpr WeightOperand op = kOp;
   static constexpr int m_tiles = 1, max_n = kRows, step_n = 8, cluster = 1;
-  // Weights of a stage fill about 16 KB; with many rows x would take the room of decoded 4-bit weights.
-  static constexpr int k_blocks = few_rows_unit(kOp) == 4 && kRows > 16 ? 2 : few_rows_unit(kOp);
+  static constexpr int k_blocks = few_rows_unit(kOp);  // weights of a stage fill about 16 KB
   static constexpr bool tokens_first = false, completes_token_rows = false, block_scaled = sm90::block_scaled(kOp);
   static constexpr bool lanes_read = block_scaled || decodes(kOp);
   static constexpr int blocks_per_sm = kFewRowsBlocks, threads = 384, x_warps = 3;
@@ -41,11 +40,8 @@ struct FewTile {
   static constexpr int w_aligned = (w_bytes + 1023) / 1024 * 1024;
   static constexpr int scale_bytes = block_scaled ? kRows * 4 + 16 : 0;
   static constexpr int stage_bytes = (w_aligned + x_bytes + scale_bytes + 1023) / 1024 * 1024;
-  // Partial sums of 16 weight rows or more, of all parts of K, that a block adds. With many rows they lie where stages
-  // were, once all blocks of the cluster have multiplied.
-  static constexpr int partial_bytes = 128 * kRows * 4;
-  static constexpr bool partial_apart = kRows <= 16;
-  static constexpr int staging_bytes = partial_apart ? partial_bytes : 0;
+  // Partial sums of 16 weight rows or more, of all parts of K, that a block adds.
+  static constexpr int partial_bytes = 128 * kRows * 4, staging_bytes = partial_bytes;
   static constexpr int params_bytes = 96 + 512 + kRows * 8;
   static constexpr int maxima_bytes = (kMaxFewRowsSplits + 2) * kRows * 4;
   static constexpr int fixed_bytes = staging_bytes + params_bytes + 512 + maxima_bytes;
@@ -53,7 +49,7 @@ struct FewTile {
   static constexpr int stages_fit = budget / stage_bytes;
   static constexpr int stages = stages_fit > 12 ? 12 : stages_fit;
   static constexpr int smem_bytes = stages * stage_bytes + fixed_bytes;
-  static_assert(stages >= 2 && (partial_apart || stages * stage_bytes >= partial_bytes));
+  static_assert(stages >= 2);
 };
 
 }  // namespace sluice::sm90

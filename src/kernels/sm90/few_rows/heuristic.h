@@ -6,15 +6,17 @@
 
 namespace sluice::sm90 {
 
-inline constexpr int kMaxFewRows = 64;
+// Every block rounds all rows for itself, or copies them by many small copies: from 17 rows on batch_rows/ is quicker
+// (docs/kernels/sm90_batch_rows.md).
+inline constexpr int kMaxFewRows = 16;
 inline constexpr int kFewRowsBlocks = 2;  // per multiprocessor
 inline constexpr int kMaxFewRowsSplits = 8;
 // K is cut at multiples of so many k-blocks, whatever the number of rows, so that sums have one order.
 HD constexpr int few_rows_unit(WeightOperand o) {
   return o == WeightOperand::nvfp4 || o == WeightOperand::mxfp4 ? 4 : decodes_e4m3(o) ? 2 : 1;
 }
-// The tile of `rows` rows: 8, 16, 32 or 64.
-HD constexpr int few_rows_tile(int64_t rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
+// The tile of `rows` rows.
+HD constexpr int few_rows_tile(int64_t rows) { return rows <= 8 ? 8 : 16; }
 
 // Parts of K: a power of two. It does not depend on the number of rows.
 int few_rows_splits(const WeightShape& shape, int multiprocessors);

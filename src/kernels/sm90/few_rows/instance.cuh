@@ -14,8 +14,6 @@ void allow_few_rows_of() {
   const auto allow = []<class T>(T) { allow_shared_memory(few_rows<T>, T::smem_bytes); };
   allow(FewTile<op, 8>{});
   allow(FewTile<op, 16>{});
-  allow(FewTile<op, 32>{});
-  allow(FewTile<op, 64>{});
 }
 
 template <WeightOperand op>
@@ -26,16 +24,10 @@ void launch_few_rows_of(const FewRowsArgs& args, int multiprocessors, Stream str
     launch_clusters(few_rows<T>, args.splits, static_cast<unsigned>(clusters * args.splits), T::threads, T::smem_bytes,
                     stream, pdl, args);
   };
-  switch (few_rows_tile(args.rows)) {
-    case 8:
-      return run(FewTile<op, 8>{});
-    case 16:
-      return run(FewTile<op, 16>{});
-    case 32:
-      return run(FewTile<op, 32>{});
-    default:
-      return run(FewTile<op, 64>{});
-  }
+  if (few_rows_tile(args.rows) == 8)
+    run(FewTile<op, 8>{});
+  else
+    run(FewTile<op, 16>{});
 }
 
 }  // namespace sluice::sm90

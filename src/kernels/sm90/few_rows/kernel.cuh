@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm) few_rows(const _
   const Part part = part_of<T>(a);
   static_assert(T::blocks_per_sm == 2);
   constexpr int kPool = 80;  // registers per thread at entry
-  constexpr int kStreams = T::op != WeightOperand::bf16 && T::max_n > 32 ? 48 : 64;
+  constexpr int kStreams = 64;
   constexpr int kMultiplies = kPool + (kPool - kStreams) / 2;
   if (warp < 8) {
     ptx::setmaxnreg_inc<kMultiplies>();
@@ -71,10 +71,6 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm) few_rows(const _
       if (splits > 1) ptx::cluster_wait();
       a.x_f32 ? stream_few_rows<T, float>(a, smem, part) : stream_few_rows<T, bf16_t>(a, smem, part);
       __syncwarp();
-    }
-    if (!T::partial_apart && splits > 1) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
     }
   }
 }

@@ -22,7 +22,7 @@ struct FewShared : Shared<T> {
     static_assert(8 * (2 * T::stages + 2 * T::queue + 3 * T::params_slots) + 4 * (T::queue + 2) <= 448);
     maxima = reinterpret_cast<float*>(barriers + 512);
     globals = reinterpret_cast<float2*>(maxima + kMaxFewRowsSplits * T::max_n);
-    partial = T::partial_apart ? this->staging : this->stages;
+    partial = this->staging;
   }
   // By one thread, before the cluster's barrier.
   __device__ void init(int splits, int rows) const {

@@ -118,10 +118,6 @@ __device__ __forceinline__ void multiply_few(const FewRowsArgs& a, const FewShar
                 factors_of(j));
       continue;
     }
-    if constexpr (!T::partial_apart) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
-    }
     send_sums<T>(acc[0], smem, part, rows);
     ptx::mbarrier_wait_cluster(smem.sums_full, 0);
     for (int j = warp / rows.slabs; 8 * j < count; j += a.splits) {
