@@ -64,8 +64,8 @@ void run(const sluice_gemm& gemm, const sluice_gemm_args& args) {
   moe::check_workspace(workspace, size, args.tokens, needed, 64);
   const int64_t n = gemm.linear->outputs(), k = gemm.linear->inputs();
   gemm.shared->use([&](Context& ctx) {
-    gemm.linear->run(ctx, {args.x, gemm.dtype, args.tokens, k, k}, {args.y, gemm.dtype, args.tokens, n, n}, workspace,
-                     size);
+    const ops::ConstMatrix x{args.x, gemm.dtype, args.tokens, k, k};
+    gemm.linear->run(ctx, x, {args.y, gemm.dtype, args.tokens, n, n}, workspace, size);
   });
 }
 
