@@ -193,8 +193,8 @@ TEST(DeviceStage, LinearsTakeItsMatrices) {
       const auto out = gpu.upload(std::vector<uint16_t>(static_cast<size_t>(tokens * rows), 0xffff));
       const int64_t bytes = linear->workspace_bytes(tokens);
       const auto workspace = gpu.device->allocate(bytes);
-      linear->run(gpu.ctx, {in.get(), DType::bf16, tokens, cols, cols}, {out.get(), DType::bf16, tokens, rows, rows},
-                  workspace.get(), bytes);
+      const ops::ConstMatrix x{in.get(), DType::bf16, tokens, cols, cols};
+      linear->run(gpu.ctx, x, {out.get(), DType::bf16, tokens, rows, rows}, workspace.get(), bytes);
       results.push_back(gpu.download(out, static_cast<size_t>(tokens * rows)));
     }
     EXPECT_EQ(results[0], results[1]);
