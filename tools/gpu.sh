@@ -122,7 +122,7 @@ parts=("$@")
 [[ ${#parts[@]} -gt 0 ]] || parts=(resources tests ops sanitizer start goldens experts models bench bench-ops)
 for p in "${parts[@]}"; do
   case $p in
-    resources) part resources "$root/tools/resources.sh" "$dir/libsluice.so.0" ;;
+    resources) part resources "$root/tools/resources.sh" "$dir/libsluice.so.0" 32 ;; # sincosf and a few others have frames
     tests)
       part kernels gtest "$dir/kernels_sm90_test" '-Sanitize.*'
       part conformance gtest "$dir/conformance_test" '*/sm90'
