@@ -59,6 +59,7 @@ void model_info(Service& service, const ExchangePtr& exchange) {
                                .add("served_model_name", model->names[0])
                                .add("architecture", info.architecture)
                                .add("dtype", info.dtype == DType::f32 ? "float32" : "bfloat16")
+                               .add("kv_cache_dtype", to_string(info.kv_dtype))
                                .add("vocab_size", info.vocab)
                                .add("num_layers", info.layers)
                                .add("hidden_size", info.hidden)

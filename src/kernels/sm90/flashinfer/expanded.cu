@@ -82,6 +82,7 @@ struct Mainloop : fi::CollectiveMainloop<Scale, Traits, /*CAUSAL=*/true> {
       shared.barrier_O.wait((items_before + 1) % 2);
     }
     if (one) load_values(0);
+    __syncwarp();  // before the next item's barriers, which the whole warp meets
   }
 };
 using Epilogue = fi::CollectiveEpilogue<Traits>;

@@ -161,13 +161,15 @@ struct PageMainloop : fi::CollectiveMainloop<AttentionScale, Traits, /*CAUSAL=*/
     }
     // Results of the tile before have left the memory of the values.
     storage.barrier_O.wait((work + 1) % 2);
-    if (!leader) return;
+    if (leader) {
 #pragma unroll 1
-    for (; tile > 0; --tile) {
-      bring_keys(tile - 1);
-      bring_values(tile);
+      for (; tile > 0; --tile) {
+        bring_keys(tile - 1);
+        bring_values(tile);
+      }
+      bring_values(0);
     }
-    bring_values(0);
+    __syncwarp();  // before the next tile's barriers, which the whole warp meets
   }
 };
 
