@@ -27,13 +27,14 @@ class Engine(Control):
     """A checkpoint and its cache of keys and values, run by a thread of the library. Any thread may call anything.
 
     model_path: folder of a Hugging Face checkpoint.
-    dtype: of activations and caches: "bfloat16" ("auto") or "float32".
+    dtype: of activations: "bfloat16" ("auto") or "float32". kv_cache_dtype: of cached keys and values: "auto" (dtype),
+        "bfloat16" or "fp8_e4m3", which halves their memory.
     quantization: BF16 weights are quantised to it while loading: fp8, fp8_channel, fp8_block, mxfp8, nvfp4_online, mxfp4.
     quantization_rest: with it, for the linears that are no routed experts; default: the same for 8 bits, else BF16.
     device: "cpu", "cuda", "cuda:N", "auto" (a Hopper GPU, else the CPU): where the model runs. moe_runner_backend: what runs the experts ("auto", "cpu", ...).
     context_length: the longest prompt with its answer, in tokens; default: the model's.
     max_running_requests: answers that are worked on at once. max_queued_requests: answers that may wait; None: any number.
-    chunked_prefill_size: prompt tokens per step. max_total_tokens: tokens of keys and values.
+    chunked_prefill_size: prompt tokens per step; default: 512 on the CPU, 8192 on a GPU. max_total_tokens: tokens of keys and values.
     disable_radix_cache: no prefix is found again.
     speculative_algorithm: "NEXTN" drafts speculative_num_steps tokens per step with the checkpoint's own head; the text
         stays the same.
@@ -49,7 +50,7 @@ class Engine(Control):
 
     def __init__(self, model_path: str | os.PathLike[str], *, dtype: str = "auto", quantization: str | None = None,
                  quantization_rest: str | None = None, device: str = "cpu", moe_runner_backend: str = "auto",
-                 context_length: int | None = None,
+                 context_length: int | None = None, kv_cache_dtype: str = "auto",
                  max_running_requests: int | None = None, max_queued_requests: int | None = None,
                  chunked_prefill_size: int | None = None, max_total_tokens: int | None = None,
                  disable_radix_cache: bool = False, speculative_algorithm: str | None = None,
@@ -71,6 +72,7 @@ class Engine(Control):
         model = _library.ModelOptions(
             dtype=None if dtype == "auto" else option("dtype", dtype), quantization=option("quantization", quantization),
             quantization_rest=option("quantization_rest", quantization_rest),
+            kv_cache_dtype=option("kv_cache_dtype", kv_cache_dtype),
             moe_backend=option("moe_runner_backend", moe_runner_backend),
             nvfp4_per_token_activation=bool(nvfp4_per_token_activation),
             deterministic=bool(enable_deterministic_inference) or speculates)

@@ -363,6 +363,20 @@ def test_requests_are_checked(engine, arguments, kind, sentence):
         engine.generate(**arguments)
 
 
+def test_keys_and_values_in_fp8():
+    config = json.loads((BUNDLED / "config.json").read_text())
+    layers = config["hybrid_override_pattern"].count("*")
+    values = 2 * layers * config["num_key_value_heads"] * config["head_dim"]  # of a token
+    seen = {}
+    for name in ("auto", "bfloat16", "fp8_e4m3"):
+        with sluice_moe.Engine(BUNDLED, kv_cache_dtype=name, threads=2, max_total_tokens=1024) as engine:
+            answer = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 8})
+            assert answer["meta_info"]["completion_tokens"] == 8
+            seen[name] = engine.get_server_info()
+    assert seen["auto"]["cache_bytes"] == seen["bfloat16"]["cache_bytes"]
+    assert seen["auto"]["cache_bytes"] - seen["fp8_e4m3"]["cache_bytes"] == values * seen["auto"]["max_total_num_tokens"]
+
+
 def test_engines_are_checked(tmp_path):
     for options, kind, sentence in [
         ({"model_path": tmp_path / "nowhere"}, sluice_moe.NotFound, "nowhere"),
@@ -370,6 +384,8 @@ def test_engines_are_checked(tmp_path):
         ({"device": "abacus"}, ValueError, "abacus"),
         ({"dtype": "float16"}, ValueError, "float16"),
         ({"quantization": "fp3"}, ValueError, "fp3"),
+        ({"kv_cache_dtype": "int8"}, ValueError, 'kv_cache_dtype is "int8"; accepted: auto, fp8_e4m3'),
+        ({"kv_cache_dtype": "bfloat16", "dtype": "float32"}, ValueError, "bfloat16 with dtype bfloat16"),
         ({"speculative_algorithm": "EAGLE"}, ValueError, "accepted: None, 'NEXTN'"),
         ({"speculative_algorithm": "NEXTN"}, sluice_moe.Unsupported, "draft"),
         ({"threads": 5000}, ValueError, "threads is 5000"),

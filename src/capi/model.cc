@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "base/math.h"
@@ -17,6 +18,16 @@
 #include "text/detokenizer.h"
 
 namespace sluice::capi {
+
+namespace {
+std::optional<DType> kv_dtype_of(std::string_view name, DType dtype) {
+  if (name == "auto") return std::nullopt;
+  if (name == "fp8_e4m3") return DType::e4m3;
+  check(name == "bfloat16" && dtype == DType::bf16,
+        "options.kv_cache_dtype is \"{}\"; accepted: auto, fp8_e4m3, and bfloat16 with dtype bfloat16", name);
+  return DType::bf16;
+}
+}  // namespace
 
 model::LoadOptions read_load_options(const char* folder, const sluice_model_options* given) {
   model::LoadOptions options;
@@ -35,6 +46,7 @@ model::LoadOptions read_load_options(const char* folder, const sluice_model_opti
   options.fp8_f32_sums = o.fp8_tensor_core_sums == 0;
   options.deterministic = o.deterministic != 0;
   if (o.quantization_rest != nullptr) options.quantization_rest = o.quantization_rest;
+  if (o.kv_cache_dtype != nullptr) options.kv_dtype = kv_dtype_of(o.kv_cache_dtype, options.dtype);
   return options;
 }
 

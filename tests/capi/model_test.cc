@@ -214,6 +214,12 @@ TEST_F(CapiModel, RefusalsAreSentences) {
   options = sluice::Model::default_options();
   options.quantization = "int3";
   EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
+  options = sluice::Model::default_options();
+  options.kv_cache_dtype = "fp8_e5m2";
+  EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
+  EXPECT_NE(std::string(sluice_last_error()).find("kv_cache_dtype is \"fp8_e5m2\"; accepted: auto"), std::string::npos);
+  options.dtype = "float32", options.kv_cache_dtype = "bfloat16";
+  EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
 
   EXPECT_THROW(model_->generate({}, greedy(1)), sluice::Error);
   EXPECT_THROW(model_->generate({-1}, greedy(1)), sluice::Error);
