@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "kernels/sm90/visit_operand.h"
 
 namespace sluice::sm90 {
 
@@ -21,26 +22,12 @@ template <WeightOperand op>
 int batch_clusters_of(int blocks_per_sm, int size);
 
 namespace {
+// Of an operand that the kernel has instances of; nothing for others.
 template <class F>
 void visit(WeightOperand operand, F&& f) {
-  using enum WeightOperand;
-  switch (operand) {
-    case bf16:
-      return f.template operator()<bf16>();
-    case fp8:
-      return f.template operator()<fp8>();
-    case mxfp8:
-      return f.template operator()<mxfp8>();
-    case nvfp4:
-      return f.template operator()<nvfp4>();
-    case mxfp4:
-      return f.template operator()<mxfp4>();
-    case fp8_f32:
-      return f.template operator()<fp8_f32>();
-    case fp8_block:
-    case fp8_block_f32:
-      return;  // batch_rows_run
-  }
+  visit_operand(operand, [&]<WeightOperand op>() {
+    if constexpr (batch_rows_run(op)) f.template operator()<op>();
+  });
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
