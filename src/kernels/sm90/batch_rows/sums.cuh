@@ -135,8 +135,8 @@ template <class T>
 __device__ __forceinline__ void store_batch(const float (&acc)[T::rows / 2], const BatchRowsArgs& a,
                                             const BatchShared<T>& smem, int row0, int m_tile, int count) {
   SumRows rows;
-  rows.slab = threadIdx.x >> 5;
-  rows.row = 16 * rows.slab + (threadIdx.x & 31) / 4;
+  rows.row_group = threadIdx.x >> 5;
+  rows.row = 16 * rows.row_group + (threadIdx.x & 31) / 4;
   const RowParams params = row_params(a, m_tile, rows);
   const bool wide = stores_wide(a);
   constexpr int kAtOnce = 4;

@@ -12,9 +12,9 @@ namespace sluice::sm90 {
 
 // The weight rows whose results a lane stores: `row` and the one eight below, of every M-tile. A warp has 16 of them.
 struct SumRows {
-  int slabs;  // 16 weight rows each, that this block adds
-  int slab;   // of the M-tile
-  int row;    // in the M-tile
+  int row_groups;  // 16 weight rows each, that this block adds
+  int row_group;   // of the M-tile
+  int row;         // in the M-tile
 };
 
 // Scales and bias of a lane's two weight rows.
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_wide(const Args& a, int m_tile, const SumR
   // Lane 4t + q: weight rows 2q and 2q + 1 of both halves of token t; to four neighbouring rows of one half.
   const int from = (lane & ~3) + 2 * (lane & 1);
   const bool upper = (lane & 2) != 0;
-  const int column = m_tile * kMTileRows + 16 * rows.slab + 4 * (lane & 3);
+  const int column = m_tile * kMTileRows + 16 * rows.row_group + 4 * (lane & 3);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     const uint32_t low0 = __shfl_sync(0xffffffffu, low[g], from), low1 = __shfl_sync(0xffffffffu, low[g], from + 1);

@@ -11,9 +11,9 @@ namespace sluice::sm90 {
 __device__ __forceinline__ SumRows sum_rows(const FewRowsArgs& a, const Part& part) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   SumRows r;
-  r.slabs = 8 / a.splits;
-  r.slab = part.rank * r.slabs + warp % r.slabs;
-  r.row = 16 * r.slab + lane / 4;
+  r.row_groups = 8 / a.splits;
+  r.row_group = part.rank * r.row_groups + warp % r.row_groups;
+  r.row = 16 * r.row_group + lane / 4;
   return r;
 }
 
@@ -21,8 +21,8 @@ __device__ __forceinline__ SumRows sum_rows(const FewRowsArgs& a, const Part& pa
 template <class T>
 __device__ __forceinline__ void send_sums(const float (&acc)[T::max_n / 2], const FewShared<T>& smem, const Part& part,
                                           const SumRows& rows) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rank = warp / rows.slabs;
-  const int first = (part.rank * rows.slabs + warp % rows.slabs) * (T::max_n / 8);
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rank = warp / rows.row_groups;
+  const int first = (part.rank * rows.row_groups + warp % rows.row_groups) * (T::max_n / 8);
   const uint32_t to = ptx::mapa(ptx::smem_address(smem.partial + (first * 32 + lane) * 16), rank);
   const uint32_t bar = ptx::mapa(ptx::smem_address(smem.sums_full), rank);
 #pragma unroll
@@ -31,11 +31,11 @@ __device__ __forceinline__ void send_sums(const float (&acc)[T::max_n / 2], cons
 }
 
 template <class T>
-__device__ __forceinline__ void add_sums(const FewShared<T>& smem, const SumRows& rows, int splits, int slab, int j,
-                                         float (&sum)[4]) {
+__device__ __forceinline__ void add_sums(const FewShared<T>& smem, const SumRows& rows, int splits, int row_group,
+                                         int j, float (&sum)[4]) {
   const int lane = threadIdx.x & 31;
-  const auto* from = reinterpret_cast<const float4*>(smem.partial) + (slab * (T::max_n / 8) + j) * 32 + lane;
-  const int stride = rows.slabs * (T::max_n / 8) * 32;
+  const auto* from = reinterpret_cast<const float4*>(smem.partial) + (row_group * (T::max_n / 8) + j) * 32 + lane;
+  const int stride = rows.row_groups * (T::max_n / 8) * 32;
 #pragma unroll
   for (int s = 0; s < kMaxFewRowsSplits; ++s) {
     if (s >= splits) break;
@@ -120,9 +120,9 @@ __device__ __forceinline__ void multiply_few(const FewRowsArgs& a, const FewShar
     }
     send_sums<T>(acc[0], smem, part, rows);
     ptx::mbarrier_wait_cluster(smem.sums_full, 0);
-    for (int j = warp / rows.slabs; 8 * j < count; j += a.splits) {
+    for (int j = warp / rows.row_groups; 8 * j < count; j += a.splits) {
       float sum[4] = {};
-      add_sums<T>(smem, rows, a.splits, warp % rows.slabs, j, sum);
+      add_sums<T>(smem, rows, a.splits, warp % rows.row_groups, j, sum);
       store(m_tile, params, j, sum, factors_of(j));
     }
   }
