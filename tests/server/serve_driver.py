@@ -19,9 +19,9 @@ TIMEOUT = 120
 class Server:
     """A running `sluice serve` on a port of its own; the standard error goes to `log`."""
 
-    def __init__(self, program, model, *words, wait=True, limits=()):
-        """`limits`: (resource.RLIMIT_..., value) of the server."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    def __init__(self, program, model, *words, wait=True, limits=(), environment=None):
+        """`limits`: (resource.RLIMIT_..., value) of the server; `environment`: variables beside this process's own."""
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")} | (environment or {})
         self.errors = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(
             [program, "serve", "--model-path", str(model), "--port", "0", *map(str, words)], env=clean, text=True,

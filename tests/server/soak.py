@@ -8,8 +8,11 @@ greedy text of a known prompt is what it was. Resident memory may not grow, by t
   the first fifth of the rounds is not looked at (buffers, caches and the allocator's arenas fill up);
   the median of the later half's samples <= the median of the earlier half's + SLACK MiB + 64 bytes per request of the later half
 
-Medians, because single samples swing by up to half a small model with the reloads between them. 64 bytes is less than the smallest thing that a request owns (a string, a map's node), so one leaked object a request
-shows as soon as the requests outnumber the slack, which is what the allocator's arenas move by themselves.
+Medians, because single samples swing with the reloads between them. 64 bytes is less than the smallest thing that a
+request owns (a string, a map's node), so one leaked object per request shows as soon as the requests outnumber the slack,
+which is what the allocator's arenas move by themselves. The servers run with glibc's thresholds fixed (ALLOCATOR below):
+by themselves they rise to the size of the largest freed block, so that a reload leaves up to a small model's weights in a
+fragmented heap (a step of 24 MiB was seen) and hides what the server holds.
 
 A second server speculates, if there is a model with a multi-token-prediction layer (--mtp-model, or
 tiny-deepseek-v3 in $SLUICE_TEST_MODELS).
@@ -34,7 +37,8 @@ from scripted_model import TOOL_TEMPLATE  # noqa: E402
 from serve_driver import Server  # noqa: E402
 from soak_clients import Client  # noqa: E402
 
-BYTES_A_REQUEST = 64
+BYTES_PER_REQUEST = 64
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # bytes: freed tensors go back at once
 GRAMMARS = 300  # more than a server keeps compiled
 SETTLE_SECONDS = 20  # from the last client's end until the server must be idle; a step takes far less
 PROMPT = "Henry meditated awhile all to himself early the next morning as"
@@ -56,7 +60,7 @@ class Watched:
         self.server = Server(program, model, "--served-model-name", name, "--max-running-requests", 8,
                              "--max-queued-requests", 24, "--max-total-tokens", 8192, "--context-length", 1024,
                              "--max-connections", 256, "--log-level", "warning", "--chat-template", template.name,
-                             "--enable-priority-scheduling", "--allow-weight-update", *words)
+                             "--enable-priority-scheduling", "--allow-weight-update", *words, environment=ALLOCATOR)
         template.close()
         self.process = pathlib.Path(f"/proc/{self.server.process.pid}")
         self.seeds = iter(range(seed * 1_000_000, (seed + 1) * 1_000_000))
@@ -158,7 +162,7 @@ class Watched:
         early, late = (statistics.median(s["rss"] for s in part) for part in (kept[:half], kept[half:]))
         lowest = [min(s["rss"] for s in part) for part in (kept[:half], kept[half:])]
         requests = kept[-1]["requests"] - kept[half - 1]["requests"]
-        bound = slack + BYTES_A_REQUEST * requests / 2**20
+        bound = slack + BYTES_PER_REQUEST * requests / 2**20
         sentence = (f"RSS: median {early:.1f} MiB in the earlier half and {late:.1f} in the later, {late - early:+.1f} over "
                     f"{requests} requests, allowed {bound:+.1f}; the lowest samples {lowest[0]:.1f} and {lowest[1]:.1f}")
         if late - early > bound and not self.server.sanitized():
