@@ -43,8 +43,8 @@ struct FewTile {
   // Partial sums of 16 weight rows or more, of all parts of K, that a block adds.
   static constexpr int partial_bytes = 128 * kRows * 4, staging_bytes = partial_bytes;
   static constexpr int params_bytes = 96 + 512 + kRows * 8;
-  static constexpr int maxima_bytes = (kMaxFewRowsSplits + 2) * kRows * 4;
-  static constexpr int fixed_bytes = staging_bytes + params_bytes + 512 + maxima_bytes;
+  static constexpr int maxima_bytes = kMaxFewRowsSplits * kRows * 4, globals_bytes = x_warps * kRows * 8;
+  static constexpr int fixed_bytes = staging_bytes + params_bytes + 512 + maxima_bytes + globals_bytes;
   static constexpr int budget = 233472 / blocks_per_sm - 1024 - fixed_bytes;
   static constexpr int stages_fit = budget / stage_bytes;
   static constexpr int stages = stages_fit > 12 ? 12 : stages_fit;

@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_eight(const FewRowsArgs& a, const FewShare
     format::Nvfp4Global global = scale.global;
     float divisor = scale.inverse;
     if (scales_few_rows<T::op>(round)) {
-      const float2 of_row = smem.globals[row];
+      const float2 of_row = smem.warp_globals()[row];
       global = {of_row.x, of_row.y};
       divisor = of_row.x;
     }
@@ -241,9 +241,10 @@ template <class T, class X>
 __device__ __forceinline__ void stream_few_rows(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part) {
   const int rows = static_cast<int>(real_tokens(a.num_rows, a.rows));
   if (scales_few_rows<T::op>(a.round)) {
-    // Each warp all of it, for itself; they write the same.
+    // Each warp makes its own copy of all rows' factors: no barrier is needed between these warps.
     ptx::mbarrier_wait_cluster(smem.maxima_full, 0);
-    for (int row = threadIdx.x & 31; row < T::max_n; row += 32) smem.globals[row] = row_global<T>(a, smem, row);
+    float2* globals = smem.warp_globals();
+    for (int row = threadIdx.x & 31; row < T::max_n; row += 32) globals[row] = row_global<T>(a, smem, row);
     __syncwarp();
   }
   if constexpr (T::op == WeightOperand::bf16 && sizeof(X) == 2) {

@@ -12,7 +12,7 @@ template <class T>
 struct FewShared : Shared<T> {
   uint64_t *sums_full, *maxima_full;
   float* maxima;     // [splits][max_n]: of the rows of x, over each part of K
-  float2* globals;   // [max_n] what rows with a scale of their own are divided by, and their decode factor
+  float2* globals;   // [x_warps][max_n] what rows with a scale of their own are divided by, and their decode factor
   uint8_t* partial;  // [splits][rows of a block / 16][max_n / 8][32 lanes][16]
 
   __device__ explicit FewShared(uint8_t* raw) : Shared<T>(raw) {
@@ -24,6 +24,8 @@ struct FewShared : Shared<T> {
     globals = reinterpret_cast<float2*>(maxima + kMaxFewRowsSplits * T::max_n);
     partial = this->staging;
   }
+  // [max_n] The copy of `globals` that belongs to this warp, one of those that round rows.
+  __device__ float2* warp_globals() const { return globals + (static_cast<int>(threadIdx.x >> 5) - 9) * T::max_n; }
   // By one thread, before the cluster's barrier.
   __device__ void init(int splits, int rows) const {
     ptx::mbarrier_init(sums_full, 1);
