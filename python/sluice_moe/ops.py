@@ -221,7 +221,7 @@ class Gemm:
     weights: Matrices of one matrix [N, K] in `format`; copied. bias: float32 [N] in host memory.
     inputs: what rows of x are rounded to first; default: the format's own. input_scale: of static inputs.
     dtype: of x and y, bfloat16 or float32.
-    device, memory, stream: as FusedMoE; memory of prepared_size(...) bytes.
+    device, memory, stream: as FusedMoE; memory of prepared_size(..., device) bytes.
     fp8_f32_sums: on a GPU, FP8 sums in float32 instead of the 14 bits of Hopper's tensor cores. deterministic: a row of y
         depends on its row of x alone, as on the host.
     """
@@ -234,25 +234,28 @@ class Gemm:
         self.device = _device.read_device(device) if device is not None else codes.device
         self.outputs, self.inputs = codes.shape[-2], codes.shape[-1] * (2 if f.bits == 4 else 1)
         self.dtype = run_dtype("dtype", dtype)
+        self._format = f
         keep: list[_tensor.View] = []
         self._memory: Any = None
-        where = CPU if codes.device == CPU else self.device
         options = _library.GemmOptions(
             rows=self.outputs, cols=self.inputs, weights=format.encode(),
             inputs=None if inputs is None else _library.text("inputs", inputs), dtype=dtype_number(self.dtype),
-            w=view_matrices("weights", m, f, 1, self.outputs, self.inputs, device=where,
-                            align=0 if where == CPU else 16, keep=keep),
-            input_scale=positive("input_scale", input_scale), fp8_f32_sums=bool(fp8_f32_sums),
+            w=self._view(m, codes, keep), input_scale=positive("input_scale", input_scale), fp8_f32_sums=bool(fp8_f32_sums),
             deterministic=bool(deterministic))
         if bias is not None:
             keep.append(_tensor.read(bias, "bias", "float32", (self.outputs,)))
             options.bias = keep[-1].pointer
         if self.device == CPU:
-            if memory is not None:
-                raise ValueError("memory is given on the cpu, which allocates its own; accepted: None")
             pool = _library.context(threads).get()
+            if memory is None:
+                self._handle = _library.Handle(
+                    "matrix", lambda out: _library.call("sluice_gemm_create", pool, options, out), "sluice_gemm_destroy")
+                return
+            own = _tensor.read(memory, "memory", "uint8", (None,), write=True, align=64)
+            self._memory = own
             self._handle = _library.Handle(
-                "matrix", lambda out: _library.call("sluice_gemm_create", pool, options, out), "sluice_gemm_destroy")
+                "matrix", lambda out: _library.call("sluice_gemm_prepare_into", pool, options, own.pointer, own.bytes, out),
+                "sluice_gemm_destroy")
             return
         on, index = _device.read_stream(stream, self.device), self.device[1]
         if memory is None:
@@ -266,16 +269,39 @@ class Gemm:
                                                     self._memory.pointer, self._memory.bytes, on, out),
                 "sluice_cuda_gemm_destroy")
 
-    @staticmethod
-    def prepared_size(format: str, rows: int, cols: int, *, inputs: str | None = None, dtype: Any = "bfloat16") -> int:
-        """Bytes of `memory` for a matrix [rows, cols] on a GPU; needs no GPU, but a library with CUDA."""
+    def _view(self, m: Any, codes: Any, keep: list[_tensor.View]) -> Any:
+        where = CPU if codes.device == CPU else self.device
+        return view_matrices("weights", m, self._format, 1, self.outputs, self.inputs, device=where,
+                             align=0 if where == CPU else 16, keep=keep)
 
+    def refit(self, weights: Any, *, input_scale: float = 1.0, bias: Any = None, stream: Any = None) -> None:
+        """Another matrix of the same format and shape, its input scale, and its bias if there was one, into the same memory;
+        on a GPU in the stream's order, which CUDA graphs that were captured before see. Not while a call is under way on
+        the cpu."""
+        on = _device.read_stream(stream, self.device)
+        keep: list[_tensor.View] = []
+        w = self._view(*_matrices_and_codes(weights, "[N, K] or [1, N, K]"), keep)
+        scale = positive("input_scale", input_scale)
+        view = None if bias is None else _tensor.read(bias, "bias", "float32", (self.outputs,))
+        pointer = None if view is None else view.pointer
+        if self.device == CPU:
+            _library.call("sluice_gemm_refit", self._handle.get(), w, scale, pointer)
+        else:
+            _library.call("sluice_cuda_gemm_refit", self._handle.get(), w, scale, pointer, on)
+        del keep, view  # the structs' pointers were used
+
+    @staticmethod
+    def prepared_size(format: str, rows: int, cols: int, *, inputs: str | None = None, dtype: Any = "bfloat16",
+                      device: Any = "cuda") -> int:
+        """Bytes of `memory` for a matrix [rows, cols]: on a GPU ("cuda"; needs none, but a library with CUDA), or on the
+        "cpu"."""
         out = ctypes.c_int64()
         options = _library.GemmOptions(
             rows=count("rows", rows), cols=count("cols", cols), weights=_library.text("format", format),
             inputs=None if inputs is None else _library.text("inputs", inputs),
             dtype=dtype_number(run_dtype("dtype", dtype)))
-        _library.call("sluice_cuda_gemm_prepared_bytes", options, out)
+        name = "sluice_gemm_prepared_bytes" if _device.read_device(device) == CPU else "sluice_cuda_gemm_prepared_bytes"
+        _library.call(name, options, out)
         return out.value
 
     def workspace_size(self, tokens: int) -> int:

@@ -94,6 +94,8 @@ TARGETS = [  # function, arguments that work
     (sluice_moe.dequantize_weights, dict(weights=sluice_moe.quantize_weights(x, "mxfp4"), format="mxfp4", threads=1)),
     (gemm, dict(x=x)), (sluice_moe.gemm, dict(x=x, weights=bits(8, 32), format="bf16", dtype="float32", threads=1)),
     (sluice_moe.Gemm, dict(weights=bits(8, 32), format="bf16", inputs="plain", dtype="float32", input_scale=1.0, bias=None, device="cpu", threads=1)),
+    (sluice_moe.Gemm.prepared_size, dict(format="bf16", rows=8, cols=32, inputs="plain", dtype="float32", device="cpu")),
+    (sluice_moe.Gemm, dict(weights=bits(8, 32), format="bf16", memory=space, threads=1)), (gemm.refit, dict(weights=bits(8, 32), input_scale=1.0)),
     (sluice_moe.route, dict(spec=SPEC, logits=logits)),
     (engine.generate, dict(prompt="a", sampling_params=short, return_logprob=True, logprob_start_len=0, top_logprobs_num=2, token_ids_logprob=[1], rid="r")),
     (engine.generate, dict(input_ids=[[1, 2], [3]], sampling_params=[short, short])),

@@ -217,6 +217,46 @@ def test_gemm(rng, format):
         sluice_moe.Gemm(w, format, inputs="nvfp4" if format != "nvfp4" else "mxfp8")
 
 
+@pytest.mark.parametrize("format", ["bf16", "fp8_block", "mxfp4"])
+def test_gemm_in_memory_of_the_caller(rng, format):
+    n, k, t = 72, 160, 7
+    matrices = [sluice_moe.quantize_weights((0.3 * rng.normal(size=(n, k))).astype(np.float32), format) for _ in range(2)]
+    values = [sluice_moe.dequantize_weights(w, format)[0].astype(np.float64) for w in matrices]
+    x, biases = rng.normal(size=(t, k)).astype(np.float32), rng.normal(size=(2, n)).astype(np.float32)
+    how = {"inputs": "plain", "dtype": "float32"}
+    size = sluice_moe.Gemm.prepared_size(format, n, k, device="cpu", **how)
+    memory = np.full(size + 192, 0x7F, np.uint8)
+    begin = -memory.ctypes.data % 64 + 64
+    own = memory[begin:begin + size]
+
+    def check(y, i):
+        magnitude = np.abs(x).astype(np.float64) @ np.abs(values[i]).T + np.abs(biases[i])
+        assert (np.abs(y - (x.astype(np.float64) @ values[i].T + biases[i])) <= (k + 4) * 2.0**-24 * magnitude).all()
+
+    gemm = sluice_moe.Gemm(matrices[0], format, bias=biases[0], memory=own, **how)
+    check(gemm(x), 0)
+    before = own.copy()
+    gemm.refit(matrices[1], bias=biases[1])
+    check(gemm(x), 1)
+    assert (own != before).any()
+    with pytest.raises(sluice_moe.InvalidArgument, match="a refit cannot add or drop the bias"):
+        gemm.refit(matrices[0])
+    with pytest.raises(ValueError, match=r"has shape \[1, 71, "):
+        gemm.refit(sluice_moe.quantize_weights(np.ones((n - 1, k), np.float32), format), bias=biases[0])
+    check(gemm(x), 1)  # what was refused changed nothing
+    gemm.refit(matrices[0], bias=biases[0])
+    assert (own == before).all()
+    assert (memory[:begin] == 0x7F).all() and (memory[begin + size:] == 0x7F).all()
+    for bad, problem, sentence in (
+            (memory[begin + 8:], ValueError, "accepted: multiples of 64"), (own[::2], ValueError, "memory has strides"),
+            (own[:-1], sluice_moe.InvalidArgument, f"memory has {size - 1} bytes; the prepared weights need {size}"),
+            (bytes(size), ValueError, "memory is read-only")):
+        with pytest.raises(problem, match=sentence):
+            sluice_moe.Gemm(matrices[0], format, memory=bad, **how)
+    with pytest.raises(sluice_moe.InvalidArgument, match="both must be positive"):
+        sluice_moe.Gemm.prepared_size(format, 0, k, device="cpu")
+
+
 def test_route(rng):
     spec = "experts=9 top_k=3 hidden=32 inter=32 dtype=float32"
     logits = rng.normal(size=(20, 9)).astype(np.float32)

@@ -7,7 +7,7 @@
 #include "capi/status.h"
 #include "capi/view.h"
 #include "moe/check.h"
-#include "ops/linear.h"
+#include "ops/cpu/linear.h"
 
 using namespace sluice;
 using capi::guard;
@@ -16,8 +16,10 @@ using capi::required;
 
 struct sluice_gemm {
   std::shared_ptr<capi::SharedContext> shared;
+  format::Format format;
+  format::InputFormat inputs;
   DType dtype;
-  std::unique_ptr<ops::Linear> linear;
+  std::unique_ptr<ops::cpu::CpuLinear> linear;
 };
 
 namespace {
@@ -27,25 +29,65 @@ int64_t workspace_bytes(const sluice_gemm& gemm, int64_t tokens) {
   return tokens == 0 ? 0 : gemm.linear->workspace_bytes(tokens);
 }
 
-std::unique_ptr<sluice_gemm> make_gemm(sluice_context& context, const sluice_gemm_options& o) {
-  check(o.rows > 0 && o.cols > 0, "the matrix is [{}, {}]; both must be positive", o.rows, o.cols);
-  const format::Format format =
-      parse_name(format::kFormats, "options.weights", &required(o.weights, "options.weights"));
+constexpr int64_t kMaxElements = int64_t{1}
+                                 << 46;  // more do not fit into an address space; sizes in bytes do into 63 bits
+
+// Of options, without the matrix: what is multiplied with what.
+struct Product {
+  format::Format format;
   ops::LinearOptions options;
-  options.inputs =
-      o.inputs == nullptr ? format::info(format).input : parse_name(format::kInputFormats, "options.inputs", o.inputs);
-  options.dtype = capi::dtype_of(o.dtype, "options.dtype");
-  options.input_scale = o.input_scale == 0 ? 1 : o.input_scale;
-  check(format::fits(format, options.inputs), "options.inputs is {} with weights {}; nobody multiplies these",
-        name_of(format::kInputFormats, options.inputs), name_of(format::kFormats, format));
-  check(!format::is_static(options.inputs) || options.input_scale > 0,
-        "the input scale is {}; inputs {} need a positive one", options.input_scale,
-        name_of(format::kInputFormats, options.inputs));
-  const weights::QuantTensor w = capi::view_matrices(format, 1, "w", o.w, o.rows, o.cols);
-  const Tensor bias = o.bias == nullptr ? Tensor{} : Tensor(DType::f32, {o.rows}, o.bias, nullptr);
-  auto made = std::make_unique<sluice_gemm>(sluice_gemm{context.shared, options.dtype, nullptr});
-  made->shared->use([&](Context& ctx) { made->linear = ops::make_linear(ctx, {&w, 1}, bias, options); });
+};
+
+Product read_product(const sluice_gemm_options& o) {
+  check(o.rows > 0 && o.cols > 0, "the matrix is [{}, {}]; both must be positive", o.rows, o.cols);
+  check(o.cols <= kMaxElements / o.rows, "the matrix is [{}, {}]; accepted: at most 2^46 elements", o.rows, o.cols);
+  Product p{parse_name(format::kFormats, "options.weights", &required(o.weights, "options.weights")), {}};
+  p.options.inputs = o.inputs == nullptr ? format::info(p.format).input
+                                         : parse_name(format::kInputFormats, "options.inputs", o.inputs);
+  p.options.dtype = capi::dtype_of(o.dtype, "options.dtype");
+  check(format::fits(p.format, p.options.inputs), "options.inputs is {} with weights {}; nobody multiplies these",
+        name_of(format::kInputFormats, p.options.inputs), name_of(format::kFormats, p.format));
+  return p;
+}
+
+// 0, as in a zeroed struct, is 1.
+float read_input_scale(format::InputFormat inputs, float given) {
+  const float scale = given == 0 ? 1 : given;
+  check(!format::is_static(inputs) || scale > 0, "the input scale is {}; inputs {} need a positive one", scale,
+        name_of(format::kInputFormats, inputs));
+  return scale;
+}
+
+Tensor view_bias(const float* bias, int64_t rows) {
+  return bias == nullptr ? Tensor{} : Tensor(DType::f32, {rows}, bias, nullptr);
+}
+
+std::unique_ptr<sluice_gemm> make_gemm(sluice_context& context, const sluice_gemm_options& o,
+                                       const ops::cpu::WeightMemory& memory) {
+  Product p = read_product(o);
+  p.options.input_scale = read_input_scale(p.options.inputs, o.input_scale);
+  const weights::QuantTensor w = capi::view_matrices(p.format, 1, "w", o.w, o.rows, o.cols);
+  const Tensor bias = view_bias(o.bias, o.rows);
+  auto made =
+      std::make_unique<sluice_gemm>(sluice_gemm{context.shared, p.format, p.options.inputs, p.options.dtype, nullptr});
+  made->shared->use([&](Context& ctx) {
+    made->linear = std::make_unique<ops::cpu::CpuLinear>(ctx, std::span(&w, 1), bias, p.options, std::nullopt, memory);
+  });
   return made;
+}
+
+int64_t prepared_bytes(const sluice_gemm_options& o) {
+  const Product p = read_product(o);
+  check(format::info(p.format).bits != 4 || o.cols % 2 == 0, "the matrix has {} columns; {} needs an even number",
+        o.cols, name_of(format::kFormats, p.format));
+  return ops::cpu::CpuLinear::prepared_bytes(p.format, p.options.inputs, o.rows, o.cols);
+}
+
+void refit(sluice_gemm& gemm, const sluice_matrices& matrix, float input_scale, const float* bias) {
+  const int64_t n = gemm.linear->outputs();
+  const float scale = read_input_scale(gemm.inputs, input_scale);
+  const weights::QuantTensor w = capi::view_matrices(gemm.format, 1, "w", matrix, n, gemm.linear->inputs());
+  gemm.shared->use([&](Context& ctx) { gemm.linear->refit(ctx, w, view_bias(bias, n), scale); });
 }
 
 void run(const sluice_gemm& gemm, const sluice_gemm_args& args) {
@@ -76,9 +118,28 @@ extern "C" {
 sluice_status sluice_gemm_create(sluice_context* context, const sluice_gemm_options* options, sluice_gemm** out) {
   return guard([&] {
     required(out, "out") = nullptr;
-    *out =
-        make_gemm(required(context, "context"), read_struct(options, "options", sizeof(sluice_gemm_options))).release();
+    const auto o = read_struct(options, "options", sizeof(sluice_gemm_options));
+    *out = make_gemm(required(context, "context"), o, {}).release();
   });
+}
+
+sluice_status sluice_gemm_prepared_bytes(const sluice_gemm_options* options, int64_t* out) {
+  return guard(
+      [&] { required(out, "out") = prepared_bytes(read_struct(options, "options", sizeof(sluice_gemm_options))); });
+}
+
+sluice_status sluice_gemm_prepare_into(sluice_context* context, const sluice_gemm_options* options, void* memory,
+                                       int64_t memory_size, sluice_gemm** out) {
+  return guard([&] {
+    required(out, "out") = nullptr;
+    const auto o = read_struct(options, "options", sizeof(sluice_gemm_options));
+    char* const data = &required(static_cast<char*>(memory), "memory");
+    *out = make_gemm(required(context, "context"), o, {data, memory_size}).release();
+  });
+}
+
+sluice_status sluice_gemm_refit(sluice_gemm* gemm, const sluice_matrices* w, float input_scale, const float* bias) {
+  return guard([&] { refit(required(gemm, "gemm"), required(w, "w"), input_scale, bias); });
 }
 
 void sluice_gemm_destroy(sluice_gemm* gemm) { delete gemm; }

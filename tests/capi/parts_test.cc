@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a layer on the host behind the shared library: specs, routing, shards, quantisers, dense products.
+// The parts of a layer on the host behind the shared library: specs, routing, shards, quantisers.
 #include <gtest/gtest.h>
 
-#include <bit>
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,30 +11,11 @@
 #include <vector>
 
 #include "sluice/sluice.hpp"
-#include "tests/support/random.h"
+#include "tests/capi/arrays.h"
 
 namespace {
 
 const std::string kLine = "experts=5 top_k=2 hidden=64 inter=96 weights=bf16 dtype=float32 act=swiglu";
-
-std::vector<float> floats(std::mt19937& random, size_t count, float scale = 1) {
-  std::normal_distribution<float> normal(0, scale);
-  std::vector<float> v(count);
-  for (float& x : v) x = normal(random);
-  return v;
-}
-std::vector<uint16_t> bf16s(std::mt19937& random, size_t count, float scale) {
-  std::vector<uint16_t> v;
-  for (const float x : floats(random, count, scale))
-    v.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16));
-  return v;
-}
-float widen(uint16_t v) { return std::bit_cast<float>(static_cast<uint32_t>(v) << 16); }
-
-void expect_refusal(sluice_status status, const std::string& sentence) {
-  EXPECT_EQ(status, SLUICE_INVALID_ARGUMENT);
-  EXPECT_EQ(std::string(sluice_last_error()), sentence);
-}
 
 TEST(CapiParts, SpecsAndFormatsAsTheyAreRead) {
   auto info = SLUICE_INIT(sluice_moe_spec_info);
@@ -262,151 +243,6 @@ TEST(CapiParts, WeightsOfEitherTypeAndAlone) {
   expect_refusal(
       sluice_quantize_weights(context.get(), "mxfp8", 1, 1, 2, wide.data(), SLUICE_F32, some, nullptr, nullptr),
       "scales is NULL; weights of mxfp8 have them");
-}
-
-TEST(CapiParts, GemmByTheDefinition) {
-  std::mt19937 random = sluice::test::rng();
-  sluice::Context context(2);
-  constexpr int64_t kN = 40, kK = 72, kT = 9;
-  auto w = bf16s(random, kN * kK, 0.3f);
-  const auto kept = w;
-  const auto x = floats(random, kT * kK), bias = floats(random, kN);
-  auto options = SLUICE_INIT(sluice_gemm_options);
-  options.rows = kN;
-  options.cols = kK;
-  options.weights = "bf16";
-  options.w.codes = w.data();
-  options.bias = bias.data();
-  sluice_gemm* gemm = nullptr;
-  ASSERT_EQ(sluice_gemm_create(context.get(), &options, &gemm), SLUICE_OK) << sluice_last_error();
-  std::fill(w.begin(), w.end(), uint16_t{0x7fc0});  // NaN: the matrix was copied
-  int64_t bytes = 0;
-  ASSERT_EQ(sluice_gemm_workspace_bytes(gemm, kT, &bytes), SLUICE_OK);
-  std::vector<char> memory(static_cast<size_t>(bytes) + 64, '\x7f');
-  auto args = SLUICE_INIT(sluice_gemm_args);
-  args.tokens = kT;
-  args.x = x.data();
-  const auto base = reinterpret_cast<uintptr_t>(memory.data());
-  for (const bool own : {false, true}) {
-    std::vector<float> y(kT * kN, std::numeric_limits<float>::quiet_NaN());
-    args.y = y.data();
-    args.workspace = own ? nullptr : memory.data() + ((base + 63) / 64 * 64 - base);
-    args.workspace_size = own ? 0 : bytes;
-    ASSERT_EQ(sluice_gemm_run(gemm, &args), SLUICE_OK) << sluice_last_error();
-    for (int64_t t = 0; t < kT; ++t)
-      for (int64_t n = 0; n < kN; ++n) {
-        double sum = bias[static_cast<size_t>(n)], magnitude = std::fabs(sum);
-        for (int64_t k = 0; k < kK; ++k) {
-          const double term = double{x[static_cast<size_t>(t * kK + k)]} * widen(kept[static_cast<size_t>(n * kK + k)]);
-          sum += term;
-          magnitude += std::fabs(term);
-        }
-        ASSERT_NEAR(y[static_cast<size_t>(t * kN + n)], sum, magnitude * (kK + 2) * 0x1p-24);
-      }
-  }
-  if (bytes > 0) {
-    args.workspace = memory.data() + ((base + 63) / 64 * 64 - base);
-    args.workspace_size = bytes - 1;
-    expect_refusal(sluice_gemm_run(gemm, &args), "workspace_size is " + std::to_string(bytes - 1) +
-                                                     "; a call of 9 tokens needs " + std::to_string(bytes) + " bytes");
-  }
-  args.tokens = -3;
-  expect_refusal(sluice_gemm_run(gemm, &args), "tokens is -3; it must be 0 or more");
-  args = SLUICE_INIT(sluice_gemm_args);  // no tokens: nothing is touched
-  EXPECT_EQ(sluice_gemm_run(gemm, &args), SLUICE_OK);
-  sluice_gemm_destroy(gemm);
-  sluice_gemm_destroy(nullptr);
-  options.inputs = "nvfp4";
-  expect_refusal(sluice_gemm_create(context.get(), &options, &gemm),
-                 "options.inputs is nvfp4 with weights bf16; nobody multiplies these");
-  options.rows = 0;
-  expect_refusal(sluice_gemm_create(context.get(), &options, &gemm), "the matrix is [0, 72]; both must be positive");
-}
-
-// A matrix in a number format, as the loader quantises it.
-struct Quantised {
-  std::vector<uint8_t> codes, scales;
-  std::vector<float> global{1};
-  Quantised(sluice::Context& context, const char* format, const std::vector<float>& values, int64_t n, int64_t k)
-      : codes(static_cast<size_t>(2 * n * k)), scales(static_cast<size_t>(n * k)) {
-    EXPECT_EQ(sluice_quantize_weights(context.get(), format, 1, n, k, values.data(), SLUICE_F32, codes.data(),
-                                      std::string(format) == "bf16" ? nullptr : scales.data(),
-                                      std::string(format) == "nvfp4" ? global.data() : nullptr),
-              SLUICE_OK)
-        << sluice_last_error();
-  }
-};
-
-std::vector<float> run_gemm(sluice::Context& context, const sluice_gemm_options& options, const float* x,
-                            int64_t tokens) {
-  std::vector<float> y(static_cast<size_t>(tokens * options.rows), std::numeric_limits<float>::quiet_NaN());
-  sluice_gemm* gemm = nullptr;
-  EXPECT_EQ(sluice_gemm_create(context.get(), &options, &gemm), SLUICE_OK) << sluice_last_error();
-  auto args = SLUICE_INIT(sluice_gemm_args);
-  args.tokens = tokens;
-  args.x = x;
-  args.y = y.data();
-  EXPECT_EQ(sluice_gemm_run(gemm, &args), SLUICE_OK) << sluice_last_error();
-  sluice_gemm_destroy(gemm);
-  return y;
-}
-
-// On the host FP8 is always summed in float32 and a row never depends on its batch: both options change nothing there
-// (CudaGemm.OptionsReachTheKernels: what they change on a GPU).
-TEST(CapiParts, GemmOptionsOfSums) {
-  std::mt19937 random = sluice::test::rng();
-  sluice::Context context(2);
-  constexpr int64_t kN = 40, kK = 256, kT = 9;
-  const auto x = floats(random, kT * kK);
-  for (const char* format : {"fp8_tensor", "fp8_channel", "fp8_block"}) {
-    const Quantised w(context, format, floats(random, kN * kK, 0.3f), kN, kK);
-    auto options = SLUICE_INIT(sluice_gemm_options);
-    options.rows = kN;
-    options.cols = kK;
-    options.weights = format;
-    options.w.codes = w.codes.data();
-    options.w.scales = w.scales.data();
-    const auto plain = run_gemm(context, options, x.data(), kT);
-    for (const int f32_sums : {0, 1})
-      for (const int deterministic : {0, 1}) {
-        options.fp8_f32_sums = f32_sums;
-        options.deterministic = deterministic;
-        EXPECT_EQ(run_gemm(context, options, x.data(), kT), plain) << format;
-      }
-    for (int64_t t = 0; t < kT; ++t)
-      EXPECT_EQ(run_gemm(context, options, x.data() + t * kK, 1),
-                std::vector<float>(plain.begin() + t * kN, plain.begin() + (t + 1) * kN))
-          << format << " row " << t;
-  }
-}
-
-// What c.h says of fields that are zero: the inputs of the weights, float32, an input scale of 1, no bias.
-TEST(CapiParts, ZeroedGemmOptions) {
-  std::mt19937 random = sluice::test::rng();
-  sluice::Context context(2);
-  constexpr int64_t kN = 24, kK = 96, kT = 3;
-  const auto x = floats(random, kT * kK);
-  const std::vector<float> no_bias(kN, 0.0f);
-  for (const auto& [format, inputs] : {std::pair{"bf16", "plain"},
-                                       {"fp8_tensor", "fp8_token"},
-                                       {"fp8_block", "fp8_group"},
-                                       {"nvfp4", "nvfp4"},
-                                       {"mxfp8", "mxfp8"}}) {
-    const Quantised w(context, format, floats(random, 2 * kN * kK, 0.3f), kN, kK);
-    auto zeroed = SLUICE_INIT(sluice_gemm_options);
-    zeroed.rows = kN;
-    zeroed.cols = kK;
-    zeroed.weights = format;
-    zeroed.w.codes = w.codes.data();
-    zeroed.w.scales = std::string(format) == "bf16" ? nullptr : w.scales.data();
-    zeroed.w.global_scales = std::string(format) == "nvfp4" ? w.global.data() : nullptr;
-    auto stated = zeroed;
-    stated.inputs = inputs;
-    stated.dtype = SLUICE_F32;
-    stated.input_scale = 1;
-    stated.bias = no_bias.data();
-    EXPECT_EQ(run_gemm(context, zeroed, x.data(), kT), run_gemm(context, stated, x.data(), kT)) << format;
-  }
 }
 
 // Each rank's part is a layer of its own, and their outputs add up to the whole layer's.

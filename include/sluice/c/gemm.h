@@ -30,6 +30,17 @@ typedef sluice_gemm_options sluice_cuda_gemm_options;
 /* The matrix is copied into the layout of the machine's kernels; the caller's memory is free after the call. */
 SLUICE_API sluice_status sluice_gemm_create(sluice_context* context, const sluice_gemm_options* options,
                                             sluice_gemm** out);
+/* The same with the prepared weights in memory that the caller owns: `memory_size` bytes, at least
+ * sluice_gemm_prepared_bytes(), aligned to 64 bytes. A refit writes it again, at the same addresses; the caller frees
+ * it after the matrix is destroyed. The bias is copied elsewhere. For the bytes options.w, input_scale and bias are not
+ * read. */
+SLUICE_API sluice_status sluice_gemm_prepared_bytes(const sluice_gemm_options* options, int64_t* out);
+SLUICE_API sluice_status sluice_gemm_prepare_into(sluice_context* context, const sluice_gemm_options* options,
+                                                  void* memory, int64_t memory_size, sluice_gemm** out);
+/* Another matrix of the same format and shape, input scale (0 is read as 1) and bias (given again, or absent again)
+ * into the same memory. Not while a run is under way. */
+SLUICE_API sluice_status sluice_gemm_refit(sluice_gemm* gemm, const sluice_matrices* w, float input_scale,
+                                           const float* bias);
 SLUICE_API void sluice_gemm_destroy(sluice_gemm* gemm);
 /* The workspace bytes that a call of up to `tokens` tokens needs. */
 SLUICE_API sluice_status sluice_gemm_workspace_bytes(const sluice_gemm* gemm, int64_t tokens, int64_t* out);

@@ -30,6 +30,19 @@ void check_run(const Linear& linear, const Context& ctx, int threads, ConstMatri
   check(workspace_size >= needed, "the workspace has {} bytes; {} rows need {}", workspace_size, x.rows, needed);
 }
 
+void check_supported(kernels::cpu::Isa isa, format::Format weights, format::InputFormat inputs) {
+  if (const Support s = kernels::cpu::cpu_kernel_supported(isa, weights, inputs); !s)
+    fail(ErrorCode::unsupported, "{}", s.reason);
+}
+
+void check_memory(const WeightMemory& memory, std::span<const weights::QuantTensor> matrices) {
+  int64_t needed = 0;
+  for (const weights::QuantTensor& w : matrices)
+    needed += kernels::cpu::PackedWeights::packed_bytes(w.format, 1, w.rows, w.cols, false);
+  check(memory.size >= needed, "memory has {} bytes; the prepared weights need {}", memory.size, needed);
+  check(reinterpret_cast<uintptr_t>(memory.data) % 64 == 0, "memory is not aligned to 64 bytes");
+}
+
 // As float32; empty stays empty.
 Tensor float_bias(const Tensor& bias, int64_t rows) {
   if (bias.empty()) return {};
@@ -49,7 +62,7 @@ struct CpuLinear::Memory {
 };
 
 CpuLinear::CpuLinear(Context& ctx, std::span<const weights::QuantTensor> parts, const Tensor& bias,
-                     const LinearOptions& options, std::optional<kernels::cpu::Isa> isa)
+                     const LinearOptions& options, std::optional<kernels::cpu::Isa> isa, const WeightMemory& memory)
     : options_(options), threads_(ctx.pool.size()) {
   check(!parts.empty(), "a linear layer takes at least one matrix");
   for (const weights::QuantTensor& w : parts) {
@@ -61,14 +74,29 @@ CpuLinear::CpuLinear(Context& ctx, std::span<const weights::QuantTensor> parts, 
     outputs_ += w.rows;
   }
   const kernels::cpu::Isa level = isa.value_or(kernels::cpu::best_isa());
-  if (const Support s = kernels::cpu::cpu_kernel_supported(level, parts[0].format, options.inputs); !s)
-    fail(ErrorCode::unsupported, "{}", s.reason);
+  check_supported(level, parts[0].format, options.inputs);
   choice_ = kernels::cpu::choose_cpu_kernel(level, parts[0].format, options.inputs, options.dtype);
-  if (const std::optional<weights::QuantTensor> one = weights::concatenate_rows(parts))
-    parts_.emplace_back(ctx, *one, nullptr, choice_.fp8_order);
-  else
-    for (const weights::QuantTensor& w : parts) parts_.emplace_back(ctx, w, nullptr, choice_.fp8_order);
   bias_ = float_bias(bias, outputs_);
+  const std::optional<weights::QuantTensor> one = weights::concatenate_rows(parts);
+  const std::span<const weights::QuantTensor> matrices = one ? std::span(&*one, 1) : parts;
+  if (memory.data != nullptr) check_memory(memory, matrices);
+  kernels::cpu::BumpAllocator given(memory.data);
+  for (const weights::QuantTensor& w : matrices)
+    parts_.emplace_back(ctx, w, nullptr, choice_.fp8_order, memory.data == nullptr ? nullptr : &given);
+}
+
+int64_t CpuLinear::prepared_bytes(format::Format weights, format::InputFormat inputs, int64_t n, int64_t k) {
+  check_supported(kernels::cpu::best_isa(), weights, inputs);
+  return kernels::cpu::PackedWeights::packed_bytes(weights, 1, n, k, false);
+}
+
+void CpuLinear::refit(Context& ctx, const weights::QuantTensor& w, const Tensor& bias, float input_scale) {
+  check(parts_.size() == 1, "a refit takes one matrix; the layer has {}", parts_.size());
+  check(bias.empty() == bias_.empty(), "a refit cannot add or drop the bias");
+  Tensor biases = float_bias(bias, outputs_);
+  parts_[0].refit(ctx, w, nullptr);
+  bias_ = std::move(biases);
+  options_.input_scale = input_scale;
 }
 
 int64_t CpuLinear::weight_bytes() const {

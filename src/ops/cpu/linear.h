@@ -11,11 +11,23 @@
 
 namespace sluice::ops::cpu {
 
+// Memory of the caller for packed weights, 64-byte aligned. It outlives the layer and keeps its address through refits.
+// No data: the layer allocates.
+struct WeightMemory {
+  void* data = nullptr;
+  int64_t size = 0;  // bytes
+};
+
 class CpuLinear : public Linear {
  public:
-  // isa: nothing: the best that this machine runs.
+  // isa: nothing: the best that this machine runs. memory: of prepared_bytes() at least for one matrix.
   CpuLinear(Context& ctx, std::span<const weights::QuantTensor> parts, const Tensor& bias, const LinearOptions& options,
-            std::optional<kernels::cpu::Isa> isa = {});
+            std::optional<kernels::cpu::Isa> isa = {}, const WeightMemory& memory = {});
+  // Bytes of a packed matrix [n, k]. Throws unsupported for formats that the best kernels of this machine do not run.
+  static int64_t prepared_bytes(format::Format weights, format::InputFormat inputs, int64_t n, int64_t k);
+  // Packs another matrix of the same format and shape into the same memory, for a layer of one matrix. bias: float32 or
+  // bfloat16 [N], given or absent as before. Throws invalid_argument, and then has changed nothing. Not during a run.
+  void refit(Context& ctx, const weights::QuantTensor& w, const Tensor& bias, float input_scale);
 
   int64_t inputs() const override { return parts_.front().k(); }
   int64_t outputs() const override { return outputs_; }
