@@ -13,7 +13,7 @@
 #include "habit_options.h"
 #include "model_options.h"
 #include "server/api_server.h"
-#include "server/engine_backend.h"
+#include "server/in_process_engine.h"
 #include "server/kv_events/publisher.h"
 #include "server/reasoning/reasoning_format.h"
 #include "server/tool_calls/tool_call_formats.h"
@@ -191,28 +191,28 @@ bool run(Options o, Shared& shared) {
   if (!served->defaults.source.empty()) log("sampling defaults from " + served->defaults.source);
   if (o.mem_fraction) o.engine.cache_tokens = cache_tokens_of(*o.mem_fraction, ctx.device(), *model, o.engine);
   if (o.engine.prefill_chunk == -1) o.engine.prefill_chunk = longest_prompt(*model, o.engine);
-  const auto backend =
-      std::make_shared<server::EngineBackend>(ctx, std::move(live), std::move(loaded), served->tokenizer, o.engine,
-                                              [&ctx, options = o.model](const std::string& path) mutable {
-                                                options.path = path;
-                                                return load_options(ctx, options);
-                                              });
+  const auto engine =
+      std::make_shared<server::InProcessEngine>(ctx, std::move(live), std::move(loaded), served->tokenizer, o.engine,
+                                                [&ctx, options = o.model](const std::string& path) mutable {
+                                                  options.path = path;
+                                                  return load_options(ctx, options);
+                                                });
   if (events)
-    backend->publish_cache_events([&](std::vector<engine::CacheEvent> batch) { events->push(std::move(batch)); });
-  const engine::EngineConfig& engine = backend->config();
+    engine->publish_cache_events([&](std::vector<engine::CacheEvent> batch) { events->push(std::move(batch)); });
+  const engine::EngineConfig& config = engine->config();
   log(fmt::format(
       "weights {:.2f} GB; cache {:.2f} GB for {} tokens; context {} tokens; at most {} answers at once, {} "
       "waiting",
-      static_cast<double>(served->info.weight_bytes) / 1e9, static_cast<double>(backend->cache_bytes()) / 1e9,
-      engine.cache_tokens, engine.context_length, engine.max_running, engine.max_queued));
+      static_cast<double>(served->info.weight_bytes) / 1e9, static_cast<double>(engine->cache_bytes()) / 1e9,
+      config.cache_tokens, config.context_length, config.max_running, config.max_queued));
   shared.clear_progress();
   watch_for_shutdown();
-  backend->on_fault(ask_for_shutdown);
-  server.set_ready(served, backend);
+  engine->on_fault(ask_for_shutdown);
+  server.set_ready(served, engine);
   print_ready(url, *served);
 
   wait_for_shutdown();
-  if (const std::string fault = backend->fault(); !fault.empty()) {
+  if (const std::string fault = engine->fault(); !fault.empty()) {
     server.drain(kFaultDrain);
     server.stop();
     fail(ErrorCode::cuda, "the device has failed, which ends the server: {}", fault);

@@ -64,7 +64,7 @@ constexpr ParamNames kNames{"max_tokens", "", "min_tokens", "seed", std::nullopt
 void create(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   const auto model = service.model();
-  const engine::Limits limits = service.backend()->limits();
+  const engine::Limits limits = service.engine()->limits();
   const io::JsonValue body = parse_body(exchange->request().body);
   Fields fields(body);
   const ChatPrompt prompt = read_chat(fields, service, *model);
@@ -113,7 +113,7 @@ void count(Service& service, const ExchangePtr& exchange) {
   ChatDemand demand;  // changes no prompt
   read_output(fields, service.unknown_fields(), demand);
   fields.finish(service.unknown_fields());
-  const auto ids = chat_prompt_ids(*model, service.backend()->limits(), prompt, "messages");
+  const auto ids = chat_prompt_ids(*model, service.engine()->limits(), prompt, "messages");
   exchange->reply({.body = JsonObject().add("input_tokens", ids.size()).str()});
 }
 

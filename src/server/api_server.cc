@@ -125,9 +125,9 @@ ApiServer::ApiServer(const http::Options& options, ServiceConfig config)
 
 ApiServer::~ApiServer() { stop(); }
 
-void ApiServer::set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<Backend> backend) {
+void ApiServer::set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<EngineClient> engine) {
   grammar_waiters_.watch(model);
-  service_.set_ready(std::move(model), std::move(backend));
+  service_.set_ready(std::move(model), std::move(engine));
 }
 
 void ApiServer::begin(const std::shared_ptr<Pending>& request) {
@@ -190,7 +190,7 @@ void ApiServer::drain(std::chrono::milliseconds timeout) {
   service_.set_draining();
   if (!ready) return;
   grammar_waiters_.release();  // to be told that the server is draining
-  const auto engine = service_.backend();
+  const auto engine = service_.engine();
   engine->drain(timeout);
   engine->stop();  // what is left ends as cancelled, and says so to its client
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());

@@ -22,7 +22,7 @@ class ApiServer {
 
   uint16_t port() const { return http_.port(); }
   Service& service() { return service_; }
-  void set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<Backend> backend);
+  void set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<EngineClient> engine);
 
   // Refuses new requests (503, /health too) and waits until the running ones are answered; after `timeout` they are
   // cut: their answers end with the reason "abort".

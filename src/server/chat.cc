@@ -238,7 +238,7 @@ bool read_separate_reasoning(Fields& fields) {
 void chat_completions(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   const auto model = service.model();
-  const engine::Limits limits = service.backend()->limits();
+  const engine::Limits limits = service.engine()->limits();
   const io::JsonValue body = parse_body(exchange->request().body);
   Fields fields(body);
   check_model_name(fields, *model);

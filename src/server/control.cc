@@ -10,7 +10,7 @@ namespace sluice::server {
 
 void flush_cache(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
-  service.backend()->flush_cache();
+  service.engine()->flush_cache();
   exchange->reply({.body = JsonObject().add("success", true).add("message", "the prefix cache is empty").str()});
 }
 
@@ -24,7 +24,7 @@ void abort_request(Service& service, const ExchangePtr& exchange) {
   fields.finish(service.unknown_fields());
   if (!all && rid.empty()) fields.refuse("rid", "is missing; accepted: the name of a request, or abort_all true");
   if (all)
-    service.backend()->cancel_all();
+    service.engine()->cancel_all();
   else if (!service.abort_request(rid))
     throw ApiError(404, "invalid_request_error", fmt::format("rid is {}; no such request is running", io::quote(rid)),
                    "rid", "not_found");
@@ -45,7 +45,7 @@ void pause_generation(Service& service, const ExchangePtr& exchange) {
   else if (name != "abort")
     fields.refuse("mode", fmt::format("is {}; accepted: abort, retract, in_place", io::quote(name)));
   fields.finish(service.unknown_fields());
-  service.backend()->pause(mode);
+  service.engine()->pause(mode);
   exchange->reply({.body = JsonObject().add("message", "Generation paused successfully.").add("status", "ok").str()});
 }
 
@@ -55,7 +55,7 @@ void continue_generation(Service& service, const ExchangePtr& exchange) {
   Fields fields(body);
   fields.ignore({"torch_empty_cache"});  // there is no torch
   fields.finish(service.unknown_fields());
-  service.backend()->resume();
+  service.engine()->resume();
   exchange->reply(
       {.body = JsonObject().add("message", "Generation continued successfully.").add("status", "ok").str()});
 }

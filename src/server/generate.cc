@@ -249,7 +249,7 @@ Shown read_logprobs(Fields& fields, const Prompt& prompt, int64_t vocab, engine:
 void generate(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   const auto model = service.model();
-  const engine::Limits limits = service.backend()->limits();
+  const engine::Limits limits = service.engine()->limits();
   const io::JsonValue body = parse_body(exchange->request().body);
   Fields fields(body);
   Form form;

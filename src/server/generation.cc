@@ -18,7 +18,7 @@ namespace {
 class Generation final : public Recipient, public std::enable_shared_from_this<Generation> {
  public:
   Generation(Service& service, std::shared_ptr<http::Exchange> exchange, Job job)
-      : service_(service), engine_(service.backend()), exchange_(std::move(exchange)), job_(std::move(job)) {
+      : service_(service), engine_(service.engine()), exchange_(std::move(exchange)), job_(std::move(job)) {
     for (const engine::Request& r : job_.requests) open_ += r.params.n;
   }
   ~Generation() override { forget_name(); }
@@ -42,7 +42,7 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
   void log_line() const;
 
   Service& service_;
-  std::shared_ptr<Backend> engine_;
+  std::shared_ptr<EngineClient> engine_;
   std::shared_ptr<http::Exchange> exchange_;
   Job job_;
   int64_t open_ = 0;                     // choices without their last event

@@ -58,7 +58,7 @@ struct Job {
   bool stream = false;
 };
 
-// Returns when everything is submitted; the answer follows. Throws ApiError and what Backend::submit throws, with
+// Returns when everything is submitted; the answer follows. Throws ApiError and what EngineClient::submit throws, with
 // nothing left in the engine.
 void start_generation(Service& service, const std::shared_ptr<http::Exchange>& exchange, Job job);
 

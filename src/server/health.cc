@@ -16,7 +16,7 @@ constexpr std::chrono::seconds kGenerateTimeout{20};
   throw ApiError(503, "unavailable_error", sentence, "", "unhealthy");
 }
 
-void require_motion(const Backend& engine) {
+void require_motion(const EngineClient& engine) {
   if (const std::string fault = engine.fault(); !fault.empty()) unhealthy("the device has failed: " + fault);
   const double stalled = engine.stalled_seconds();
   if (stalled > kStalled) unhealthy(fmt::format("the engine has been in one step for {:.0f} s", stalled));
@@ -27,13 +27,13 @@ const char* const kOk = R"({"status":"ok"})";
 
 void health(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
-  require_motion(*service.backend());
+  require_motion(*service.engine());
   exchange->reply({.body = kOk});
 }
 
 void health_generate(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
-  const auto engine = service.backend();
+  const auto engine = service.engine();
   require_motion(*engine);
   if (engine->paused()) return exchange->reply({.body = R"({"status":"paused"})"});  // on purpose: no sickness
   engine::Request request;

@@ -64,14 +64,14 @@ void write_trace(const ServiceConfig& config, const engine::StepTrace& trace) {
 void start_expert_distribution_record(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   expect_no_fields(service, exchange);
-  service.backend()->record_experts(true);
+  service.engine()->record_experts(true);
   answer(exchange, "experts are counted from now on");
 }
 
 void stop_expert_distribution_record(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   expect_no_fields(service, exchange);
-  service.backend()->record_experts(false);
+  service.engine()->record_experts(false);
   answer(exchange, "experts are not counted any more; /dump_expert_distribution_record has the counts");
 }
 
@@ -79,7 +79,7 @@ void stop_expert_distribution_record(Service& service, const ExchangePtr& exchan
 void dump_expert_distribution_record(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   expect_no_fields(service, exchange);
-  const auto [recording, counts] = service.backend()->expert_counts();
+  const auto [recording, counts] = service.engine()->expert_counts();
   JsonArray layers;
   for (size_t i = 0; i < counts.layers.size(); ++i) {
     if (counts.layers[i].empty()) continue;
@@ -112,14 +112,14 @@ void start_profile(Service& service, const ExchangePtr& exchange) {
   fields.ignore({"activities", "with_stack", "record_shapes", "profile_id", "profile_prefix"});  // torch's profiler
   fields.refuse_unless_empty({"start_step", "profile_by_stage", "merge_profiles", "profile_stages"});
   fields.finish(service.unknown_fields());
-  service.backend()->trace_steps(steps, [&config](const engine::StepTrace& trace) { write_trace(config, trace); });
+  service.engine()->trace_steps(steps, [&config](const engine::StepTrace& trace) { write_trace(config, trace); });
   answer(exchange, fmt::format("the next {} steps are written to {}", steps, config.profile_folder));
 }
 
 void stop_profile(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   expect_no_fields(service, exchange);
-  service.backend()->trace_steps(0, nullptr);
+  service.engine()->trace_steps(0, nullptr);
   answer(exchange, "no more steps are written");
 }
 

@@ -34,13 +34,13 @@ void answer(const ExchangePtr& exchange, const char* message) {
 
 void release_memory_occupation(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
-  service.backend()->release_memory(read_tags(service, exchange->request().body));
+  service.engine()->release_memory(read_tags(service, exchange->request().body));
   answer(exchange, "the memory is released; requests get 503 until /resume_memory_occupation");
 }
 
 void resume_memory_occupation(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
-  service.backend()->resume_memory(read_tags(service, exchange->request().body));
+  service.engine()->resume_memory(read_tags(service, exchange->request().body));
   answer(exchange, "the memory is back");
 }
 

@@ -14,7 +14,7 @@ namespace {
 struct Input {
   Service& service;
   std::shared_ptr<const ServedModel> model;
-  std::shared_ptr<Backend> backend;
+  std::shared_ptr<EngineClient> engine;
   engine::Metrics metrics;
 };
 
@@ -25,7 +25,7 @@ void add_histogram(PrometheusText& t, const char* name, const char* help, const 
 }
 
 void add_cache_info(PrometheusText& t, const Input& in) {
-  const std::string block = std::to_string(in.backend->config().block_size), blocks = std::to_string(in.metrics.blocks);
+  const std::string block = std::to_string(in.engine->config().block_size), blocks = std::to_string(in.metrics.blocks);
   // vLLM's names of the two, and SGLang's.
   t.info("cache_config_info", "The cache of keys and values.",
          {{"block_size", block}, {"num_gpu_blocks", blocks}, {"page_size", block}, {"num_pages", blocks}});
@@ -33,7 +33,7 @@ void add_cache_info(PrometheusText& t, const Input& in) {
 
 void add_own(PrometheusText& t, const Input& in) {
   const engine::Metrics& m = in.metrics;
-  const int64_t block_size = in.backend->config().block_size;
+  const int64_t block_size = in.engine->config().block_size;
   const auto histogram = [&](const char* name, const char* help, const engine::Histogram& h) {
     add_histogram(t, name, help, h);
   };
@@ -46,7 +46,7 @@ void add_own(PrometheusText& t, const Input& in) {
   t.gauge("cache_hit_rate", "Share of prompt tokens found in the prefix cache.", m.cache_hit_rate());
   t.gauge("spec_accept_length", "Tokens for each verification, the model's own included.", m.accept_length());
   t.gauge("spec_accept_rate", "Share of drafted tokens that were right.", m.accept_rate());
-  t.gauge("engine_stalled_seconds", "How long the engine has been in its present step.", in.backend->stalled_seconds());
+  t.gauge("engine_stalled_seconds", "How long the engine has been in its present step.", in.engine->stalled_seconds());
   t.gauge("startup_time_seconds", "From the start of the program until the server was ready.",
           in.service.load_seconds());
   t.gauge("weight_load_duration_seconds", "The model's share of it.", in.service.load_seconds());
@@ -126,7 +126,7 @@ double resident_bytes() {
 }  // namespace
 
 void metrics(Service& service, const ExchangePtr& exchange) {
-  const Input in{service, service.model(), service.backend(), service.backend()->metrics()};
+  const Input in{service, service.model(), service.engine(), service.engine()->metrics()};
   PrometheusText t(in.model->names[0]);
   for (const std::string& prefix : service.config().metrics_prefixes) {
     t.set_prefix(prefix + ":");

@@ -21,7 +21,7 @@ std::string card(const Service& service, const ServedModel& model, const std::st
       .add("owned_by", "sluice")
       .add("root", model.path)
       .raw("parent", "null")
-      .add("max_model_len", service.backend()->limits().context_length)
+      .add("max_model_len", service.engine()->limits().context_length)
       .str();
 }
 }  // namespace
@@ -45,7 +45,7 @@ void show_model(Service& service, const ExchangePtr& exchange) {
 void model_info(Service& service, const ExchangePtr& exchange) {
   const auto model = service.model();
   const model::ModelInfo& info = model->info;
-  const auto engine = service.backend();
+  const auto engine = service.engine();
   const SamplingDefaults& d = model->defaults;
   exchange->reply({.body = JsonObject()
                                .add("model_path", model->path)

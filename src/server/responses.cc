@@ -83,7 +83,7 @@ constexpr ParamNames kNames{"max_output_tokens", "", "min_tokens", "seed", std::
 void responses(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   const auto model = service.model();
-  const engine::Limits limits = service.backend()->limits();
+  const engine::Limits limits = service.engine()->limits();
   const io::JsonValue body = parse_body(exchange->request().body);
   Fields fields(body);
   check_model_name(fields, *model);

@@ -13,7 +13,7 @@
 namespace sluice::server {
 
 namespace {
-int64_t tokens_of(const Backend& backend, int64_t blocks) { return blocks * backend.config().block_size; }
+int64_t tokens_of(const EngineClient& engine, int64_t blocks) { return blocks * engine.config().block_size; }
 
 struct Loads {
   std::vector<std::string> sections;
@@ -81,18 +81,18 @@ std::string kv_events(const std::optional<KvEventSource>& source, int64_t block_
 
 void server_info(Service& service, const ExchangePtr& exchange) {
   const auto model = service.model();
-  const auto backend = service.backend();
-  const engine::EngineConfig& c = backend->config();
-  const engine::Metrics m = backend->metrics();
+  const auto engine = service.engine();
+  const engine::EngineConfig& c = engine->config();
+  const engine::Metrics m = engine->metrics();
   const AnswerFormats formats = service.formats();
   const auto name_of = [](const auto* f) { return f == nullptr ? std::string("null") : json_text(f->names[0]); };
-  const int64_t capacity = tokens_of(*backend, m.blocks);
+  const int64_t capacity = tokens_of(*engine, m.blocks);
   const std::string state = JsonObject()
                                 .add("num_running_reqs", m.running)
                                 .add("num_waiting_reqs", m.waiting)
                                 .add("last_gen_throughput", service.generation_throughput())
                                 .add("token_usage", m.token_usage())
-                                .add("paused", backend->paused())
+                                .add("paused", engine->paused())
                                 .str();
   exchange->reply({.body = JsonObject()
                                .add("model_path", model->path)
@@ -103,8 +103,8 @@ void server_info(Service& service, const ExchangePtr& exchange) {
                                .add("weight_version", service.weight_version())
                                .add("dtype", model->info.dtype == DType::f32 ? "float32" : "bfloat16")
                                .add("kv_cache_dtype", to_string(model->info.kv_dtype))
-                               .add("context_length", backend->limits().context_length)
-                               .add("max_req_input_len", backend->limits().context_length - 1)
+                               .add("context_length", engine->limits().context_length)
+                               .add("max_req_input_len", engine->limits().context_length - 1)
                                .add("max_running_requests", c.max_running)
                                .add("max_queued_requests", c.max_queued)
                                .add("max_total_num_tokens", capacity)
@@ -126,10 +126,10 @@ void server_info(Service& service, const ExchangePtr& exchange) {
 
 void loads(Service& service, const ExchangePtr& exchange) {
   const auto model = service.model();
-  const auto backend = service.backend();
+  const auto engine = service.engine();
   const Loads wanted = read_query(exchange->request().query);
-  const engine::Metrics m = backend->metrics();
-  const int64_t used = tokens_of(*backend, m.blocks_used), capacity = tokens_of(*backend, m.blocks);
+  const engine::Metrics m = engine->metrics();
+  const int64_t used = tokens_of(*engine, m.blocks_used), capacity = tokens_of(*engine, m.blocks);
   JsonObject rank;
   rank.add("dp_rank", 0)
       .add("num_running_reqs", m.running)
@@ -141,21 +141,21 @@ void loads(Service& service, const ExchangePtr& exchange) {
       .add("token_usage", m.token_usage())
       .add("gen_throughput", service.generation_throughput())
       .add("cache_hit_rate", m.cache_hit_rate())
-      .add("utilization", static_cast<double>(m.running) / backend->config().max_running)
-      .add("max_running_requests", backend->config().max_running);
+      .add("utilization", static_cast<double>(m.running) / engine->config().max_running)
+      .add("max_running_requests", engine->config().max_running);
   if (wanted.has("memory"))
     rank.raw("memory", JsonObject()
                            .add("weight_gb", static_cast<double>(model->info.weight_bytes) / 1e9)
                            .add("token_capacity", capacity)
                            .str());
-  if (wanted.has("spec") && backend->config().speculative_steps > 0)
+  if (wanted.has("spec") && engine->config().speculative_steps > 0)
     rank.raw("speculative",
              JsonObject().add("accept_length", m.accept_length()).add("accept_rate", m.accept_rate()).str());
   if (wanted.has("queues"))
     rank.raw("queues", JsonObject()
                            .add("waiting", m.waiting)
                            .add("grammar", model->grammars().stats().pending)
-                           .add("paused", backend->paused() ? m.running + m.waiting : 0)
+                           .add("paused", engine->paused() ? m.running + m.waiting : 0)
                            .add("retracted", m.waiting - m.queued)
                            .str());
   const std::string aggregate =
@@ -165,7 +165,7 @@ void loads(Service& service, const ExchangePtr& exchange) {
           .add("total_reqs", m.running + m.waiting)
           .add("avg_token_usage", m.token_usage())
           .add("avg_throughput", service.generation_throughput())
-          .add("avg_utilization", static_cast<double>(m.running) / backend->config().max_running)
+          .add("avg_utilization", static_cast<double>(m.running) / engine->config().max_running)
           .str();
   exchange->reply({.body = JsonObject()
                                .add("timestamp", utc_now())

@@ -53,14 +53,14 @@ AnswerFormats formats_of(const ServiceConfig& config, const ServedModel& model) 
 }
 }  // namespace
 
-void Service::set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<Backend> backend) {
+void Service::set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<EngineClient> engine) {
   {
     const std::lock_guard lock(mutex_);
     formats_ = formats_of(config_, *model);
     const auto name = [](const auto* format) { return format == nullptr ? "not looked for" : format->names[0]; };
     config_.log(fmt::format("calls of tools: {}; thoughts: {}", name(formats_.calls), name(formats_.reasoning)));
     model_ = std::move(model);
-    backend_ = std::move(backend);
+    engine_ = std::move(engine);
   }
   load_seconds_ = seconds_between(started_, Clock::now());
   State expected = State::loading;  // a server that is already told to end stays so
@@ -84,10 +84,10 @@ AnswerFormats Service::formats() const {
   return formats_;
 }
 
-std::shared_ptr<Backend> Service::backend() const {
+std::shared_ptr<EngineClient> Service::engine() const {
   const std::lock_guard lock(mutex_);
-  if (!backend_) still_loading();
-  return backend_;
+  if (!engine_) still_loading();
+  return engine_;
 }
 
 void Service::require_ready() const {
@@ -146,7 +146,7 @@ bool Service::abort_request(const std::string& rid) {
     if (found == requests_.end()) return false;
     ids = found->second;
   }
-  const auto engine = backend();
+  const auto engine = this->engine();
   for (const engine::RequestId id : ids) engine->cancel(id);
   return true;
 }
@@ -159,7 +159,7 @@ void Service::after(std::chrono::milliseconds delay, std::function<void()> job) 
 void Service::tick() {
   const Clock::time_point now = Clock::now();
   std::vector<std::function<void()>> due;
-  std::shared_ptr<Backend> engine;
+  std::shared_ptr<EngineClient> engine;
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(delayed_, [&](auto& job) {
@@ -167,7 +167,7 @@ void Service::tick() {
       due.push_back(std::move(job.second));
       return true;
     });
-    engine = backend_;
+    engine = engine_;
   }
   for (const auto& job : due) job();
   if (!engine) return;

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/backend.h"
+#include "server/engine_client.h"
 #include "server/http/exchange.h"
 #include "server/http/server.h"
 #include "server/mailbox.h"
@@ -71,18 +71,18 @@ enum class State { loading, ready, draining };
 class Service {
  public:
   explicit Service(ServiceConfig config);
-  ~Service() { backend_ = nullptr; }  // an engine that still runs tells its answers, which use what is below
+  ~Service() { engine_ = nullptr; }  // an engine that still runs tells its answers, which use what is below
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
   const ServiceConfig& config() const { return config_; }
   State state() const { return state_; }
-  void set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<Backend> backend);
+  void set_ready(std::shared_ptr<const ServedModel> model, std::shared_ptr<EngineClient> engine);
   void set_draining() { state_ = State::draining; }
 
   // Both throw ApiError 503 while the model loads.
   std::shared_ptr<const ServedModel> model() const;
-  std::shared_ptr<Backend> backend() const;
+  std::shared_ptr<EngineClient> engine() const;
   AnswerFormats formats() const;
   // Throws ApiError 503 while loading and when draining: for requests that make work.
   void require_ready() const;
@@ -125,7 +125,7 @@ class Service {
   mutable std::mutex mutex_;
   std::shared_ptr<const ServedModel> model_;
   AnswerFormats formats_;
-  std::shared_ptr<Backend> backend_;
+  std::shared_ptr<EngineClient> engine_;
   std::map<std::string, std::vector<engine::RequestId>> requests_;
   std::vector<std::pair<std::chrono::steady_clock::time_point, std::function<void()>>> delayed_;
   std::string weight_version_ = "0";

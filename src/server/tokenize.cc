@@ -44,7 +44,7 @@ void tokenize(Service& service, const ExchangePtr& exchange) {
     }
     if (several) out.raw("tokens", tokens.str()).raw("count", counts.str());
   }
-  out.add("max_model_len", service.backend()->limits().context_length);
+  out.add("max_model_len", service.engine()->limits().context_length);
   exchange->reply({.body = out.str()});
 }
 
@@ -63,7 +63,7 @@ void detokenize(Service& service, const ExchangePtr& exchange) {
     return;
   }
   const bool several = array != nullptr && array->front().as<io::JsonValue::Array>() != nullptr;
-  const std::vector<Prompt> lists = read_id_prompts(fields, "tokens", service.backend()->limits().vocab);
+  const std::vector<Prompt> lists = read_id_prompts(fields, "tokens", service.engine()->limits().vocab);
   fields.finish(service.unknown_fields());
   JsonArray texts;
   for (const Prompt& p : lists) texts.raw(json_text(model->tokenizer.decode(p.ids, skip)));

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "server/backend.h"
+#include "server/engine_client.h"
 #include "server/fields.h"
 #include "server/service.h"
 

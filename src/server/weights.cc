@@ -114,7 +114,7 @@ void read_update_flags(Fields& fields, engine::Replacement& how) {
 void update_weights_from_disk(Service& service, const ExchangePtr& exchange) {
   answer_with(service, exchange, "model_path", [&] {
     const Reload reload = read_reload(service, exchange->request().body);
-    service.backend()->reload(reload.path, replacement(service, reload.abort, reload.version));
+    service.engine()->reload(reload.path, replacement(service, reload.abort, reload.version));
     return fmt::format("the weights of {} are in place", reload.path);
   });
 }
@@ -127,11 +127,11 @@ void update_weights_from_tensor(Service& service, const ExchangePtr& exchange) {
     Fields fields(body);
     engine::Replacement how = replacement(service, false, read_version(fields, "weight_version"));
     read_update_flags(fields, how);
-    const auto backend = service.backend();
+    const auto engine = service.engine();
     const engine::NamedTensors tensors =
-        read_given_tensors(fields, service.config(), backend->weights(), service.unknown_fields());
+        read_given_tensors(fields, service.config(), engine->weights(), service.unknown_fields());
     fields.finish(service.unknown_fields());
-    backend->update(tensors, how);
+    engine->update(tensors, how);
     return fmt::format("{} tensors were taken", tensors.size());
   });
 }
@@ -141,7 +141,7 @@ void begin_weight_update(Service& service, const ExchangePtr& exchange) {
     require_permission(service.config());
     const io::JsonValue body = parse_optional_body(exchange->request().body);
     Fields(body).finish(service.unknown_fields());
-    service.backend()->begin_update();
+    service.engine()->begin_update();
     return std::string("tensors are kept until /end_weight_update puts them in place together");
   });
 }
@@ -154,7 +154,7 @@ void end_weight_update(Service& service, const ExchangePtr& exchange) {
     const std::string version = read_version(fields, "weight_version");
     const bool abort = fields.boolean("abort_all_requests").value_or(false);
     fields.finish(service.unknown_fields());
-    service.backend()->end_update(replacement(service, abort, version));
+    service.engine()->end_update(replacement(service, abort, version));
     return std::string("the tensors since /begin_weight_update are in place");
   });
 }
@@ -168,7 +168,7 @@ void update_weight_version(Service& service, const ExchangePtr& exchange) {
   if (version.empty()) fields.refuse("new_version", "is missing or empty; accepted: a name for the weights");
   const bool abort = fields.boolean("abort_all_requests").value_or(false);
   fields.finish(service.unknown_fields());
-  if (abort) service.backend()->cancel_all();
+  if (abort) service.engine()->cancel_all();
   service.set_weight_version(version);
   exchange->reply({.body = JsonObject()
                                .add("success", true)

@@ -17,7 +17,7 @@ constexpr int64_t kMostValues = int64_t{1} << 20;  // of one answer; 20 MB of JS
 
 // The served tensors, if their bytes are still what was loaded.
 io::Checkpoint weights_of(Service& service) {
-  io::Checkpoint weights = service.backend()->weights();
+  io::Checkpoint weights = service.engine()->weights();
   weights.check_unchanged();
   if (weights.bytes() == 0)
     throw ApiError(400, "invalid_request_error",

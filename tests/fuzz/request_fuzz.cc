@@ -8,7 +8,7 @@
 
 #include "server/api_error.h"
 #include "server/routes.h"
-#include "tests/server/fake_backend.h"
+#include "tests/server/fake_engine.h"
 #include "tests/server/tool_model.h"
 
 namespace sluice::server {
@@ -40,7 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto all = routes();
   const Route& route = all[data[0] % all.size()];
   if (route.method != "POST") return 0;
-  const auto engine = std::make_shared<FakeBackend>();
+  const auto engine = std::make_shared<FakeEngine>();
   engine->bounds = {.vocab = 4096, .context_length = 1000, .has_tokenizer = true};
   ServiceConfig config;
   config.allow_weight_update = config.priority_scheduling = true;

@@ -5,7 +5,7 @@
 #include "io/json_value.h"
 #include "server/api_error.h"
 #include "server/routes.h"
-#include "tests/server/fake_backend.h"
+#include "tests/server/fake_engine.h"
 
 namespace sluice::server {
 namespace {
@@ -41,7 +41,7 @@ class EndpointsTest : public testing::Test {
     return at->as<std::string>() ? *at->as<std::string>() : io::describe(*at);
   }
 
-  std::shared_ptr<FakeBackend> engine_ = std::make_shared<FakeBackend>();
+  std::shared_ptr<FakeEngine> engine_ = std::make_shared<FakeEngine>();
   Service service_{ServiceConfig()};
 };
 

@@ -7,7 +7,7 @@
 #include <future>
 
 #include "grammar/compiler.h"
-#include "tests/server/fake_backend.h"
+#include "tests/server/fake_engine.h"
 
 namespace sluice::server {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "model/models.h"
 #include "server/api_server.h"
-#include "server/engine_backend.h"
-#include "tests/server/fake_backend.h"
+#include "server/in_process_engine.h"
+#include "tests/server/fake_engine.h"
 #include "tests/server/socket_client.h"
 
 namespace sluice::server {
@@ -39,14 +39,14 @@ TEST(Shutdown, EndsWithAnAdminRequestThatWaitsForAReload) {
   http::Options http;
   http.port = 0;
   scene->server = std::make_unique<ApiServer>(http, ServiceConfig());
-  scene->server->set_ready(
-      tiny_model(),
-      std::make_shared<EngineBackend>(ctx, model::load_live_model(ctx, options), options, tiny_model()->tokenizer,
-                                      engine::EngineConfig{.cache_tokens = 4096}, [scene, options](const std::string&) {
-                                        scene->reloading.set_value();
-                                        scene->go.get_future().wait();
-                                        return options;
-                                      }));
+  scene->server->set_ready(tiny_model(), std::make_shared<InProcessEngine>(ctx, model::load_live_model(ctx, options),
+                                                                           options, tiny_model()->tokenizer,
+                                                                           engine::EngineConfig{.cache_tokens = 4096},
+                                                                           [scene, options](const std::string&) {
+                                                                             scene->reloading.set_value();
+                                                                             scene->go.get_future().wait();
+                                                                             return options;
+                                                                           }));
   http::Client first(scene->server->port()), second(scene->server->port());
   first.send(post("/update_weights_from_disk", R"({"model_path": ")" + tiny_model()->path + "\"}"));
   ASSERT_EQ(scene->reloading.get_future().wait_for(seconds(20)), std::future_status::ready);

@@ -9,7 +9,7 @@
 
 #include "server/api_error.h"
 #include "server/routes.h"
-#include "tests/server/fake_backend.h"
+#include "tests/server/fake_engine.h"
 #include "tests/server/tool_model.h"
 
 namespace sluice::server {
@@ -117,7 +117,7 @@ class ToolsTest : public testing::Test {
     return at(answer, "error.param");
   }
 
-  std::shared_ptr<FakeBackend> engine_ = std::make_shared<FakeBackend>();
+  std::shared_ptr<FakeEngine> engine_ = std::make_shared<FakeEngine>();
   Service service_;
 };
 

@@ -389,7 +389,7 @@ TEST(ToolsConfig, UnknownParsersAreNotTaken) {
     ServiceConfig config;
     (tools ? config.tool_call_parser : config.reasoning_parser) = "nothing";
     Service service(config);
-    EXPECT_THROW(service.set_ready(tiny_model(), std::make_shared<FakeBackend>()), Error);
+    EXPECT_THROW(service.set_ready(tiny_model(), std::make_shared<FakeEngine>()), Error);
   }
 }
 

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "io/tokenizer_json.h"
-#include "server/backend.h"
+#include "server/engine_client.h"
 #include "server/grammar_waiters.h"
 #include "server/routes.h"
 
@@ -16,7 +16,7 @@ namespace sluice::server {
 
 inline std::string tiny_folder() { return std::string(SLUICE_SOURCE_DIR) + "/models/tiny-nemotron-h"; }
 
-class FakeBackend final : public Backend {
+class FakeEngine final : public EngineClient {
  public:
   struct Submitted {
     engine::Request request;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the endpoints need of an engine. EngineBackend is the one behind `sluice serve`; tests have another.
+// What the endpoints need of an engine. InProcessEngine is the one behind `sluice serve`; tests have another.
 #pragma once
 
 #include <chrono>
@@ -15,9 +15,9 @@
 namespace sluice::server {
 
 // Any thread may call anything.
-class Backend {
+class EngineClient {
  public:
-  virtual ~Backend() = default;
+  virtual ~EngineClient() = default;
 
   // As engine::AsyncEngine.
   virtual engine::RequestId submit(engine::Request request, engine::Sink sink) = 0;

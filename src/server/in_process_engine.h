@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine as a Backend, with the way to load its checkpoint again.
+// An EngineClient whose engine runs in this process, with the way to load its checkpoint again.
 #pragma once
 
 #include <functional>
@@ -7,20 +7,20 @@
 
 #include "device/context.h"
 #include "engine/live_engine.h"
-#include "server/backend.h"
+#include "server/engine_client.h"
 #include "text/tokenizer.h"
 
 namespace sluice::server {
 
-class EngineBackend final : public Backend {
+class InProcessEngine final : public EngineClient {
  public:
   // How the checkpoint in `path` is loaded.
   using Options = std::function<model::LoadOptions(const std::string& path)>;
 
   // `tokenizer` must live longer. `model` was loaded with `loaded`; `options` is called on the engine's thread by
   // reload(). Throws as Engine's constructor.
-  EngineBackend(const Context& ctx, model::LiveModel model, model::LoadOptions loaded, const text::Tokenizer& tokenizer,
-                const engine::EngineConfig& config, Options options);
+  InProcessEngine(const Context& ctx, model::LiveModel model, model::LoadOptions loaded,
+                  const text::Tokenizer& tokenizer, const engine::EngineConfig& config, Options options);
 
   engine::RequestId submit(engine::Request request, engine::Sink sink) override;
   std::vector<engine::RequestId> submit(std::vector<engine::Request> requests,
