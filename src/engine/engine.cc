@@ -39,7 +39,7 @@ struct Engine::Impl {
   }
   void learn_of_drafts(Clock::time_point start);
   void find_fault();
-  void settle();
+  void finish_begun_step();
 
   bool observable() const { return ctx.device().id().is_host() && !info.experts.empty(); }
   Limits limits() const { return {info.vocab, config.context_length, tokenizer != nullptr, observable()}; }
@@ -73,8 +73,8 @@ struct Engine::Impl {
   Step* next = &steps[1];
 };
 
-// Ends a step that was begun ahead.
-void Engine::Impl::settle() {
+// Ends the step that was begun ahead, if there is one.
+void Engine::Impl::finish_begun_step() {
   if (!current->begun()) return;
   current->end();
   give_cache_events();
@@ -224,18 +224,18 @@ void Engine::trace_steps(int64_t steps, std::function<void(const StepTrace&)> tr
 }
 
 bool Engine::cancel(RequestId id) {
-  impl_->settle();
+  impl_->finish_begun_step();
   return impl_->requests.cancel(id);
 }
 void Engine::cancel_all() {
-  impl_->settle();
+  impl_->finish_begun_step();
   impl_->requests.cancel_all();
 }
 bool Engine::idle() const { return impl_->scheduler.idle(); }
 const std::string& Engine::fault() const { return impl_->fault; }
 int64_t Engine::queued() const { return impl_->metrics.queued; }
 void Engine::flush_cache() {
-  impl_->settle();
+  impl_->finish_begun_step();
   impl_->scheduler.flush();
   impl_->give_cache_events();
 }
@@ -250,7 +250,7 @@ void Engine::publish_cache_events(CacheEventSink sink) {
 }
 
 void Engine::retract_all() {
-  impl_->settle();
+  impl_->finish_begun_step();
   impl_->scheduler.retract_all();
 }
 
@@ -261,7 +261,7 @@ void Engine::replace_model(const model::Model& model, InFlight requests) {
         "the new model has other shapes than the {} it would replace; start anew for another model", now.architecture);
   completed(impl_->config, next,
             impl_->ctx.device().id());  // throws where this configuration could not have begun with it
-  impl_->settle();
+  impl_->finish_begun_step();
   if (requests == InFlight::cancel) cancel_all();
   impl_->scheduler.flush_and_isolate();
   impl_->give_cache_events();
@@ -271,7 +271,7 @@ void Engine::replace_model(const model::Model& model, InFlight requests) {
 }
 
 void Engine::drop_model() {
-  impl_->settle();
+  impl_->finish_begun_step();
   if (impl_->scheduler.running() > 0)
     fail(ErrorCode::busy, "{} answers are being worked on; pause with abort or retract first",
          impl_->scheduler.running());
@@ -280,7 +280,7 @@ void Engine::drop_model() {
 bool Engine::has_model() const { return impl_->model != nullptr; }
 
 void Engine::release_cache() {
-  impl_->settle();
+  impl_->finish_begun_step();
   if (impl_->scheduler.running() > 0)
     fail(ErrorCode::busy, "{} answers hold keys and values; pause with abort or retract first",
          impl_->scheduler.running());

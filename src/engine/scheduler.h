@@ -72,15 +72,15 @@ class Scheduler {
   // The sequence waits. Throws invalid_argument when it can never fit: max_length tokens in all blocks.
   Handle add(NewSequence sequence);
   // The next step, in order. Empty only when idle. The entries stay as they are until the next schedule(),
-  // and the blocks of each until its sequence is removed: whoever settles a step reads on while it calls advance(),
+  // and the blocks of each until its sequence is removed: whoever commits a step reads on while it calls advance(),
   // add_hash(), remove() and add().
   // drafts: the most rows for drafts of each sequence, if fewer than SchedulerConfig says.
   std::span<const PlanEntry> schedule(int64_t drafts = INT64_MAX);
   // Whether schedule() would take up a waiting sequence now, while all running ones decode.
   bool would_admit();
-  // The entry's sequence in the step after its own, with one row, before the first one is settled: for an entry that is
-  // `last`, without drafts, whose new token does not end the sequence. Nothing where no block is free; nobody is
-  // pre-empted. Both entries are then settled in their order, without a schedule() in between.
+  // The entry's sequence in the step after its own, with one row, before the first one is committed: for an entry that
+  // is `last`, without drafts, whose new token does not end the sequence. Nothing where no block is free; nobody is
+  // pre-empted. Both entries are then committed in their order, without a schedule() in between.
   std::optional<PlanEntry> following(const PlanEntry& entry);
   // After a planned step: the sequence goes on with `new_tokens` more known tokens (0 unless the entry was `last`). Of
   // its rows those before the new tokens are in the cache now; rows of wrong drafts are forgotten.

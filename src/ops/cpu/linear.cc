@@ -105,7 +105,7 @@ int64_t CpuLinear::weight_bytes() const {
   return bytes;
 }
 
-int64_t CpuLinear::carve(void* base, int64_t rows, Memory* out) const {
+int64_t CpuLinear::lay_out(void* base, int64_t rows, Memory* out) const {
   kernels::cpu::BumpAllocator c(base);
   const int64_t padded = parts_.front().padded_k();
   out->x = allocate_packed_rows(c, choice_, rows, inputs(), padded);
@@ -116,7 +116,7 @@ int64_t CpuLinear::carve(void* base, int64_t rows, Memory* out) const {
 
 int64_t CpuLinear::workspace_bytes(int64_t rows) const {
   Memory unused;
-  return carve(nullptr, std::min(rows, kMaxRows), &unused);
+  return lay_out(nullptr, std::min(rows, kMaxRows), &unused);
 }
 
 void CpuLinear::run(Context& ctx, const LinearInput& input, Matrix y, void* workspace, int64_t workspace_size) const {
@@ -125,7 +125,7 @@ void CpuLinear::run(Context& ctx, const LinearInput& input, Matrix y, void* work
   for (int64_t first = 0; first < x.rows; first += kMaxRows) {
     const int64_t rows = std::min(kMaxRows, x.rows - first);
     Memory m;
-    carve(workspace, rows, &m);
+    lay_out(workspace, rows, &m);
     const int64_t padded = parts_.front().padded_k();
     // Levels below avx512_bf16 multiply floats: without this they would keep what the run's type does not hold.
     const bool round_first = options_.inputs == format::InputFormat::plain && options_.dtype == DType::bf16;

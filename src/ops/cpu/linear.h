@@ -38,7 +38,8 @@ class CpuLinear : public Linear {
 
  private:
   struct Memory;
-  int64_t carve(void* base, int64_t rows, Memory* out) const;
+  // The arrays of a call in memory at `base`; null: none. Returns their bytes.
+  int64_t lay_out(void* base, int64_t rows, Memory* out) const;
   void multiply(Context& ctx, const Memory& memory, int64_t rows, const kernels::cpu::PackedWeights& part,
                 int64_t first_col, Matrix y) const;
 

@@ -119,7 +119,7 @@ int64_t Sm90Linear::weight_bytes() const {
   return bytes;
 }
 
-int64_t Sm90Linear::carve(void* base, int64_t rows, Memory* out) const {
+int64_t Sm90Linear::lay_out(void* base, int64_t rows, Memory* out) const {
   int64_t used = 0;
   const auto take = [&](int64_t bytes) -> void* {
     void* at = base == nullptr ? nullptr : static_cast<std::byte*>(base) + used;
@@ -140,7 +140,7 @@ int64_t Sm90Linear::carve(void* base, int64_t rows, Memory* out) const {
 
 int64_t Sm90Linear::workspace_bytes(int64_t rows) const {
   Memory unused;
-  return rows == 0 ? 0 : carve(nullptr, rows, &unused);
+  return rows == 0 ? 0 : lay_out(nullptr, rows, &unused);
 }
 
 Rounding Sm90Linear::rounding(int64_t rows) const {
@@ -167,7 +167,7 @@ void Sm90Linear::run(Context& ctx, const LinearInput& input, Matrix y, void* wor
   if (x.rows == 0) return;
   const DeviceGuard guard(ctx.device().id().index);
   Memory m;
-  carve(workspace, x.rows, &m);
+  lay_out(workspace, x.rows, &m);
   // The kernel for few rows writes them wherever they are.
   const bool y_fits =
       takes_few(x.rows) || (parts_.size() == 1 && y.stride == y.cols && reinterpret_cast<uintptr_t>(y.data) % 16 == 0);
