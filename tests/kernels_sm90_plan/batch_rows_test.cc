@@ -14,7 +14,7 @@ constexpr WeightOperand kOperands[] = {WeightOperand::bf16,    WeightOperand::fp
                                        WeightOperand::mxfp8,   WeightOperand::nvfp4,        WeightOperand::mxfp4,
                                        WeightOperand::fp8_f32, WeightOperand::fp8_block_f32};
 
-int units(const WeightShape& s) { return ceil_div(s.k_blocks(), batch_rows_unit(s.operand)); }
+int copies(const WeightShape& s) { return ceil_div(s.k_blocks(), k_blocks_per_copy(s.operand)); }
 
 TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
   for (const WeightOperand op : kOperands)
@@ -32,7 +32,7 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
               }
               ASSERT_TRUE(batch_rows_possible(s, c));
               ASSERT_LE(c.parts, kMaxBatchCluster);
-              ASSERT_LE(c.parts, units(s));
+              ASSERT_LE(c.parts, copies(s));
               if (one_part) ASSERT_EQ(c.parts, 1);
               const double us = batch_rows_us(s, rows, room, c);
               for (const BatchTileSize& t : kBatchTiles) {

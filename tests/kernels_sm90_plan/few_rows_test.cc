@@ -12,7 +12,7 @@ constexpr WeightOperand kOperands[] = {WeightOperand::bf16,    WeightOperand::fp
                                        WeightOperand::mxfp8,   WeightOperand::nvfp4,        WeightOperand::mxfp4,
                                        WeightOperand::fp8_f32, WeightOperand::fp8_block_f32};
 
-int units(const WeightShape& s) { return ceil_div(s.k_blocks(), few_rows_unit(s.operand)); }
+int copies(const WeightShape& s) { return ceil_div(s.k_blocks(), k_blocks_per_copy(s.operand)); }
 
 TEST(FewRowsPlan, PartsArePowersOfTwoWithWorkForEach) {
   for (const WeightOperand op : kOperands)
@@ -23,7 +23,7 @@ TEST(FewRowsPlan, PartsArePowersOfTwoWithWorkForEach) {
           const int parts = few_rows_splits(s, multiprocessors);
           ASSERT_TRUE(parts == 1 || parts == 2 || parts == 4 || parts == 8);
           if (parts == 1) continue;
-          ASSERT_GE(units(s), parts * tuning::kFewRowsMinUnits);
+          ASSERT_GE(copies(s), parts * tuning::kFewRowsMinUnits);
           // With half of them blocks were missing.
           ASSERT_LT(s.m_tiles() * (parts / 2), tuning::kFewRowsFilled * multiprocessors);
         }
@@ -34,10 +34,10 @@ TEST(FewRowsPlan, PartsCoverK) {
   for (const WeightOperand op : kOperands)
     for (int k_blocks = 1; k_blocks < 200; ++k_blocks)
       for (const int parts : {1, 2, 4, 8}) {
-        const int unit = few_rows_unit(op), all = ceil_div(k_blocks, unit);
+        const int copy = k_blocks_per_copy(op), all = ceil_div(k_blocks, copy);
         int next = 0;
         for (int p = 0; p < parts; ++p) {
-          const int begin = all * p / parts * unit, end = std::min(all * (p + 1) / parts * unit, k_blocks);
+          const int begin = all * p / parts * copy, end = std::min(all * (p + 1) / parts * copy, k_blocks);
           ASSERT_EQ(begin, next);
           ASSERT_LE(begin, end);
           next = end;
@@ -50,7 +50,6 @@ template <WeightOperand op, int rows>
 void check_tile() {
   using T = FewTile<op, rows>;
   static_assert(T::blocks_per_sm * (T::smem_bytes + 1024) <= 233472);
-  static_assert(few_rows_unit(op) % T::k_blocks == 0);  // parts of K are whole stages but the last
   // What Little's law asks for: 4.3 TB/s times a microsecond, over 132 multiprocessors.
   EXPECT_GE(T::blocks_per_sm * T::stages * T::w_bytes, 32 * 1024) << static_cast<int>(op) << " " << rows;
 }

@@ -42,10 +42,10 @@ struct BatchTile {
   // whole.
   static constexpr bool moves_registers = blocks_per_sm == 1;
   static constexpr int threads = moves_registers ? 384 : 320;
-  // A stage of weights is a unit of k-blocks, a stage of x is one. They have rings of their own, since weights are
+  // A stage of weights is one copy, a stage of x one k-block. They have rings of their own, since weights are
   // fetched before x may be read.
-  static constexpr int unit = batch_rows_unit(kOp);
-  static constexpr int w_bytes = unit * k_block_bytes(kOp), w_stage = (w_bytes + 1023) / 1024 * 1024;
+  static constexpr int w_k_blocks = k_blocks_per_copy(kOp);
+  static constexpr int w_bytes = w_k_blocks * k_block_bytes(kOp), w_stage = (w_bytes + 1023) / 1024 * 1024;
   static constexpr int x_stage = kRows * 128;
   static constexpr int x_stages = 4;
   static constexpr int fixed_bytes = 512 + kRows * 4;  // barriers, factors of rows

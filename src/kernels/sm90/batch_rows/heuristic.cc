@@ -26,17 +26,17 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
                                 [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });
   return tile && batch_rows_run(shape.operand) && c.parts >= 1 &&
          c.parts <= batch_rows_most_parts(shape.operand, c.tile) &&
-         ceil_div(shape.k_blocks(), batch_rows_unit(shape.operand)) >= c.parts;
+         ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) >= c.parts;
 }
 
 double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
   const WeightOperand op = shape.operand;
-  const int unit = batch_rows_unit(op);
+  const int copy = k_blocks_per_copy(op);
   const double row_tiles = static_cast<double>(ceil_div<int64_t>(rows, c.tile)), tasks = shape.m_tiles() * row_tiles;
   const double waves = std::ceil(tasks / std::max(1, room.clusters[c.blocks - 1][c.parts - 1]));
   // Tasks of the busiest multiprocessor: the blocks of a cluster fill one before they take the next.
   const double busiest = c.parts == 1 ? std::ceil(tasks / room.multiprocessors) : waves * c.blocks;
-  const double k_blocks = ceil_div(ceil_div(shape.k_blocks(), unit), c.parts) * unit;  // of the longest part
+  const double k_blocks = ceil_div(ceil_div(shape.k_blocks(), copy), c.parts) * copy;  // of the longest part
   const double multiply = busiest * k_blocks * (kBatchKBlockUs * c.tile / 256.0 + (decodes(op) ? kBatchDecodeUs : 0));
   const double bytes = static_cast<double>(shape.bytes());
   const double memory = bytes / kBatchMemoryBytes;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/sm90/layout.h"
+#include "kernels/sm90/few_rows/heuristic.h"  // k_blocks_per_copy
 
 namespace sluice::sm90 {
 
@@ -13,10 +13,6 @@ inline constexpr int kMaxBatchCluster = 8;  // blocks
 
 // Formats whose rows have a scale per 128 columns stay with the grouped GEMM.
 HD constexpr bool batch_rows_run(WeightOperand o) { return !block_scaled(o); }
-// K is cut at multiples of so many k-blocks, which are one copy.
-HD constexpr int batch_rows_unit(WeightOperand o) {
-  return o == WeightOperand::nvfp4 || o == WeightOperand::mxfp4 ? 4 : decodes_e4m3(o) ? 2 : 1;
-}
 struct BatchRowsChoice {
   int tile = 0;    // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
   int blocks = 1;  // per multiprocessor, of kBatchTiles

@@ -21,8 +21,8 @@ __device__ __forceinline__ void stream_batch_weights(const BatchRowsArgs& a, con
   for (int t = 0; t < part.tasks; ++t) {
     const uint8_t* from = a.weights.data + static_cast<int64_t>(part.m_tile(a, part.first + t * part.step)) *
                                                a.k_blocks * k_block_bytes(T::op);
-    for (int k_block = part.begin; k_block < part.end; k_block += T::unit) {
-      const int bytes = min(T::unit, part.end - k_block) * k_block_bytes(T::op);
+    for (int k_block = part.begin; k_block < part.end; k_block += T::w_k_blocks) {
+      const int bytes = min(T::w_k_blocks, part.end - k_block) * k_block_bytes(T::op);
       ptx::mbarrier_wait(smem.w_empty + stage.index, stage.phase ^ 1u);
       uint64_t* full = smem.w_full + stage.index;
       ptx::mbarrier_arrive_expect_tx(full, bytes);

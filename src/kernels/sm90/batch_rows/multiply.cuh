@@ -25,7 +25,7 @@ __device__ __forceinline__ void release(uint64_t* empty) {
 template <class T>
 __device__ __forceinline__ void multiply_batch_bf16(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
                                                     const BatchPart& part, BatchReader<T>& at) {
-  static_assert(T::unit == 1);
+  static_assert(T::w_k_blocks == 1);
   const int wg = threadIdx.x >> 7;
   const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.ws) + wg * 8192);
   const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.xs));
@@ -60,7 +60,7 @@ __device__ __forceinline__ void multiply_batch_bf16(float (&acc)[T::rows / 2], c
 template <class T>
 __device__ __forceinline__ void multiply_batch_fp8(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
                                                    const BatchPart& part, BatchReader<T>& at) {
-  static_assert(T::unit == 1);
+  static_assert(T::w_k_blocks == 1);
   constexpr int kParts = T::rows > 128 ? 2 : 1, kPartRows = T::rows / kParts;
   const int wg = threadIdx.x >> 7;
   const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.ws) + wg * 8192);
@@ -104,10 +104,10 @@ __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2]
   typename D::Packed packed;
   // Parts of K begin at a whole stage.
   const auto fetch = [&](int k_block) {
-    const int i = (k_block - part.begin) % T::unit;
+    const int i = (k_block - part.begin) % T::w_k_blocks;
     if (i == 0) ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
     packed = D::fetch(smem.w(at.w.index) + i * k_block_bytes(T::op), wg, thread);
-    if (i == T::unit - 1 || k_block == part.end - 1) {
+    if (i == T::w_k_blocks - 1 || k_block == part.end - 1) {
       __syncwarp();
       release(smem.w_empty + at.w.index);
       at.w.next();

@@ -68,11 +68,11 @@ struct BatchPart {
 };
 template <class T>
 __device__ __forceinline__ BatchPart batch_part(const BatchRowsArgs& a) {
-  const int units = ceil_div(a.k_blocks, T::unit);
+  const int copies = ceil_div(a.k_blocks, T::w_k_blocks);
   BatchPart p;
   p.part = static_cast<int>(blockIdx.x) % a.parts;  // clusters are neighbours along x
-  p.begin = units * p.part / a.parts * T::unit;
-  p.end = min(units * (p.part + 1) / a.parts * T::unit, a.k_blocks);
+  p.begin = copies * p.part / a.parts * T::w_k_blocks;
+  p.end = min(copies * (p.part + 1) / a.parts * T::w_k_blocks, a.k_blocks);
   p.first = static_cast<int>(blockIdx.x) / a.parts;
   p.step = static_cast<int>(gridDim.x) / a.parts;
   p.tasks = ceil_div(a.m_tiles * a.row_tiles - p.first, p.step);

@@ -30,7 +30,7 @@ template <WeightOperand kOp, int kRows>
 struct FewTile {
   static constexpr WeightOperand op = kOp;
   static constexpr int m_tiles = 1, max_n = kRows, step_n = 8, cluster = 1;
-  static constexpr int k_blocks = few_rows_unit(kOp);  // weights of a stage fill about 16 KB
+  static constexpr int k_blocks = k_blocks_per_copy(kOp);  // of a stage
   static constexpr bool tokens_first = false, completes_token_rows = false, block_scaled = sm90::block_scaled(kOp);
   static constexpr bool lanes_read = block_scaled || decodes(kOp);
   static constexpr int blocks_per_sm = kFewRowsBlocks, threads = 384, x_warps = 3;

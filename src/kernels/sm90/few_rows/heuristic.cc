@@ -6,10 +6,10 @@
 namespace sluice::sm90 {
 
 int few_rows_splits(const WeightShape& shape, int multiprocessors) {
-  const int units = ceil_div(shape.k_blocks(), few_rows_unit(shape.operand));
+  const int copies = ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand));
   int splits = 1;
   while (splits < kMaxFewRowsSplits && shape.m_tiles() * splits < tuning::kFewRowsFilled * multiprocessors &&
-         units >= 2 * splits * tuning::kFewRowsMinUnits)
+         copies >= 2 * splits * tuning::kFewRowsMinUnits)
     splits *= 2;
   return splits;
 }

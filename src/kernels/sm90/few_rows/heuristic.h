@@ -11,8 +11,9 @@ namespace sluice::sm90 {
 inline constexpr int kMaxFewRows = 16;
 inline constexpr int kFewRowsBlocks = 2;  // per multiprocessor
 inline constexpr int kMaxFewRowsSplits = 8;
-// K is cut at multiples of so many k-blocks, whatever the number of rows, so that sums have one order.
-HD constexpr int few_rows_unit(WeightOperand o) {
+// k-blocks of weights in one copy to shared memory, about 16 KB; also in batch_rows/. K is cut between copies, whatever
+// the number of rows, so that sums have one order.
+HD constexpr int k_blocks_per_copy(WeightOperand o) {
   return o == WeightOperand::nvfp4 || o == WeightOperand::mxfp4 ? 4 : decodes_e4m3(o) ? 2 : 1;
 }
 // The tile of `rows` rows.

@@ -44,12 +44,11 @@ struct Part {
 };
 template <class T>
 __device__ __forceinline__ Part part_of(const FewRowsArgs& a) {
-  constexpr int kUnit = few_rows_unit(T::op);
-  const int units = ceil_div(a.k_blocks, kUnit);
+  const int copies = ceil_div(a.k_blocks, T::k_blocks);
   Part p;
   p.rank = static_cast<int>(blockIdx.x) % a.splits;  // clusters are neighbours along x
-  p.begin = units * p.rank / a.splits * kUnit;
-  p.end = min(units * (p.rank + 1) / a.splits * kUnit, a.k_blocks);
+  p.begin = copies * p.rank / a.splits * T::k_blocks;
+  p.end = min(copies * (p.rank + 1) / a.splits * T::k_blocks, a.k_blocks);
   p.first = static_cast<int>(blockIdx.x) / a.splits;
   p.step = static_cast<int>(gridDim.x) / a.splits;
   return p;
