@@ -20,32 +20,36 @@
 
 namespace sluice::sm90 {
 
+// out = softmax(scale q k^T) v per row and head, causal. All pointers are device memory.
 struct AttentionArgs {
-  ConstRowsView q;     // [rows, heads * key_width]
-  const void* keys;    // [blocks, key_heads, block_size, key_width]
-  const void* values;  // [blocks, key_heads, block_size, value_width]; null: the first columns of the keys
-  bool pages_f32;      // else bf16, or
-  bool pages_e4m3 = false;
-  float value_scale = 1;  // what results are multiplied by: the scale of e4m3 values. That of the keys is in `scale`.
-  RowsView out;           // [rows, heads * value_width]
+  // Queries, pages and results.
+  ConstRowsView q;     // [rows, heads * key_width] in bfloat16 or float32
+  const void* keys;    // [blocks, key_heads, block_size, key_width] in float32 if pages_f32, e4m3 if pages_e4m3, else
+                       // bfloat16
+  const void* values;  // [blocks, key_heads, block_size, value_width] in the same type; null: the first columns of the
+                       // keys
+  bool pages_f32;
+  bool pages_e4m3 = false;  // not both
+  float value_scale = 1;    // what results are multiplied by: the scale of e4m3 values
+  RowsView out;             // [rows, heads * value_width] in bfloat16 or float32
   AttentionShape shape;
-  int block_size;
-  float scale;
+  int block_size;  // positions of a block of the pages
+  float scale;     // of the products, and of e4m3 keys
 
+  // The batch: rows of one sequence are consecutive, and so are its positions.
   int64_t rows;
   int sequences;
   bool one_row_each;           // every sequence has at most one row, and there are as many sequences as rows
-  const int32_t* row_begin;    // [sequences + 1]
-  const int32_t* block_begin;  // [sequences + 1]
-  const int32_t* blocks;
-  const int32_t* contexts;  // [sequences]
-  int prefill_rows;         // sequences with at least as many new rows are left alone: prefill.h's; 0: none is
+  const int32_t* row_begin;    // [sequences + 1] the first row of each sequence
+  const int32_t* block_begin;  // [sequences + 1] where the blocks of each sequence begin in `blocks`
+  const int32_t* blocks;       // blocks of the pages, in the order of positions; they cover context + rows
+  const int32_t* contexts;     // [sequences] positions before the first row
+  int prefill_rows;            // sequences of at least so many rows are left alone: prefill.h's; 0: none is
 
+  // Workspace: chunks' results, where the plan splits sequences; else not used.
   AttentionPlan plan;
-  // Chunks' results, where the plan splits sequences: [rows * heads, max_chunks] of value_width values, and (maximum
-  // times scale times log2 e, sum).
-  float* partial;
-  float* partial_stats;
+  float* partial;        // [rows * heads, max_chunks, value_width]
+  float* partial_stats;  // [rows * heads, max_chunks, 2]: maximum times scale times log2 e, sum
 };
 
 // On the current device, once before the first launch there: allows the kernels' shared memory.

@@ -12,22 +12,32 @@ struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
+// y = x W^T + bias for rows of x that are rounded already. Filled by DenseGemm::run_batch_rows. All pointers are device
+// memory.
 struct BatchRowsArgs {
-  TensorMap x;         // [rows, bytes of k]: bf16 or e4m3 codes; boxes of 128 bytes of a tile's rows
-  WeightArgs weights;  // of one matrix, in the layout of the grouped GEMM
-  const float* bias;   // [n] or null
-  int n, k;            // of the matrix
-  int m_tiles, k_blocks;
-  int parts;                // BatchRowsChoice
-  uint32_t parts_inverse;   // x / parts is x * parts_inverse >> 16 for x up to parts times the rows of a tile
-  int row_tiles;            // tiles of rows
-  int rows;                 // of x
-  const int32_t* num_rows;  // device, or null
+  // The rows of x [rows, k] in bfloat16 or as e4m3 codes; boxes of 128 bytes of a tile's rows.
+  TensorMap x;
+
+  // The matrix [n, k].
+  WeightArgs weights;      // one expert, not gated, in the layout of the grouped GEMM (layout.h)
+  const float* bias;       // [n] float32; null: none
+  int n, k;                // without padding
+  int m_tiles, k_blocks;   // of its WeightShape
+  int parts;               // of K, one per block of a cluster: BatchRowsChoice::parts
+  uint32_t parts_inverse;  // x / parts is x * parts_inverse >> 16 for x up to parts times the rows of a tile
+
+  // More about the rows.
+  int row_tiles;            // of BatchRowsChoice::tile rows each, the last one partly used
+  int rows;                 // 1 to kMaxBatchRows: the captured maximum
+  const int32_t* num_rows;  // [1] rows that are computed, clamped to 0 .. rows; null: rows. y keeps what it had beyond
   const float* row_factor;  // [rows] decode factors; null: 1
-  const InputScale* scale;  // never null
-  void* y;                  // [rows, n]
-  int64_t y_stride;
-  bool y_f32, y_wide;  // y_wide: four results at a time
+  const InputScale* scale;  // never null; its factor multiplies all rows
+
+  // The result.
+  void* y;           // [rows, n] in float32 if y_f32, else bfloat16
+  int64_t y_stride;  // from row to row in elements, at least n
+  bool y_f32;
+  bool y_wide;  // n % 8 == 0, y is aligned to four results and y_stride a multiple of 4: four are stored at once
 };
 
 // Float32 sums of a row of x by 128 weight rows in shared memory, padded against bank conflicts.

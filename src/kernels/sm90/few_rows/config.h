@@ -7,22 +7,30 @@
 
 namespace sluice::sm90 {
 
+// y = x W^T + bias, with rows of x rounded as `round` says. Filled by DenseGemm::run_few_rows. All pointers are
+// device memory, all strides are in elements.
 struct FewRowsArgs {
-  WeightArgs weights;  // of one matrix, in the layout of the grouped GEMM
-  const float* bias;   // [n] or null
-  int n, k;            // of the matrix
-  int m_tiles, k_blocks;
-  int splits;               // parts of K, one per block of a cluster
-  const void* x;            // [rows, k], rows aligned to 16 bytes if k is a multiple of 8
-  int64_t x_stride;         // elements
-  bool x_f32;               // else bf16
-  Round round;              // to the format of the products
-  const InputScale* scale;  // never null
-  int rows;                 // at most the tile's
-  const int32_t* num_rows;  // device, or null
-  void* y;                  // [rows, n]
-  int64_t y_stride;
-  bool y_f32, y_wide;  // y_wide: rows are aligned to 8 bytes
+  // The matrix [n, k].
+  WeightArgs weights;     // one expert, not gated, in the layout of the grouped GEMM (layout.h)
+  const float* bias;      // [n] float32; null: none
+  int n, k;               // without padding
+  int m_tiles, k_blocks;  // of its WeightShape
+  int splits;             // parts of K, one per block of a cluster: few_rows_splits(), or 1 for deterministic sums
+
+  // The rows of x.
+  const void* x;     // [rows, k] in float32 if x_f32, else bfloat16; rows aligned to 16 bytes if k % 8 == 0
+  int64_t x_stride;  // from row to row, at least k
+  bool x_f32;
+  Round round;              // to the input format of the products; one that rounds_to() knows for the operand
+  const InputScale* scale;  // never null; all ones where the format has no calibrated scale
+  int rows;                 // 1 to kMaxFewRows: the captured maximum
+  const int32_t* num_rows;  // [1] rows that are computed, clamped to 0 .. rows; null: rows. y keeps what it had beyond
+
+  // The result.
+  void* y;           // [rows, n] in float32 if y_f32, else bfloat16
+  int64_t y_stride;  // from row to row, at least n
+  bool y_f32;
+  bool y_wide;  // y is aligned to 8 bytes and y_stride is a multiple of 4: four bfloat16 results are stored at once
 };
 
 // kOp: operand. kRows: most rows of x. Statics have the names that the grouped GEMM's products read (multiply.cuh).

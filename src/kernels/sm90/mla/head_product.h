@@ -11,22 +11,26 @@ namespace sluice::sm90 {
 // What resident weights of few columns leave room for.
 inline constexpr int kMaxHeadSum = 512;
 
-// All strides are in elements and multiples of 8, as n, k and the numbers below are; addresses are multiples of 16
-// bytes.
+// y = x W^T per head, in bfloat16 with float32 sums. All pointers are device memory. All strides are in elements and
+// multiples of 8, as n, k and the numbers of the copy are; addresses are multiples of 16 bytes.
 struct HeadProductArgs {
   const void* x;  // element (row, head, i) at row * x_stride + head * x_head + i
   int64_t x_stride, x_head;
-  const int32_t* x_rows;  // row i of the product is row x_rows[i] of x; null: i
-  const void* weight;
+  const int32_t* x_rows;  // [rows] row i of the product is row x_rows[i] of x; null: row i
+
+  const void* weight;  // of head h: the matrix at h * weight_head
   int64_t weight_head;
-  bool weight_by_k;  // [k, n] for each head, rows weight_stride apart; else [n, k]
+  bool weight_by_k;  // the matrix is [k, n], rows weight_stride apart; else [n, k]
   int64_t weight_stride;
-  void* y;
+
+  void* y;  // element (row, head, i) at row * y_stride + head * y_head + i
   int64_t y_stride, y_head;
-  const int32_t* y_rows;
-  // Beside the product: x[copy_from ..] becomes y[copy_to ..], `copied` values of each row and head.
+  const int32_t* y_rows;  // [rows] row i of the product goes to row y_rows[i] of y; null: to row i
+
+  // Beside the product: x[copy_from ..] becomes y[copy_to ..], `copied` values of each row and head; 0: none.
   int copy_from, copy_to, copied;
-  int64_t rows;     // with pages: room for as many
+
+  int64_t rows;     // of the product; with pages: room for as many
   int heads, n, k;  // k <= kMaxHeadSum where the weights are [k, n]
 };
 

@@ -33,24 +33,34 @@ struct RouteTables {
   int32_t* ready;
 };
 
+// One call's routing. All pointers are device memory; T is `tokens`, E params.experts, K params.top_k.
 struct RouteArgs {
+  // How experts are chosen. Read only if logits is not null, but for params.experts and params.top_k.
   routing::Method method;
-  routing::Params params;
-  const void* logits;  // null: the routing is given
+  routing::Params params;  // top_k at most kMaxTopK, experts at most kMaxExperts
+  const void* logits;      // [T, E] in bfloat16 if logits_bf16, else float32; null: the routing is given below
   bool logits_bf16;
-  const void* bias;
+  const void* bias;  // [E] in bfloat16 if bias_bf16, else float32; null: 0. Read by methods with a bias only
   bool bias_bf16;
-  const int32_t* given_ids;
-  const void* given_weights;  // null: packed
+
+  // The routing that the caller gives. Read only if logits is null.
+  const int32_t* given_ids;   // [T, K] global ids; those outside of 0 .. E - 1 contribute nothing
+  const void* given_weights;  // [T, K] in bfloat16 if given_bf16, else float32; null: packed into the ids
+                              // (routing::packed_id)
   bool given_bf16;
-  int64_t tokens;             // the captured maximum
-  const int32_t* num_tokens;  // device; null: tokens
-  int local_offset, locals;
-  int max_n, step_n;  // of the grouped GEMM's tile
-  int m_groups[2];    // M-tile groups of each GEMM: the arrival counters of a tile
+
+  int64_t tokens;             // the captured maximum; at least 1
+  const int32_t* num_tokens;  // [1] tokens that are routed, clamped to 0 .. T; null: T
+
+  // This rank's experts and the tiles of the GEMMs that follow.
+  int local_offset, locals;  // global ids local_offset .. local_offset + locals - 1
+  int max_n, step_n;         // most rows of a tile, and what a tile's rows are rounded up to
+  int m_groups[2];           // M-tile groups of each GEMM: how many arrival counters a tile has
+
+  // What is written.
   RouteTables tables;
-  int32_t* chosen_ids;  // copies for the caller, or null
-  float* chosen_weights;
+  int32_t* chosen_ids;    // [T, K] copy for the caller, -1 where an id is outside of 0 .. E - 1; null: none
+  float* chosen_weights;  // [T, K] copy for the caller; null: none
 };
 
 // Experts and weights of pairs.

@@ -38,20 +38,26 @@ struct SampleOutcome {
   float largest;    // after the edits
   float logprob;    // of the token, where it was asked for
 };
+// One token for each of `rows` requests. All pointers are device memory.
 struct SampleArgs {
-  float* logits;  // [.., stride], changed by edits
-  int64_t stride;
+  float* logits;   // [any number of rows, stride]; edits and masks change the rows that requests name
+  int64_t stride;  // elements from row to row, at least vocab
   int vocab;
-  const SampleRequest* requests;  // [rows]
-  const SampleEdit* edits;
-  const uint32_t* masks;  // [.., ceil(vocab / 32)]: bit 1 where a token may be chosen
-  int rows;
-  bool edited, masked, scored, drawn;  // whether any row has edits, a mask, wants log probabilities, has a temperature
 
-  float* originals;       // [edits]: an edited token's logit as it came, at its first edit
-  double* log_totals;     // [rows]: ln of the sum of exp of the logits as they came
-  SampleLikelihood* top;  // [rows, max_top]
-  int max_top;
+  const SampleRequest* requests;  // [rows]
+  const SampleEdit* edits;        // those of all requests; read only if edited
+  const uint32_t* masks;          // [.., ceil(vocab / 32)]: bit 1 where a token may be chosen; read only if masked
+  int rows;                       // requests
+  // Whether any request has edits, has a mask, wants log probabilities, has a temperature above 0.
+  bool edited, masked, scored, drawn;
+
+  // Workspace.
+  float* originals;    // [edits]: an edited token's logit as it came, at its first edit; used only if edited
+  double* log_totals;  // [rows]: ln of the sum of exp of the logits as they came; used only if scored
+
+  // Results.
+  SampleLikelihood* top;    // [rows, max_top]: the likeliest tokens before edits, best first; written only if scored
+  int max_top;              // at least the largest top_logprobs
   SampleOutcome* outcomes;  // [rows]
 };
 // On the current device, once before the first launch there: allows the kernels' shared memory.
