@@ -11,18 +11,10 @@ namespace {
 using format::InputFormat;
 using sm90::BatchRowsChoice;
 
-// Every pair of formats that the kernel runs, FP8 with float32 sums too.
-std::vector<sm90::DenseSpec> specs_of(int64_t n, int64_t k, DType dtype) {
-  std::vector<sm90::DenseSpec> out;
-  for (const auto& [f, name] : format::kFormats)
-    for (const auto& [inputs, input_name] : format::kInputFormats)
-      for (bool f32_sums : {false, true}) {
-        sm90::DenseSpec s{n, k, f, inputs, dtype};
-        s.fp8_f32_sums = f32_sums;
-        if ((!f32_sums || format::is_fp8(f)) && sm90::supports_dense(s) &&
-            sm90::batch_rows_run(sm90::dense_shape(s).operand))
-          out.push_back(s);
-      }
+// Those that the kernel runs.
+std::vector<sm90::DenseSpec> batch_specs(int64_t n, int64_t k, DType dtype) {
+  std::vector<sm90::DenseSpec> out = specs_of(n, k, dtype);
+  std::erase_if(out, [](const sm90::DenseSpec& s) { return !sm90::batch_rows_run(sm90::dense_shape(s).operand); });
   return out;
 }
 // With these parts of K.
@@ -35,9 +27,7 @@ std::vector<BatchRowsChoice> choices_of(const sm90::WeightShape& shape, int part
   return out;
 }
 std::string name_of(const sm90::DenseSpec& s, int64_t tokens, const BatchRowsChoice& c) {
-  return fmt::format("{} {} {} [{}, {}] T={} f32_sums={} tile={} blocks={} parts={}",
-                     sluice::name_of(format::kFormats, s.weights), sluice::name_of(format::kInputFormats, s.inputs),
-                     to_string(s.dtype), s.rows, s.cols, tokens, s.fp8_f32_sums, c.tile, c.blocks, c.parts);
+  return fmt::format("{} tile={} blocks={} parts={}", describe(s, tokens), c.tile, c.blocks, c.parts);
 }
 sm90::DenseCall call_of(int64_t tokens, const sm90::DeviceBuffer& x, std::optional<BatchRowsChoice> choice) {
   sm90::DenseCall call;
@@ -58,7 +48,7 @@ TEST(BatchRows, EveryFormat) {
   Excursion all;
   for (DType dtype : {DType::bf16, DType::f32})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{128, 128}, {96, 1344}, {641, 544}})
-      for (const sm90::DenseSpec& s : specs_of(n, k, dtype)) {
+      for (const sm90::DenseSpec& s : batch_specs(n, k, dtype)) {
         if (dtype == DType::f32 && n != 96) continue;
         const Dense d = make(s, 256, n == 96, rng);
         sm90::DenseGemm gemm(s);
@@ -142,7 +132,7 @@ TEST(BatchRows, OnePartEqualsTheGroupedGemm) {
   std::mt19937 rng = test::rng();
   for (DType dtype : {DType::bf16, DType::f32})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{384, 1536}, {100, 480}})
-      for (sm90::DenseSpec s : specs_of(n, k, dtype)) {
+      for (sm90::DenseSpec s : batch_specs(n, k, dtype)) {
         s.deterministic = true;
         const Dense d = make(s, 100, true, rng);
         sm90::DenseGemm gemm(s);
@@ -170,11 +160,7 @@ TEST(BatchRows, ManyTasks) {
     sm90::DenseGemm gemm(s);
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     constexpr int64_t kStride = 136;
-    std::vector<uint16_t> apart(static_cast<size_t>(d.tokens * kStride), 0x7fc0);
-    for (int64_t t = 0; t < d.tokens; ++t)
-      for (int64_t k = 0; k < s.cols; ++k)
-        apart[static_cast<size_t>(t * kStride + k)] = float_to_bf16(d.x[static_cast<size_t>(t * s.cols + k)]);
-    const sm90::DeviceBuffer x = upload(apart.data(), static_cast<int64_t>(apart.size()) * 2);
+    const sm90::DeviceBuffer x = upload_x_apart(d, kStride);
     std::vector<float> first;
     for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, 1)) {
       SCOPED_TRACE(name_of(s, d.tokens, c));
@@ -258,7 +244,6 @@ TEST(BatchRows, CodesGiveTheSameBits) {
     }
 }
 
-// Rows of y that lie apart, at any address: the same bits, and nothing between them is written.
 TEST(BatchRows, RowsOfYApart) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
@@ -271,30 +256,11 @@ TEST(BatchRows, RowsOfYApart) {
     for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}}) {
       sm90::DenseCall call = call_of(d.tokens, x, c);
       call.y_dtype = dtype;
-      const auto run_at = [&](int64_t stride, int64_t offset) {
-        const sm90::DeviceBuffer y = poisoned((d.tokens * stride + offset) * bytes_of(dtype));
-        call.y = y.as<char>() + offset * bytes_of(dtype);
-        call.y_stride = stride;
-        gemm.run(call, nullptr);
-        return widened(dtype, y);
-      };
-      const auto together = run_at(200, 0);
-      for (const auto& [stride, offset] : {std::pair<int64_t, int64_t>{208, 0}, {204, 4}, {203, 0}, {208, 1}}) {
-        const auto apart = run_at(stride, offset);
-        for (int64_t i = 0; i < static_cast<int64_t>(apart.size()); ++i) {
-          const int64_t row = (i - offset) / stride, column = (i - offset) % stride;
-          const float got = apart[static_cast<size_t>(i)];
-          if (i >= offset && column < s.rows)
-            ASSERT_EQ(got, together[static_cast<size_t>(row * s.rows + column)]) << stride << " " << offset << " " << i;
-          else
-            ASSERT_TRUE(std::isnan(got)) << stride << " " << offset << " " << i;
-        }
-      }
+      check_rows_of_y_apart(gemm, call);
     }
   }
 }
 
-// Calls that follow each other with programmatic launches, each reading what the one before wrote.
 TEST(BatchRows, ChainedCalls) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
@@ -305,21 +271,14 @@ TEST(BatchRows, ChainedCalls) {
     sm90::DenseGemm gemm(s);
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer workspace = poisoned(gemm.workspace_bytes(d.tokens));
-    const auto chain = [&](bool pdl) {
-      const sm90::DeviceBuffer x = upload_x(d), y = poisoned(x.bytes());
-      for (int i = 0; i < 40; ++i) {
-        sm90::DenseCall call =
-            call_of(d.tokens, x, i % 3 == 0 ? BatchRowsChoice{256, 1, 2} : BatchRowsChoice{64, 2, i % 3 == 1 ? 1 : 7});
-        call.pdl = pdl;
-        call.x = i % 2 == 0 ? x.data() : y.data();
-        call.y = i % 2 == 0 ? y.data() : x.data();
-        call.workspace = workspace.data();
-        call.workspace_size = workspace.bytes();
-        gemm.run(call, nullptr);
-      }
-      return widened(DType::bf16, x);
-    };
-    EXPECT_EQ(chain(true), chain(false));
+    check_chain(gemm, d, [&](int i) {
+      const int parts = i % 3 == 1 ? 1 : 7;
+      sm90::DenseCall call =
+          call_of(d.tokens, {}, i % 3 == 0 ? BatchRowsChoice{256, 1, 2} : BatchRowsChoice{64, 2, parts});
+      call.workspace = workspace.data();
+      call.workspace_size = workspace.bytes();
+      return call;
+    });
   }
 }
 

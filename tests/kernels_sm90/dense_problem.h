@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dense product, its result in double precision, and a call of the kernels on it.
+// A dense product, its result in double precision, calls of the kernels on it, and what the kernels for few rows and
+// for a batch of rows are both tested for.
 #pragma once
 
 #include "format/quantize_weights.h"
@@ -97,6 +98,78 @@ inline sm90::DeviceBuffer upload_x(const Dense& d) {
   std::vector<uint16_t> narrow;
   for (float v : d.x) narrow.push_back(float_to_bf16(v));
   return upload(narrow.data(), static_cast<int64_t>(narrow.size()) * 2);
+}
+
+// Every pair of formats that runs, FP8 with float32 sums too.
+inline std::vector<sm90::DenseSpec> specs_of(int64_t n, int64_t k, DType dtype) {
+  std::vector<sm90::DenseSpec> out;
+  for (const auto& [f, name] : format::kFormats)
+    for (const auto& [inputs, input_name] : format::kInputFormats)
+      for (bool f32_sums : {false, true}) {
+        sm90::DenseSpec s{n, k, f, inputs, dtype};
+        s.fp8_f32_sums = f32_sums;
+        if ((!f32_sums || format::is_fp8(f)) && sm90::supports_dense(s)) out.push_back(s);
+      }
+  return out;
+}
+
+inline std::string describe(const sm90::DenseSpec& s, int64_t tokens) {
+  return fmt::format("{} {} {} [{}, {}] T={} f32_sums={}", sluice::name_of(format::kFormats, s.weights),
+                     sluice::name_of(format::kInputFormats, s.inputs), to_string(s.dtype), s.rows, s.cols, tokens,
+                     s.fp8_f32_sums);
+}
+
+// bfloat16 rows `stride` elements apart, with NaN between them.
+inline sm90::DeviceBuffer upload_x_apart(const Dense& d, int64_t stride) {
+  std::vector<uint16_t> apart(static_cast<size_t>(d.tokens * stride), 0x7fc0);
+  for (int64_t t = 0; t < d.tokens; ++t)
+    for (int64_t k = 0; k < d.spec.cols; ++k)
+      apart[static_cast<size_t>(t * stride + k)] = float_to_bf16(d.x[static_cast<size_t>(t * d.spec.cols + k)]);
+  return upload(apart.data(), static_cast<int64_t>(apart.size()) * 2);
+}
+
+// Rows of y that lie apart, at any address: the same bits as side by side, and nothing between them is written.
+inline void check_rows_of_y_apart(const sm90::DenseGemm& gemm, sm90::DenseCall call) {
+  const int64_t columns = gemm.spec().rows;
+  const DType dtype = call.y_dtype.value_or(gemm.spec().dtype);
+  const auto run_at = [&](int64_t stride, int64_t offset) {
+    const sm90::DeviceBuffer y = poisoned((call.tokens * stride + offset) * bytes_of(dtype));
+    call.y = y.as<char>() + offset * bytes_of(dtype);
+    call.y_stride = stride;
+    gemm.run(call, nullptr);
+    return widened(dtype, y);
+  };
+  const auto together = run_at(columns, 0);
+  for (const auto& [more, offset] : {std::pair<int64_t, int64_t>{8, 0}, {4, 4}, {3, 0}, {8, 1}}) {
+    const int64_t stride = columns + more;
+    const auto apart = run_at(stride, offset);
+    for (int64_t i = 0; i < static_cast<int64_t>(apart.size()); ++i) {
+      const int64_t row = (i - offset) / stride, column = (i - offset) % stride;
+      const float got = apart[static_cast<size_t>(i)];
+      if (i >= offset && column < columns)
+        ASSERT_EQ(got, together[static_cast<size_t>(row * columns + column)]) << stride << " " << offset << " " << i;
+      else
+        ASSERT_TRUE(std::isnan(got)) << stride << " " << offset << " " << i;
+    }
+  }
+}
+
+// Calls of a square matrix that follow each other, each reading what the one before wrote: programmatic launches change
+// no bit. make(i): the i-th call, but for x, y and pdl.
+template <class Make>
+void check_chain(const sm90::DenseGemm& gemm, const Dense& d, Make&& make) {
+  const auto chain = [&](bool pdl) {
+    const sm90::DeviceBuffer x = upload_x(d), y = poisoned(x.bytes());
+    for (int i = 0; i < 40; ++i) {
+      sm90::DenseCall call = make(i);
+      call.pdl = pdl;
+      call.x = i % 2 == 0 ? x.data() : y.data();
+      call.y = i % 2 == 0 ? y.data() : x.data();
+      gemm.run(call, nullptr);
+    }
+    return widened(DType::bf16, x);
+  };
+  EXPECT_EQ(chain(true), chain(false));
 }
 
 }  // namespace sluice::test

@@ -9,22 +9,8 @@ namespace {
 
 using format::InputFormat;
 
-// Every pair of formats that runs, FP8 with float32 sums too.
-std::vector<sm90::DenseSpec> specs_of(int64_t n, int64_t k, DType dtype) {
-  std::vector<sm90::DenseSpec> out;
-  for (const auto& [f, name] : format::kFormats)
-    for (const auto& [inputs, input_name] : format::kInputFormats)
-      for (bool f32_sums : {false, true}) {
-        sm90::DenseSpec s{n, k, f, inputs, dtype};
-        s.fp8_f32_sums = f32_sums;
-        if ((!f32_sums || format::is_fp8(f)) && sm90::supports_dense(s)) out.push_back(s);
-      }
-  return out;
-}
 std::string name_of(const sm90::DenseSpec& s, int64_t tokens, int parts) {
-  return fmt::format("{} {} {} [{}, {}] T={} f32_sums={} parts={}", sluice::name_of(format::kFormats, s.weights),
-                     sluice::name_of(format::kInputFormats, s.inputs), to_string(s.dtype), s.rows, s.cols, tokens,
-                     s.fp8_f32_sums, parts);
+  return fmt::format("{} parts={}", describe(s, tokens), parts);
 }
 sm90::DenseCall call_of(const Dense& d, const sm90::DeviceBuffer& x, std::optional<int> parts) {
   sm90::DenseCall call;
@@ -143,11 +129,7 @@ TEST(FewRows, ManyTasks) {
     sm90::DenseGemm gemm(s);
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     constexpr int64_t kStride = 264;
-    std::vector<uint16_t> apart(static_cast<size_t>(d.tokens * kStride), 0x7fc0);
-    for (int64_t t = 0; t < d.tokens; ++t)
-      for (int64_t k = 0; k < s.cols; ++k)
-        apart[static_cast<size_t>(t * kStride + k)] = float_to_bf16(d.x[static_cast<size_t>(t * s.cols + k)]);
-    const sm90::DeviceBuffer x = upload(apart.data(), static_cast<int64_t>(apart.size()) * 2);
+    const sm90::DeviceBuffer x = upload_x_apart(d, kStride);
     sm90::DenseCall call = call_of(d, x, std::nullopt);
     call.x_stride = kStride;
     check_result(d, run(gemm, call), all);
@@ -156,7 +138,6 @@ TEST(FewRows, ManyTasks) {
   all.print("few rows, many tasks");
 }
 
-// Rows of y that lie apart, at any address: the same bits, and nothing between them is written.
 TEST(FewRows, RowsOfYApart) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
@@ -169,30 +150,11 @@ TEST(FewRows, RowsOfYApart) {
     for (int parts : {1, 4}) {
       sm90::DenseCall call = call_of(d, x, parts);
       call.y_dtype = dtype;
-      const auto run_at = [&](int64_t stride, int64_t offset) {
-        const sm90::DeviceBuffer y = poisoned((d.tokens * stride + offset) * bytes_of(dtype));
-        call.y = y.as<char>() + offset * bytes_of(dtype);
-        call.y_stride = stride;
-        gemm.run(call, nullptr);
-        return widened(dtype, y);
-      };
-      const auto together = run_at(200, 0);
-      for (const auto& [stride, offset] : {std::pair<int64_t, int64_t>{208, 0}, {204, 4}, {203, 0}, {208, 1}}) {
-        const auto apart = run_at(stride, offset);
-        for (int64_t i = 0; i < static_cast<int64_t>(apart.size()); ++i) {
-          const int64_t row = (i - offset) / stride, column = (i - offset) % stride;
-          const float got = apart[static_cast<size_t>(i)];
-          if (i >= offset && column < s.rows)
-            ASSERT_EQ(got, together[static_cast<size_t>(row * s.rows + column)]) << stride << " " << offset << " " << i;
-          else
-            ASSERT_TRUE(std::isnan(got)) << stride << " " << offset << " " << i;
-        }
-      }
+      check_rows_of_y_apart(gemm, call);
     }
   }
 }
 
-// Calls that follow each other with programmatic launches, each reading what the one before wrote.
 TEST(FewRows, ChainedCalls) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
@@ -200,18 +162,7 @@ TEST(FewRows, ChainedCalls) {
   const Dense d = make(s, 8, false, rng);
   sm90::DenseGemm gemm(s);
   gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
-  const auto chain = [&](bool pdl) {
-    const sm90::DeviceBuffer x = upload_x(d), y = poisoned(x.bytes());
-    for (int i = 0; i < 40; ++i) {
-      sm90::DenseCall call = call_of(d, x, i % 2 == 0 ? 8 : 1);
-      call.pdl = pdl;
-      call.x = i % 2 == 0 ? x.data() : y.data();
-      call.y = i % 2 == 0 ? y.data() : x.data();
-      gemm.run(call, nullptr);
-    }
-    return widened(DType::bf16, x);
-  };
-  EXPECT_EQ(chain(true), chain(false));
+  check_chain(gemm, d, [&](int i) { return call_of(d, {}, i % 2 == 0 ? 8 : 1); });
 }
 
 }  // namespace
