@@ -31,37 +31,27 @@ void for_each_block(const JsonValue& content, const std::string& path, const F& 
   fields.refuse("type", fmt::format("is {}; accepted: {}", io::quote(type), accepted), "unsupported");
 }
 
-std::string required(Fields& fields, std::string_view key) {
-  const auto text = fields.string(key);
-  if (!text) fields.refuse(key, "is missing; accepted: a string");
-  return *text;
-}
-
 // The text of content that may hold nothing else: the system prompt, a tool's result.
 std::string text_of(const JsonValue& content, const std::string& path) {
   if (const auto* s = content.as<std::string>()) return *s;
   std::string out;
   for_each_block(content, path, [&](Fields& fields, const std::string& type, const std::string&) {
     if (type != "text") refuse_block(fields, type, "text, this model reads nothing else");
-    out += required(fields, "text");
+    out += required_string(fields, "text");
   });
   return out;
-}
-
-JsonValue message(const std::string& role, std::string content) {
-  return {JsonValue::Object{text_member("role", role), text_member("content", std::move(content))}};
 }
 
 void read_user_message(const JsonValue& content, const std::string& path, JsonValue::Array& out) {
   std::string text;
   bool said = false;
   const auto flush = [&] {
-    if (said) out.push_back(message("user", std::exchange(text, {})));
+    if (said) out.push_back(chat_message("user", std::exchange(text, {})));
     said = false;
   };
   for_each_block(content, path, [&](Fields& fields, const std::string& type, const std::string& name) {
     if (type == "text") {
-      text += required(fields, "text");
+      text += required_string(fields, "text");
       said = true;
     } else if (type == "tool_result") {
       flush();  // results keep their place among the messages
@@ -69,8 +59,9 @@ void read_user_message(const JsonValue& content, const std::string& path, JsonVa
       std::string said_back = result == nullptr ? "" : text_of(*result, name + ".content");
       // Templates cannot mark an error. The model reads of it in the text, so an error without text gets one.
       if (fields.boolean("is_error").value_or(false) && said_back.empty()) said_back = "Error";
-      JsonValue tool = message("tool", std::move(said_back));
-      std::get<JsonValue::Object>(tool.value).push_back(text_member("tool_call_id", required(fields, "tool_use_id")));
+      JsonValue tool = chat_message("tool", std::move(said_back));
+      std::get<JsonValue::Object>(tool.value)
+          .push_back(text_member("tool_call_id", required_string(fields, "tool_use_id")));
       out.push_back(std::move(tool));
     } else {
       refuse_block(fields, type, "text, tool_result; this model reads nothing else");
@@ -85,22 +76,22 @@ bool read_assistant_message(const JsonValue& content, const std::string& path, J
   JsonValue::Array calls;
   for_each_block(content, path, [&](Fields& fields, const std::string& type, const std::string&) {
     if (type == "text") {
-      text += required(fields, "text");
+      text += required_string(fields, "text");
     } else if (type == "thinking") {
-      thought += required(fields, "thinking");
+      thought += required_string(fields, "thinking");
     } else if (type == "tool_use") {
       const JsonValue* input = fields.find("input");
       JsonValue function{
-          JsonValue::Object{text_member("name", required(fields, "name")),
+          JsonValue::Object{text_member("name", required_string(fields, "name")),
                             text_member("arguments", input == nullptr ? "{}" : io::to_json_line(*input))}};
-      calls.push_back({JsonValue::Object{text_member("id", required(fields, "id")),
+      calls.push_back({JsonValue::Object{text_member("id", required_string(fields, "id")),
                                          text_member("type", "function"),
                                          {"function", std::move(function)}}});
     } else if (type != "redacted_thinking") {  // encrypted by another server: skipped
       refuse_block(fields, type, "text, thinking, tool_use");
     }
   });
-  JsonValue all = message("assistant", std::move(text));
+  JsonValue all = chat_message("assistant", std::move(text));
   auto& members = std::get<JsonValue::Object>(all.value);
   if (!thought.empty()) members.push_back(text_member("reasoning_content", std::move(thought)));
   const bool has_calls = !calls.empty();
@@ -121,7 +112,7 @@ Last read_message(const JsonValue& json, const std::string& path, JsonValue::Arr
   const JsonValue* content = fields.find("content");
   if (content == nullptr) fields.refuse("content", "is missing; accepted: a string or an array of blocks");
   if (const auto* s = content->as<std::string>()) {
-    out.push_back(message(role, *s));
+    out.push_back(chat_message(role, *s));
   } else if (role == "user") {
     read_user_message(*content, path + ".content", out);
   } else if (read_assistant_message(*content, path + ".content", out)) {
@@ -150,7 +141,7 @@ JsonValue read_anthropic_chat(Fields& fields) {
   JsonValue::Object chat;
   JsonValue::Array messages;
   if (const JsonValue* system = fields.find("system"))
-    messages.push_back(message("system", text_of(*system, "system")));
+    messages.push_back(chat_message("system", text_of(*system, "system")));
   const JsonValue* given = fields.find("messages");
   const auto* array = given == nullptr ? nullptr : given->as<JsonValue::Array>();
   if (array == nullptr || array->empty())

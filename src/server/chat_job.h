@@ -11,6 +11,7 @@
 #include "server/answer_parser.h"
 #include "server/chat_prompt.h"
 #include "server/constraint.h"
+#include "server/fields.h"
 #include "server/service.h"
 
 namespace sluice::server {
@@ -44,6 +45,16 @@ std::vector<int32_t> chat_prompt_ids(const ServedModel& model, const engine::Lim
 // A member of an object whose value is text, for requests that are translated into OpenAI's form.
 inline io::JsonMember text_member(std::string key, std::string text) {
   return {std::move(key), io::JsonValue{std::move(text)}};
+}
+// {"role": role, "content": content}
+inline io::JsonValue chat_message(const std::string& role, std::string content) {
+  return {io::JsonValue::Object{text_member("role", role), text_member("content", std::move(content))}};
+}
+// Throws ApiError 400 where the field is missing or not a string.
+inline std::string required_string(Fields& fields, std::string_view key) {
+  const auto text = fields.string(key);
+  if (!text) fields.refuse(key, "is missing; accepted: a string");
+  return *text;
 }
 
 }  // namespace sluice::server

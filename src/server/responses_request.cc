@@ -10,12 +10,6 @@ namespace sluice::server {
 using io::JsonValue;
 
 namespace {
-std::string required(Fields& fields, std::string_view key) {
-  const auto text = fields.string(key);
-  if (!text) fields.refuse(key, "is missing; accepted: a string");
-  return *text;
-}
-
 // A string, or parts of which each has a text.
 std::string text_of(const JsonValue& content, const std::string& path) {
   if (const auto* s = content.as<std::string>()) return *s;
@@ -35,13 +29,9 @@ std::string text_of(const JsonValue& content, const std::string& path) {
           "type",
           fmt::format("is {}; accepted: input_text, output_text, this model reads nothing else", io::quote(type)),
           "unsupported");
-    out += required(part, type == "refusal" ? "refusal" : "text");
+    out += required_string(part, type == "refusal" ? "refusal" : "text");
   }
   return out;
-}
-
-JsonValue message(const std::string& role, std::string content) {
-  return {JsonValue::Object{text_member("role", role), text_member("content", std::move(content))}};
 }
 
 // What an assistant does stands in one message, as templates want it: its thought, its words, its calls.
@@ -49,7 +39,7 @@ class Conversation {
  public:
   void say(const std::string& role, std::string text) {
     if (role != "assistant") end_turn();
-    if (role != "assistant") return messages_.push_back(message(role, std::move(text))), void();
+    if (role != "assistant") return messages_.push_back(chat_message(role, std::move(text))), void();
     if (spoken_ || !calls_.empty()) end_turn();
     text_ = std::move(text);
     spoken_ = true;
@@ -66,7 +56,7 @@ class Conversation {
   }
   void result(std::string id, std::string text) {
     end_turn();
-    JsonValue tool = message("tool", std::move(text));
+    JsonValue tool = chat_message("tool", std::move(text));
     std::get<JsonValue::Object>(tool.value).push_back(text_member("tool_call_id", std::move(id)));
     messages_.push_back(std::move(tool));
   }
@@ -78,7 +68,7 @@ class Conversation {
  private:
   void end_turn() {
     if (spoken_ || !calls_.empty()) {
-      JsonValue all = message("assistant", std::exchange(text_, {}));
+      JsonValue all = chat_message("assistant", std::exchange(text_, {}));
       auto& members = std::get<JsonValue::Object>(all.value);
       if (!thought_.empty()) members.push_back(text_member("reasoning_content", thought_));
       if (!calls_.empty()) members.push_back({"tool_calls", {std::exchange(calls_, {})}});
@@ -110,10 +100,10 @@ void read_item(const JsonValue& json, const std::string& path, Conversation& out
     if (role == "developer") role = "system";
     out.say(role, content("content"));
   } else if (type == "function_call") {
-    std::string id = required(fields, "call_id"), name = required(fields, "name");
-    out.call(std::move(id), std::move(name), required(fields, "arguments"));
+    std::string id = required_string(fields, "call_id"), name = required_string(fields, "name");
+    out.call(std::move(id), std::move(name), required_string(fields, "arguments"));
   } else if (type == "function_call_output") {
-    std::string id = required(fields, "call_id");
+    std::string id = required_string(fields, "call_id");
     out.result(std::move(id), content("output"));
   } else if (type == "reasoning") {
     if (fields.has("content")) out.think(content("content"));  // a summary alone is not what was thought
