@@ -34,7 +34,7 @@ PreparedChat prepare_chat(const Service& service, const ServedModel& model, cons
                           const ChatPrompt& prompt, engine::Request request, const ChatDemand& demand);
 
 // `chat`: {"messages", "chat_template_kwargs", "continue_final_message"} that another API's request was translated to.
-// What is wrong with it is told of `field`.
+// Errors name `field`.
 ChatPrompt render_translated(const ServedModel& model, const io::JsonValue& chat, ToolRequest tools,
                              std::string_view field);
 

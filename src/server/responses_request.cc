@@ -34,7 +34,7 @@ std::string text_of(const JsonValue& content, const std::string& path) {
   return out;
 }
 
-// What an assistant does stands in one message, as templates want it: its thought, its words, its calls.
+// The thought, the text and the calls of a turn of the assistant form one message, as templates expect.
 class Conversation {
  public:
   void say(const std::string& role, std::string text) {
@@ -74,7 +74,7 @@ class Conversation {
       if (!calls_.empty()) members.push_back({"tool_calls", {std::exchange(calls_, {})}});
       messages_.push_back(std::move(all));
     }
-    thought_.clear();  // of nobody's words
+    thought_.clear();  // one that no text or call follows is dropped
     spoken_ = false;
   }
 

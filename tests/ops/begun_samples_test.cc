@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling in two halves against sampling at once, and tokens that go on without the host.
+// Sampling in two halves against sampling at once, and tokens that the next step reads on the device.
 #include "tests/ops/sampling.h"
 
 namespace sluice::ops {

@@ -14,10 +14,11 @@ Not covered: FP8 per channel, MXINT4, do_finalize=False, fused shared experts, L
 Layers round their inputs themselves, so hidden states that come as codes and scales are read as the values that they stand
 for, and it is checked that rounding gives them back; else the call is refused. That is so for what quantisers make.
 Weights come shuffled with every call, so every call repacks them: right for tests, slow for serving. Keep a
-sluice_moe.FusedMoE or Gemm for that. A CUDA graph captures a call after one with the same tensors outside of the capture: what
-that call prepared stays with its gemm1_weights tensor, and the codes of a captured call are not looked at. backend, enable_pdl and tune_max_num_tokens change no result and are not looked at; in
-routed calls neither are n_group, topk_group, routed_scaling_factor and routing_method_type, as in FlashInfer. An argument
-that asks for what is not here raises Unsupported. Nothing puts this in FlashInfer's place by itself.
+sluice_moe.FusedMoE or Gemm for that. To capture a call in a CUDA graph, make the same call once outside of the capture: what
+it prepares stays with its gemm1_weights tensor. A captured call does not check its codes. backend, enable_pdl and
+tune_max_num_tokens change no result and are ignored; in routed calls so are n_group, topk_group, routed_scaling_factor and
+routing_method_type, as in FlashInfer. An argument that asks for what is not here raises Unsupported. Importing this module
+does not replace FlashInfer.
 """
 from ._bf16 import trtllm_bf16_moe, trtllm_bf16_routed_moe
 from ._cutlass import cutlass_fused_moe
@@ -35,8 +36,8 @@ from ._quantisers import fp4_quantize, mxfp4_quantize, mxfp8_quantize, nvfp4_qua
 
 __all__ = [
     "ActivationType", "Fp8QuantizationType", "RoutingMethodType", "SfLayout", "WeightLayout", "block_scale_interleave",
-    "convert_to_block_layout", "cutlass_fused_moe", "fp4_quantize", "mm_fp4", "mm_mxfp8", "mxfp4_quantize", "mxfp8_quantize", "nvfp4_quantize",
-    "reorder_rows_for_gated_act_gemm", "shuffle_matrix_a", "shuffle_matrix_sf_a", "trtllm_bf16_moe",
+    "convert_to_block_layout", "cutlass_fused_moe", "fp4_quantize", "mm_fp4", "mm_mxfp8", "mxfp4_quantize", "mxfp8_quantize",
+    "nvfp4_quantize", "reorder_rows_for_gated_act_gemm", "shuffle_matrix_a", "shuffle_matrix_sf_a", "trtllm_bf16_moe",
     "trtllm_bf16_routed_moe", "trtllm_fp4_block_scale_moe", "trtllm_fp4_block_scale_routed_moe",
     "trtllm_fp8_block_scale_moe", "trtllm_fp8_block_scale_routed_moe", "trtllm_fp8_per_tensor_scale_moe",
     "trtllm_fp8_per_tensor_scale_routed_moe",

@@ -17,7 +17,7 @@ template void sluice::sm90::allow_instance<sluice::sm90::GemmTile<sluice::sm90::
 ")
   list(APPEND sm90_sources ${file})
 endforeach()
-# The product of few rows: a file for each operand.
+# The product of few rows: one file per operand.
 foreach(operand bf16 fp8 fp8_block mxfp8 nvfp4 mxfp4 fp8_f32 fp8_block_f32)
   set(file ${PROJECT_BINARY_DIR}/sm90/few_rows_${operand}.cu)
   file(CONFIGURE OUTPUT ${file} CONTENT
@@ -41,7 +41,7 @@ template int sluice::sm90::batch_clusters_of<sluice::sm90::WeightOperand::${oper
   list(APPEND sm90_sources ${file})
 endforeach()
 list(REMOVE_ITEM sm90_sources ${sm90_plan_sources})
-# What includes FlashInfer, or what stands in for it. A component of its own, since a limit on jobs is one of a target.
+# What includes FlashInfer, or what stands in for it. A component of its own, since CMake limits parallel jobs per target.
 file(GLOB sm90_flashinfer_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/flashinfer/*.cu)
 set(sm90_flashinfer_absent ${CMAKE_CURRENT_LIST_DIR}/flashinfer/absent.cc)
 list(REMOVE_ITEM sm90_sources ${sm90_flashinfer_sources} ${sm90_flashinfer_absent})

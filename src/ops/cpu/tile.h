@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two inner loops of attention, on float32 tiles of rows: products with every row, and weighted sums of rows.
-// `stride` (floats a row, also the number of values read) is a multiple of 16; both have one fixed order of summation.
+// `stride` (floats per row, also the number of values read) is a multiple of 16; both have one fixed order of summation.
 #pragma once
 
 #include <cstdint>

@@ -17,12 +17,12 @@
 namespace sluice::sm90 {
 
 inline constexpr int kDrawThreads = 512, kDrawWarps = kDrawThreads / 32, kDrawBlocks = 8;
-// 32 bins for each temperature: what is farther than 31.97 of them weighs less than half a unit, so the last bin, which
-// takes all that is farther, has no weight.
+// 32 bins per temperature: a logit farther than 31.97 temperatures from the largest has a weight that rounds to 0, so
+// the last bin, which takes all that is farther, has no weight.
 inline constexpr int kDrawBins = 1024;
 inline constexpr int kDrawListed = 128;  // of one bin, compared with each other
 inline constexpr int kDrawPowers = 512;  // steps of the table of powers of two, within one
-inline constexpr int kDrawBatch = 4;     // tokens of a thread under way together
+inline constexpr int kDrawBatch = 4;     // tokens of a thread whose loads are in flight together
 
 struct alignas(16) DrawShared {
   SampleShared reduce;
@@ -59,7 +59,8 @@ class Cluster {
   __device__ Cluster() : rank_(ptx::cluster_ctarank()), blocks_(ptx::cluster_nctarank()) {}
   __device__ uint32_t rank() const { return rank_; }
   __device__ uint32_t blocks() const { return blocks_; }
-  // Every block's `mine`, in order. Whoever writes a slot again has met all readers of the use before the last.
+  // Every block's `mine`, in order. Two arrays alternate: a block that writes one again has passed a barrier of the
+  // cluster after the last reader of it.
   __device__ const uint64_t* gather(uint64_t mine, uint64_t (&slots)[2][kDrawBlocks]) {
     uint64_t* now = slots[use_];
     use_ ^= 1;
@@ -109,7 +110,7 @@ class Draw {
   __device__ double likelihood(float logit) const { return exp((static_cast<double>(logit) - top_) * inverse_); }
   // round(2^44 likelihood): a power of the table times a polynomial of degree 3, whose error is 2^-46 of the value.
   // Adding 2^52 rounds to a whole number, which is then the lower part of the bits. Without branches, so that several
-  // tokens are under way together.
+  // tokens are computed at the same time.
   __device__ uint64_t weight(float logit) const {
     constexpr double kWhole = 6755399441055744.0;  // 1.5 * 2^52
     constexpr double kOne = 0.6931471805599453 / kDrawPowers, kTwo = kOne * kOne / 2, kThree = kTwo * kOne / 3;
