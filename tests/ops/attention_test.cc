@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Paged attention and latent attention against plain double-precision softmax, on scrambled blocks.
+#include "ops/cpu/cpu_ops.h"
 #include "tests/ops/conformance.h"
 #include "tests/ops/test_batch.h"
 
@@ -117,21 +118,39 @@ void check_attention(Conformance& t, DType type, DType d, const AttentionCase& s
     run(*make_ops(ctx), data.batch, data.q.view(), again.view());
     ASSERT_TRUE(again.same_bytes(out)) << threads << " threads";
   }
+  if (!t.ctx.device().id().is_host()) return;
+  for (const auto& isa : kernels::cpu::kIsas) {
+    if (!kernels::cpu::supported(isa.value)) continue;
+    SCOPED_TRACE(isa.name);
+    cpu::CpuOps ops(t.ctx, isa.value);
+    Rows level = t.rows(type, data.batch.rows(), s.heads * s.value_width), single = level;
+    run(ops, data.batch, data.q.view(), level.view());
+    for (size_t i = 0; i < data.batch.sequences().size(); ++i)
+      for (int64_t r = 0; r < data.batch.sequences()[i].rows; r += 1 + r / 4) {
+        check_row(s, data, i, r, level);
+        const int64_t row = data.batch.first_row(i) + r;
+        TestBatch one = data.batch.part(i, r, 1);
+        run(ops, one, data.q.view(row, 1), single.view(row, 1));
+        ASSERT_TRUE(single.same_row(row, level, row)) << "row " << r << " of sequence " << i << " alone";
+      }
+  }
 }
 
 TEST_P(Conformance, AttentionOfGroupedQueries) {
   for (const DType d : kTypes)
-    for (const AttentionCase& s : {
-             AttentionCase{4, 2, 64, 64, 16, false, {{0, 1}, {0, 70}, {63, 1}, {64, 1}, {200, 3}}},
-             {6, 2, 18, 18, 64, false, {{5, 40}, {130, 2}}},
-             {6, 3, 20, 20, 48, false, {{47, 5}, {0, 48}}},  // blocks that straddle tiles
-             {8, 8, 128, 128, 16, false, {{300, 1}}},
-             {40, 1, 16, 16, 64, false, {{33, 17}}},  // more heads than one job takes
-             {1, 1, 1, 1, 1, false, {{0, 3}, {9, 1}}},
-             {2, 1, 24, 10, 16, false, {{0, 17}, {15, 1}, {16, 1}}},     // keys and values of two widths
-             {2, 2, 16, 16, 16, false, {{1100, 1}, {1020, 9}}},          // longer than a piece of 1024
-             {2, 1, 16, 16, 32, false, {{150, 2}, {0, 66}, {3, 1}}, 40}  // scores of some hundreds
-         })
+    for (const AttentionCase& s :
+         {AttentionCase{4, 2, 64, 64, 16, false, {{0, 1}, {0, 70}, {63, 1}, {64, 1}, {200, 3}}},
+          {6, 2, 18, 18, 64, false, {{5, 40}, {130, 2}}},
+          {6, 3, 20, 20, 48, false, {{47, 5}, {0, 48}}},  // blocks that straddle tiles
+          {8, 8, 128, 128, 16, false, {{300, 1}}},
+          {40, 1, 16, 16, 64, false, {{33, 17}}},  // more heads than one job takes
+          {1, 1, 1, 1, 1, false, {{0, 3}, {9, 1}}},
+          {2, 1, 24, 10, 16, false, {{0, 17}, {15, 1}, {16, 1}}},      // keys and values of two widths
+          {2, 2, 16, 16, 16, false, {{1100, 1}, {1020, 9}}},           // longer than a piece of 1024
+          {2, 1, 16, 16, 32, false, {{150, 2}, {0, 66}, {3, 1}}, 40},  // scores of some hundreds
+          {7, 1, 96, 96, 128, false, {{100, 150}, {0, 1}, {127, 2}}},  // blocks longer than a tile, several jobs
+          {3, 3, 33, 50, 40, false, {{0, 140}, {61, 70}}},
+          {2, 2, 64, 100, 24, false, {{90, 200}}}})
       check_attention(*this, d, d, s);
 }
 

@@ -64,6 +64,23 @@ TEST_F(Row, LoadsAndStoresBothTypes) {
   }
 }
 
+TEST(Codes, WidenToTheirValues) {
+  std::vector<uint8_t> codes(256);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i);
+  std::vector<bf16_t> wide(codes.size() + 1, 0x7fc0);
+  widen_codes(codes.data(), wide.data(), 256);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const double magnitude = i % 128 < 8
+                                 ? static_cast<double>(i % 8) * 0x1p-9
+                                 : std::ldexp(1 + static_cast<double>(i % 8) / 8, static_cast<int>(i % 128 / 8) - 7);
+    if (i % 128 == 127)
+      EXPECT_TRUE(std::isnan(bf16_to_float(wide[i])));
+    else
+      EXPECT_EQ(double{bf16_to_float(wide[i])}, i < 128 ? magnitude : -magnitude);
+  }
+  EXPECT_EQ(wide.back(), 0x7fc0);
+}
+
 TEST_F(Row, SquareSumIsOfTheLengthAloneAndOfAnyPieces) {
   for (const int64_t n : {1, 16, 31, 1000}) {
     const std::vector<float> x = normals(n);
@@ -125,43 +142,115 @@ TEST_F(Tile, DotRowsAndMixRowsAgainstDoubles) {
     }
 }
 
-TEST_F(Tile, TransposesTiles) {
+TEST_F(Tile, TransposesRows) {
   for (const int64_t width : {16, 48, 128}) {
     const int64_t stride = width + 16;
-    const std::vector<float> rows = normals(kTile * stride);
-    std::vector<float> out(static_cast<size_t>((width + 1) * kTile), NAN);
-    transpose_tile(rows.data(), stride, width, out.data());
-    for (int64_t r = 0; r < kTile; ++r)
-      for (int64_t c = 0; c < width; ++c)
-        ASSERT_EQ(out[static_cast<size_t>(c * kTile + r)], rows[static_cast<size_t>(r * stride + c)]);
-    for (int64_t r = 0; r < kTile; ++r) ASSERT_TRUE(std::isnan(out[static_cast<size_t>(width * kTile + r)]));
+    const std::vector<float> rows = normals(16 * stride);
+    std::vector<float> out(static_cast<size_t>(width * kTile + 16), NAN);
+    transpose_rows(rows.data(), stride, width, out.data());
+    for (int64_t c = 0; c <= width; ++c)
+      for (int64_t r = 0; r < (c < width ? kTile : 16); ++r) {
+        const float x = out[static_cast<size_t>(c * kTile + r)];
+        if (c < width && r < 16)
+          ASSERT_EQ(x, rows[static_cast<size_t>(r * stride + c)]);
+        else
+          ASSERT_TRUE(std::isnan(x));
+      }
   }
 }
 
+// Query i sees `seen` + i / per_row scores of all tiles together.
 TEST_F(Tile, SoftmaxAdvancesByTiles) {
   const float scale = 0.7f;
-  const std::vector<float> unscaled = normals(3 * kTile - 5);
-  std::vector<float> scores = unscaled;
-  for (float& v : scores) v *= scale;
-  float maximum = -INFINITY, sum = 0;
-  double largest = -INFINITY, total = 0;
-  for (size_t first = 0; first < scores.size(); first += kTile) {
-    const auto count = static_cast<int64_t>(std::min<size_t>(kTile, scores.size() - first));
-    std::vector<float> tile(kTile, NAN);
-    std::copy_n(unscaled.begin() + static_cast<std::ptrdiff_t>(first), count, tile.begin());
-    const float old = maximum;
-    const float keep = softmax_tile(tile.data(), count, scale, maximum, sum);
-    for (size_t i = 0; i < first + static_cast<size_t>(count); ++i) largest = std::max(largest, double{scores[i]});
-    EXPECT_EQ(double{maximum}, largest);
-    const double shrunk = std::exp(double{old} - largest);
-    EXPECT_NEAR(keep, shrunk, shrunk * 4 * 0x1p-23);
-    for (int64_t i = 0; i < kTile; ++i) {
-      const double p = i < count ? std::exp(double{scores[first + static_cast<size_t>(i)]} - largest) : 0;
-      ASSERT_NEAR(tile[static_cast<size_t>(i)], p, p * 4 * 0x1p-23);
+  for (const int64_t queries : {1, 6, 40})
+    for (const int64_t per_row : {1, 3})
+      for (const int64_t seen : {int64_t{1}, kTile - 4, 3 * kTile - 5}) {
+        const int64_t longest = seen + (queries - 1) / per_row;
+        const std::vector<float> unscaled = normals(queries * longest);
+        std::vector<float> maximum(static_cast<size_t>(queries), -INFINITY), sum(static_cast<size_t>(queries), 0.0f);
+        std::vector<double> largest(static_cast<size_t>(queries), -INFINITY);
+        for (int64_t first = 0; first < longest; first += kTile) {
+          // Queries from `blind` on see some of this tile.
+          const int64_t blind = first < seen ? 0 : (first - seen + 1) * per_row, count = queries - blind;
+          std::vector<float> tile(static_cast<size_t>(count * kTile), NAN), keep(static_cast<size_t>(count), NAN);
+          const auto position = [&](int64_t i, int64_t j) {
+            return j < seen + (blind + i) / per_row - first ? (blind + i) * longest + first + j : -1;
+          };
+          for (int64_t i = 0; i < count; ++i)
+            for (int64_t j = 0; j < kTile; ++j)
+              if (const int64_t at = position(i, j); at >= 0)
+                tile[static_cast<size_t>(i * kTile + j)] = unscaled[static_cast<size_t>(at)];
+          const std::vector<float> before = maximum;
+          softmax_tile({.scores = tile.data(),
+                        .queries = count,
+                        .per_row = per_row,
+                        .seen = seen + blind / per_row - first,
+                        .scale = scale,
+                        .maximum = maximum.data() + blind,
+                        .sum = sum.data() + blind,
+                        .keep = keep.data()});
+          for (int64_t i = 0; i < count; ++i) {
+            const auto q = static_cast<size_t>(blind + i);
+            const auto score = [&](int64_t at) { return double{scale * unscaled[static_cast<size_t>(at)]}; };
+            for (int64_t j = 0; j < kTile; ++j)
+              if (const int64_t at = position(i, j); at >= 0) largest[q] = std::max(largest[q], score(at));
+            ASSERT_EQ(double{maximum[q]}, largest[q]);
+            const double shrunk = std::exp(double{before[q]} - largest[q]);
+            ASSERT_NEAR(keep[static_cast<size_t>(i)], shrunk, shrunk * 4 * 0x1p-23);
+            for (int64_t j = 0; j < kTile; ++j) {
+              const int64_t at = position(i, j);
+              const double p = at >= 0 ? std::exp(score(at) - largest[q]) : 0;
+              ASSERT_NEAR(tile[static_cast<size_t>(i * kTile + j)], p, p * 4 * 0x1p-23);
+            }
+            double total = 0;
+            const int64_t seen_so_far = std::min(first + kTile, seen + (blind + i) / per_row);
+            for (int64_t j = 0; j < seen_so_far; ++j) total += std::exp(score((blind + i) * longest + j) - largest[q]);
+            ASSERT_NEAR(sum[q], total, total * 32 * 0x1p-24);
+          }
+        }
+      }
+}
+
+// Differences up to those whose exponential is zero, infinite scores and NaN.
+TEST_F(Tile, SoftmaxOfDistantAndOfInfiniteScores) {
+  std::vector<float> scores(3 * kTile), before, maximum(3, -INFINITY), sum(3, 0.0f), keep(3, NAN);
+  for (float& v : scores) v = -std::abs(normal()) * 60;
+  scores[5] = 0;
+  scores[7] = -INFINITY;
+  for (int64_t j = 0; j < kTile; ++j) scores[static_cast<size_t>(kTile + j)] = -87.3f - 0.001f * static_cast<float>(j);
+  scores[kTile] = 0;
+  scores[2 * kTile + 3] = NAN;
+  before = scores;
+  softmax_tile({.scores = scores.data(),
+                .queries = 3,
+                .per_row = 3,
+                .seen = kTile,
+                .maximum = maximum.data(),
+                .sum = sum.data(),
+                .keep = keep.data()});
+  for (size_t i = 0; i < 2 * kTile; ++i) {
+    const double p = std::exp(double{before[i]});  // the maximum is 0
+    if (p < 0x1p-126)
+      ASSERT_LE(scores[i], 0x1p-126f) << before[i];
+    else
+      ASSERT_NEAR(scores[i], p, p * 4 * 0x1p-23) << before[i];
+  }
+  EXPECT_TRUE(std::isnan(scores[2 * kTile + 3]));
+  EXPECT_TRUE(std::isnan(sum[2]));
+}
+
+TEST_F(Tile, FinishesRowsInOrder) {
+  const int64_t n = 96;
+  const std::vector<float> x = normals(n);
+  for (const bool split : {false, true}) {
+    std::vector<float> row(static_cast<size_t>(n + 1), NAN);
+    for (int64_t c = 0; c < n; ++c) {
+      const int64_t place = split ? c / 32 * 32 + c % 2 * 16 + c % 32 / 2 : c;
+      row[static_cast<size_t>(place)] = x[static_cast<size_t>(c)];
     }
-    total = 0;
-    for (size_t i = 0; i < first + static_cast<size_t>(count); ++i) total += std::exp(double{scores[i]} - largest);
-    EXPECT_NEAR(sum, total, total * 32 * 0x1p-24);
+    finish_row(row.data(), n, split, 3.0f, 0.7f);
+    for (int64_t c = 0; c < n; ++c) ASSERT_EQ(row[static_cast<size_t>(c)], x[static_cast<size_t>(c)] / 3.0f * 0.7f);
+    EXPECT_TRUE(std::isnan(row.back()));
   }
 }
 

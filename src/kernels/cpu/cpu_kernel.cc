@@ -54,6 +54,12 @@ const KernelTable& row_operations(Isa isa) {
   return isa == Isa::scalar ? kScalarKernels : isa == Isa::avx2 ? kAvx2Kernels : kAvx512Kernels;
 }
 
+TileProductFn tile_product(Isa isa, TileOperands operands) {
+  if (operands == TileOperands::bf16_pairs && isa >= Isa::avx512_bf16)
+    return kAvx512Bf16Kernels.tile_product[static_cast<size_t>(operands)];
+  return row_operations(isa).tile_product[static_cast<size_t>(operands)];
+}
+
 Support cpu_kernel_supported(Isa isa, Format weights, InputFormat input) {
   if (const Support s = supported(isa); !s) return s;
   // One float scale per 128 columns needs a sum that stops every 128 columns. Only fp8_block kernels have that.

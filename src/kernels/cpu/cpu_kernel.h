@@ -16,7 +16,7 @@ struct CpuKernel {
   format::Format weight_format = format::Format::bf16;
   format::InputFormat input_format = format::InputFormat::plain;
   GemmFn gemm = nullptr;
-  const KernelTable* row_ops = nullptr;  // whose row operations go with it: pack_row to tile_product are not null
+  const KernelTable* row_ops = nullptr;  // whose row operations go with it: pack_row to round_bf16 are not null
 
   Fp8Order fp8_order = Fp8Order::f16;       // of packed weights, if their codes have 8 bits
   PackedType input_type = PackedType::f32;  // of packed rows
@@ -25,9 +25,12 @@ struct CpuKernel {
   int max_n_tiles = 1;                      // N-tiles per call
 };
 
-// The operations on rows and tiles at `isa`: pack_row to tile_product are not null. Levels above avx512 have none of
-// their own and take avx512's.
+// The operations on rows at `isa`: pack_row to round_bf16 are not null. Levels above avx512 have none of their own and
+// take avx512's.
 const KernelTable& row_operations(Isa isa);
+
+// Null where `isa` has none, which only bf16_pairs may be.
+TileProductFn tile_product(Isa isa, TileOperands operands);
 
 // Yes, or the reason why `isa` does not multiply these formats or does not run here.
 Support cpu_kernel_supported(Isa isa, format::Format weights, format::InputFormat input);

@@ -5,14 +5,14 @@
 
 #include <vector>
 
-#include "kernels/cpu/micro/row_args.h"
+#include "kernels/cpu/isa.h"
 #include "ops/ops.h"
 
 namespace sluice::ops::cpu {
 
 class CpuOps : public Ops {
  public:
-  explicit CpuOps(Context& ctx);
+  explicit CpuOps(Context& ctx, kernels::cpu::Isa isa = kernels::cpu::best_isa());
 
   void embed(const int32_t* ids, const Tensor& table, Matrix y) override;
   void gather_rows(ConstMatrix x, const int32_t* rows, Matrix y) override;
@@ -57,7 +57,7 @@ class CpuOps : public Ops {
   std::vector<sampling::ChooseScratch> scratch_;  // per thread of the pool
   std::vector<sampling::Sampled> begun_[2];       // of batches that were begun, by turns
   int64_t batches_begun_ = 0, batches_ended_ = 0;
-  kernels::cpu::TileProductFn tile_product_;  // of the best instruction set here
+  kernels::cpu::Isa isa_;  // of attention's products
 };
 
 }  // namespace sluice::ops::cpu

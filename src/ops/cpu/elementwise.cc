@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "kernels/cpu/cpu_kernel.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/row.h"
@@ -30,10 +29,8 @@ void for_pieces(Context& ctx, Matrix x, ConstMatrix y, int64_t work, Body&& body
 }
 }  // namespace
 
-CpuOps::CpuOps(Context& ctx)
-    : Ops(ctx),
-      scratch_(static_cast<size_t>(ctx.pool.size())),
-      tile_product_(kernels::cpu::row_operations(kernels::cpu::best_isa()).tile_product) {}
+CpuOps::CpuOps(Context& ctx, kernels::cpu::Isa isa)
+    : Ops(ctx), scratch_(static_cast<size_t>(ctx.pool.size())), isa_(isa) {}
 
 void CpuOps::add(Matrix x, ConstMatrix y) {
   for_pieces(ctx(), x, y, 1, [](float* a, const float* b, int64_t n) { cpu::add(a, b, a, n); });

@@ -31,23 +31,40 @@ void write_page_row(const void* row, DType dtype, int64_t slot, const Pages& pag
                 offset(row, pages.dtype, h * pages.width), bytes);
 }
 
-void read_pages(const Pages& pages, const int32_t* blocks, int64_t head, int64_t first, int64_t count, float* out,
-                int64_t stride) {
+const void* page_rows(const Pages& pages, const int32_t* blocks, int64_t head, int64_t first, int64_t count,
+                      int64_t readable, int64_t stride, void* staging) {
+  const DType type = row_type(pages);
+  if (type == pages.dtype && stride == pages.width && first % pages.block_size + readable <= pages.block_size)
+    return pages.row(blocks[first / pages.block_size], head, first % pages.block_size);
+  const auto copy = [&](const void* src, int64_t row, int64_t n) {
+    void* dst = offset(staging, type, row * stride);
+    if (type == pages.dtype)
+      std::memcpy(dst, src, static_cast<size_t>(n * bytes_of(type)));
+    else
+      widen_codes(static_cast<const uint8_t*>(src), static_cast<bf16_t*>(dst), n);
+  };
   for (int64_t i = 0; i < count;) {
     const int64_t in_block = (first + i) % pages.block_size;
     const int64_t n = std::min(count - i, pages.block_size - in_block);
     const void* src = pages.row(blocks[(first + i) / pages.block_size], head, in_block);
     if (stride == pages.width) {
-      load(src, pages.dtype, out + i * stride, n * stride);
+      copy(src, i, n * stride);
     } else {
       for (int64_t j = 0; j < n; ++j) {
-        float* row = out + (i + j) * stride;
-        load(offset(src, pages.dtype, j * pages.width), pages.dtype, row, pages.width);
-        std::fill(row + pages.width, row + stride, 0.0f);
+        copy(offset(src, pages.dtype, j * pages.width), i + j, pages.width);
+        std::memset(offset(staging, type, (i + j) * stride + pages.width), 0,
+                    static_cast<size_t>((stride - pages.width) * bytes_of(type)));
       }
     }
     i += n;
   }
+  return staging;
+}
+
+PageRun page_run(const Pages& pages, const int32_t* blocks, int64_t head, int64_t first, int64_t count) {
+  if (count == 0) return {};
+  const int64_t in_block = first % pages.block_size, rows = std::min(count, pages.block_size - in_block);
+  return {pages.row(blocks[first / pages.block_size], head, in_block), rows * pages.width * bytes_of(pages.dtype)};
 }
 
 }  // namespace sluice::ops::cpu

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/row.h"
 
+#include <bit>
 #include <cstring>
 
 #include "base/bf16.h"
@@ -53,6 +54,11 @@ void store(const float* src, void* dst, DType dtype, int64_t n) {
     narrow_e4m3(src, static_cast<uint8_t*>(dst), n);
   else
     std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+}
+
+SLUICE_CLONES void widen_codes(const uint8_t* src, bf16_t* dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    dst[i] = static_cast<bf16_t>(std::bit_cast<uint32_t>(format::e4m3_to_float(src[i])) >> 16);
 }
 
 void round_to(DType dtype, float* x, int64_t n) {

@@ -3,6 +3,7 @@
 // that depends on the length alone: a row's result is the same bits whatever else is in the batch.
 #pragma once
 
+#include "base/bf16.h"
 #include "tensor/dtype.h"
 
 namespace sluice::ops::cpu {
@@ -13,6 +14,8 @@ inline constexpr int64_t kPiece = 1024;
 // n elements of `dtype` (f32, bf16 or e4m3) -> float32, and back (rounded to nearest, ties to even).
 void load(const void* src, DType dtype, float* dst, int64_t n);
 void store(const float* src, void* dst, DType dtype, int64_t n);
+// e4m3 -> bfloat16, which holds every code's value.
+void widen_codes(const uint8_t* src, bf16_t* dst, int64_t n);
 // Rounds in place to `dtype` and back: a rounding point without memory traffic. Nothing for f32.
 void round_to(DType dtype, float* x, int64_t n);
 

@@ -12,6 +12,7 @@ namespace sluice::ops::cpu {
 namespace {
 // Sixteen floats whatever the machine's width: the compiler splits them, the arithmetic stays the same.
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(64)));
 
 typedef float Lanes8 __attribute__((vector_size(32)));
 typedef float Lanes4 __attribute__((vector_size(16), aligned(4), may_alias));
@@ -27,6 +28,53 @@ inline __attribute__((always_inline)) float sum_lanes(const Lanes& v) {
   Lanes4 s;
   fold(v, s);
   return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+// The largest that is no NaN; minus infinity if all are.
+inline __attribute__((always_inline)) float max_lanes(const Lanes& v) {
+  const Lanes8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+               b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Lanes8 c = a > b ? a : b;
+  const Lanes4 d = __builtin_shufflevector(c, c, 0, 1, 2, 3), e = __builtin_shufflevector(c, c, 4, 5, 6, 7);
+  const Lanes4 f = d > e ? d : e;
+  const float g = f[0] > f[2] ? f[0] : f[2], h = f[1] > f[3] ? f[1] : f[3];
+  return g > h ? g : h;
+}
+
+// exp_float (exp.h) of values that are not positive: there 2^n is a float of its own.
+inline __attribute__((always_inline)) void exp_lanes(Lanes& x) {
+  const Lanes low = Lanes{} - 87.336544f;
+  const Lanes t = x < low ? low : x;
+  const Lanes shifted = t * 1.44269504088896341f + 12582912.0f;
+  const Lanes n = shifted - 12582912.0f;
+  const Lanes r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
+  Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // The low bits of `shifted` are n.
+  const Words power = (__builtin_bit_cast(Words, shifted) << 23) + (127u << 23);
+  const Lanes y = p * __builtin_bit_cast(Lanes, power);
+  x = x < low ? Lanes{} : y;
+}
+
+constexpr int kVectors = kTile / 16;
+static_assert(kTile % 16 == 0);
+
+// The scaled scores of query i; minus infinity where it sees none.
+inline __attribute__((always_inline)) void scaled_scores(const SoftmaxTile& t, int64_t i, Lanes (&v)[kVectors]) {
+  const Lanes* s = reinterpret_cast<const Lanes*>(t.scores + i * kTile);
+#pragma GCC unroll 16
+  for (int j = 0; j < kVectors; ++j) v[j] = s[j] * t.scale;
+  const int64_t count = t.seen + i / t.per_row;
+  if (count >= kTile) return;
+  const Words numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Lanes none = Lanes{} - std::numeric_limits<float>::infinity();
+#pragma GCC unroll 16
+  for (int j = 0; j < kVectors; ++j)
+    v[j] = numbers + 16u * static_cast<uint32_t>(j) < static_cast<uint32_t>(count) ? v[j] : none;
 }
 
 // The four sums at once: fold, transpose, add.
@@ -105,40 +153,71 @@ SLUICE_CLONES void mix_rows(const float* p, const float* rows, int64_t stride, i
   }
 }
 
-SLUICE_CLONES float softmax_tile(float* scores, int64_t count, float scale, float& maximum, float& sum) {
-  float m = maximum;
-  for (int64_t i = 0; i < kTile; ++i) scores[i] *= scale;
-  for (int64_t i = 0; i < count; ++i) m = scores[i] > m ? scores[i] : m;
-  for (int64_t i = count; i < kTile; ++i) scores[i] = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < kTile; ++i) scores[i] = exp_float(scores[i] - m);
-  Lanes lanes{};
-  for (int64_t i = 0; i < kTile; i += 16) lanes += *reinterpret_cast<const Lanes*>(scores + i);
-  const float keep = exp_float(maximum - m);
-  sum = sum * keep + sum_lanes(lanes);
-  maximum = m;
-  return keep;
+SLUICE_CLONES void softmax_tile(const SoftmaxTile& t) {
+  // Maxima first, so that all queries' factors are computed side by side. A NaN does not count: it shows in the sum.
+  for (int64_t i = 0; i < t.queries; ++i) {
+    Lanes v[kVectors];
+    scaled_scores(t, i, v);
+    Lanes largest = Lanes{} - std::numeric_limits<float>::infinity();
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors; ++j) largest = v[j] > largest ? v[j] : largest;
+    const float m = max_lanes(largest);
+    t.keep[i] = m > t.maximum[i] ? m : t.maximum[i];
+  }
+  for (int64_t i = 0; i < t.queries; ++i) {
+    const float m = t.keep[i];
+    t.keep[i] = exp_float(t.maximum[i] - m);
+    t.maximum[i] = m;
+  }
+  for (int64_t i = 0; i < t.queries; ++i) {
+    Lanes v[kVectors];
+    scaled_scores(t, i, v);
+    Lanes total{};
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors; ++j) {
+      v[j] -= t.maximum[i];
+      exp_lanes(v[j]);
+      total += v[j];
+    }
+    Lanes* out = reinterpret_cast<Lanes*>(t.scores + i * kTile);
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors; ++j) out[j] = v[j];
+    t.sum[i] = t.sum[i] * t.keep[i] + sum_lanes(total);
+  }
 }
 
-SLUICE_CLONES void transpose_tile(const float* rows, int64_t stride, int64_t width, float* out) {
-  static_assert(kTile % 16 == 0);
-  for (int64_t r = 0; r < kTile; r += 16)
-    for (int64_t c = 0; c < width; c += 16) {
-      Lanes v[16];
+SLUICE_CLONES void transpose_rows(const void* rows, int64_t stride, int64_t width, float* out) {
+  const auto* from = static_cast<const float*>(rows);
+  for (int64_t c = 0; c < width; c += 16) {
+    Lanes v[16];
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) v[i] = *reinterpret_cast<const Lanes*>(rows + (r + i) * stride + c);
+    for (int i = 0; i < 16; ++i) v[i] = *reinterpret_cast<const Lanes*>(from + i * stride + c);
 #pragma GCC unroll 16
-      for (int i = 0; i < 8; ++i) exchange8(v[i], v[i + 8]);
+    for (int i = 0; i < 8; ++i) exchange8(v[i], v[i + 8]);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i)
-        if ((i & 4) == 0) exchange4(v[i], v[i + 4]);
+    for (int i = 0; i < 16; ++i)
+      if ((i & 4) == 0) exchange4(v[i], v[i + 4]);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i)
-        if ((i & 2) == 0) exchange2(v[i], v[i + 2]);
+    for (int i = 0; i < 16; ++i)
+      if ((i & 2) == 0) exchange2(v[i], v[i + 2]);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; i += 2) exchange1(v[i], v[i + 1]);
+    for (int i = 0; i < 16; i += 2) exchange1(v[i], v[i + 1]);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) *reinterpret_cast<Lanes*>(out + (c + i) * kTile + r) = v[i];
+    for (int i = 0; i < 16; ++i) *reinterpret_cast<Lanes*>(out + (c + i) * kTile) = v[i];
+  }
+}
+
+SLUICE_CLONES void finish_row(float* x, int64_t n, bool split, float sum, float scale) {
+  for (int64_t c = 0; c < n; c += 32) {
+    Lanes* p = reinterpret_cast<Lanes*>(x + c);
+    const Lanes a = p[0] / sum * scale, b = p[1] / sum * scale;
+    if (split) {
+      p[0] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      p[1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    } else {
+      p[0] = a, p[1] = b;
     }
+  }
 }
 
 }  // namespace sluice::ops::cpu

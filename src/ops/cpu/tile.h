@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two inner loops of attention, on float32 tiles of rows: products with every row, and weighted sums of rows.
-// `stride` (floats per row, also the number of values read) is a multiple of 16; both have one fixed order of summation.
+// Inner loops over float32 tiles of rows: products with every row and weighted sums of rows, where `stride` (floats per
+// row, also the number of values read) is a multiple of 16; and attention's steps between its two products
+// (kernels/cpu/micro/tile_product.h). All have one fixed order of summation.
 #pragma once
 
 #include <cstdint>
 
 namespace sluice::ops::cpu {
 
-inline constexpr int64_t kTile = 64;  // rows of a tile; softmax advances by tiles at absolute multiples of 64
+inline constexpr int64_t kTile = 64;  // rows of a tile; softmax advances by tiles at its absolute multiples
 
 // out[i] = factor * sum_c q[c] * rows[i * stride + c], i in [0, count). Rows up to the next multiple of 4 are read and
 // as many results written, so tiles have room for them.
@@ -16,12 +17,23 @@ void dot_rows(const float* q, const float* rows, int64_t stride, int64_t count, 
 // acc[c] = keep * acc[c] + sum_i p[i] * rows[i * stride + c], c in [0, dims), dims a multiple of 16.
 void mix_rows(const float* p, const float* rows, int64_t stride, int64_t count, int64_t dims, float keep, float* acc);
 
-// One step of online softmax over `count` <= 64 scores: they become exp(scale * score - new maximum), and 0 from
-// `count` on; `maximum` and `sum` are updated; returns the factor by which everything accumulated before shrinks.
-// scores has room for 64.
-float softmax_tile(float* scores, int64_t count, float scale, float& maximum, float& sum);
+// One step of online softmax over a tile of scores [queries][kTile]: query i sees its first min(seen + i / per_row,
+// kTile) positions, at least one. Scores become exp(scale * score - new maximum), and 0 where they are not seen;
+// `maximum` and `sum` are updated; keep[i] is the factor by which everything that was accumulated before shrinks.
+struct SoftmaxTile {
+  float* scores = nullptr;
+  int64_t queries = 0, per_row = 1, seen = 0;
+  float scale = 1;
+  float *maximum = nullptr, *sum = nullptr, *keep = nullptr;  // [queries]
+};
+void softmax_tile(const SoftmaxTile& t);
 
-// rows [kTile][stride] -> out [width][kTile]; width a multiple of 16, at most stride.
-void transpose_tile(const float* rows, int64_t stride, int64_t width, float* out);
+// 16 rows of words [16][stride] -> out [width][kTile]; width a multiple of 16, at most stride. A word is a float or two
+// bfloat16 values.
+void transpose_rows(const void* rows, int64_t stride, int64_t width, float* out);
+
+// x[c] / sum * scale, c in [0, n), n a multiple of 32. split: x has the even columns of each 32 before the odd ones
+// (kernels/cpu/micro/row_args.h), and they come back in order.
+void finish_row(float* x, int64_t n, bool split, float sum, float scale);
 
 }  // namespace sluice::ops::cpu

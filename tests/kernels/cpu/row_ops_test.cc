@@ -11,6 +11,7 @@
 #include "activation/activations.h"
 #include "format/quantize_rows.h"
 #include "kernels/cpu/packed_rows.h"
+#include "tensor/tensor.h"
 #include "tests/support/random.h"
 
 namespace sluice::kernels::cpu {
@@ -318,47 +319,120 @@ TEST_P(RowOps, WeightedSumIsAChainOfFusedMultiplyAdds) {
     }
 }
 
-TEST_P(RowOps, TileProductIsAChainPerOutput) {
-  std::mt19937_64 rng = test::rng<std::mt19937_64>();
-  std::normal_distribution<float> normal;
-  const auto normals = [&](int64_t n) {
-    std::vector<float> x(static_cast<size_t>(n));
-    for (float& v : x) v = normal(rng);
-    return x;
-  };
-  const bool fused = GetParam() != Isa::scalar;  // the plain level rounds products, as its GEMM does
-  for (const int64_t m : {1, 2, 5, 8, 13})
-    for (const int64_t n : {16, 32, 48, 80})
-      for (const int64_t k : {0, 1, 7, 64}) {
-        const int64_t a_stride = k + 3, b_stride = n + 1, out_stride = n + 5;
-        const std::vector<float> a = normals(m * a_stride), b = normals(k * b_stride), keep = normals(m);
-        const std::vector<float> before = normals(m * out_stride);
-        for (const bool kept : {false, true}) {
-          std::vector<float> out = kept ? before : std::vector<float>(before.size(), NAN);
-          const std::vector<float> start = out;
-          row_operations(GetParam())
-              .tile_product({.a = a.data(),
-                             .b = b.data(),
-                             .out = out.data(),
-                             .keep = kept ? keep.data() : nullptr,
-                             .a_stride = a_stride,
-                             .b_stride = b_stride,
-                             .out_stride = out_stride,
-                             .m = m,
-                             .n = n,
-                             .k = k});
-          for (int64_t i = 0; i < m; ++i)
-            for (int64_t j = 0; j < out_stride; ++j) {
-              const auto at = static_cast<size_t>(i * out_stride + j);
-              float expected = j >= n ? start[at] : kept ? keep[static_cast<size_t>(i)] * start[at] : 0.0f;
-              for (int64_t l = 0; j < n && l < k; ++l) {
-                const float x = a[static_cast<size_t>(i * a_stride + l)], w = b[static_cast<size_t>(l * b_stride + j)];
-                expected = fused ? std::fma(w, x, expected) : w * x + expected;
-              }
-              ASSERT_TRUE(same(out[at], expected)) << m << "x" << n << "x" << k << " at " << i << ", " << j;
-            }
-        }
+// Levels above avx512 have one of their own.
+class TileProducts : public RowOps {};
+
+// The operands of one tile product and what its definition gives, one fused multiply-add after the other.
+struct TileProduct {
+  TileOperands operands;
+  int64_t m, n, k;
+  bool fused;                              // the plain level rounds products, as its GEMM does
+  std::vector<float> a, b, keep, out;      // [m][k], [k][n], [m], [m][n]
+  int64_t a_stride, b_stride, out_stride;  // of the packed operands, in words
+
+  bool pairs() const { return operands == TileOperands::bf16_pairs; }
+  bool sums_two() const { return pairs() || operands == TileOperands::bf16_columns; }
+  bool split() const { return operands == TileOperands::bf16_rows; }
+
+  TileProduct(std::mt19937_64& rng, Isa isa, TileOperands o, int64_t rows, int64_t cols, int64_t sum)
+      : operands(o), m(rows), n(cols), k(sum), fused(isa != Isa::scalar) {
+    std::normal_distribution<float> normal;
+    const auto normals = [&](int64_t count, bool bf16) {
+      std::vector<float> x(static_cast<size_t>(count));
+      for (float& v : x) v = bf16 ? round_to_bf16(normal(rng)) : normal(rng);
+      return x;
+    };
+    a = normals(m * k, pairs());
+    b = normals(k * n, operands != TileOperands::f32);
+    keep = normals(m, false);
+    out = normals(m * n, false);
+    a_stride = (pairs() ? k / 2 : k) + 3;
+    b_stride = pairs() ? n + 16 : split() ? n / 2 + 1 : n + 1;  // a whole number of lines for bf16_pairs
+    out_stride = n + 5;
+  }
+  // The column that comes at position j.
+  int64_t column(int64_t j) const { return split() ? j / 32 * 32 + j % 16 * 2 + j / 16 % 2 : j; }
+  float expected(int64_t i, int64_t j, bool kept) const {
+    float sum = kept ? keep[static_cast<size_t>(i)] * out[static_cast<size_t>(i * n + j)] : 0.0f;
+    for (int64_t step = 0; step < k; ++step) {
+      const int64_t l = pairs() ? step ^ 1 : step;  // vdpbf16ps adds the odd one of a pair first
+      const float x = a[static_cast<size_t>(i * k + l)], w = b[static_cast<size_t>(l * n + column(j))];
+      sum = fused ? std::fma(w, x, sum) : w * x + sum;
+    }
+    return sum;
+  }
+  static void put(std::byte* words, int64_t word, int64_t half, float value) {
+    const uint16_t bits = float_to_bf16(value);
+    std::memcpy(words + 4 * word + 2 * half, &bits, sizeof bits);
+  }
+  void pack_a(std::byte* words) const {
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t l = 0; l < k; ++l) {
+        const float& v = a[static_cast<size_t>(i * k + l)];
+        if (pairs())
+          put(words, i * a_stride + l / 2, l % 2, v);
+        else
+          std::memcpy(words + 4 * (i * a_stride + l), &v, sizeof v);
       }
+  }
+  void pack_b(std::byte* words) const {
+    for (int64_t l = 0; l < k; ++l)
+      for (int64_t j = 0; j < n; ++j) {
+        const float& v = b[static_cast<size_t>(l * n + j)];
+        if (split())
+          put(words, l * b_stride + j / 2, j % 2, v);
+        else if (sums_two())
+          put(words, l / 2 * b_stride + j, l % 2, v);
+        else
+          std::memcpy(words + 4 * (l * b_stride + j), &v, sizeof v);
+      }
+  }
+};
+
+TEST_P(TileProducts, AreAChainPerOutput) {
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
+  for (const TileOperands operands :
+       {TileOperands::f32, TileOperands::bf16_rows, TileOperands::bf16_columns, TileOperands::bf16_pairs}) {
+    const TileProductFn product = tile_product(GetParam(), operands);
+    if (product == nullptr) {
+      EXPECT_EQ(operands, TileOperands::bf16_pairs);
+      EXPECT_LT(GetParam(), Isa::avx512_bf16);
+      continue;
+    }
+    for (const int64_t m : {1, 2, 3, 5, 8, 13, 16})
+      for (const int64_t n : {16, 32, 48, 64, 80, 128})
+        for (const int64_t k : {0, 1, 7, 18, 64}) {
+          const TileProduct p(rng, GetParam(), operands, m, n, k);
+          if ((p.split() && n % 32 != 0) || (p.sums_two() && k % 2 != 0)) continue;
+          Tensor a(DType::f32, {m * p.a_stride}), b(DType::f32, {std::max<int64_t>(1, k) * p.b_stride});
+          std::memset(a.data(), 0xff, static_cast<size_t>(a.bytes()));
+          std::memset(b.data(), 0xff, static_cast<size_t>(b.bytes()));
+          p.pack_a(static_cast<std::byte*>(a.data()));
+          p.pack_b(static_cast<std::byte*>(b.data()));
+          for (const bool kept : {false, true}) {
+            std::vector<float> out(static_cast<size_t>(m * p.out_stride), NAN);
+            for (int64_t i = 0; kept && i < m; ++i)
+              std::copy_n(p.out.begin() + i * n, n, out.begin() + i * p.out_stride);
+            product({.a = a.data(),
+                     .b = b.data(),
+                     .out = out.data(),
+                     .keep = kept ? p.keep.data() : nullptr,
+                     .a_stride = p.a_stride,
+                     .b_stride = p.b_stride,
+                     .out_stride = p.out_stride,
+                     .m = m,
+                     .n = n,
+                     .k = k,
+                     .next = kept ? a.data() : nullptr,
+                     .next_bytes = kept ? a.bytes() : 0});
+            for (int64_t i = 0; i < m; ++i)
+              for (int64_t j = 0; j < p.out_stride; ++j)
+                ASSERT_TRUE(same(out[static_cast<size_t>(i * p.out_stride + j)], j < n ? p.expected(i, j, kept) : NAN))
+                    << "operands " << static_cast<int>(operands) << ", " << m << "x" << n << "x" << k << " at " << i
+                    << ", " << j;
+          }
+        }
+  }
 }
 
 TEST_P(RowOps, RoundsToBf16) {
@@ -374,8 +448,10 @@ TEST_P(RowOps, RoundsToBf16) {
   for (size_t i = 0; i < in.size(); ++i) ASSERT_EQ(out[i], float_to_bf16(in[i])) << in[i];
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, RowOps, testing::Values(Isa::scalar, Isa::avx2, Isa::avx512),
-                         [](const auto& p) { return std::string(name_of(kIsas, p.param)); });
+const auto name_of_isa = [](const auto& p) { return std::string(name_of(kIsas, p.param)); };
+INSTANTIATE_TEST_SUITE_P(Isas, RowOps, testing::Values(Isa::scalar, Isa::avx2, Isa::avx512), name_of_isa);
+INSTANTIATE_TEST_SUITE_P(Isas, TileProducts,
+                         testing::Values(Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx), name_of_isa);
 
 }  // namespace
 }  // namespace sluice::kernels::cpu

@@ -109,7 +109,8 @@ const KernelTable kAvx2Kernels = {
     .activate = activate,
     .weighted_sum = weighted_sum,
     .round_bf16 = round_bf16,
-    .tile_product = tile_product<Avx2>,
+    .tile_product = {tile_product<Avx2, TileOperands::f32>, tile_product<Avx2, TileOperands::bf16_rows>,
+                     tile_product<Avx2, TileOperands::bf16_columns>},
     .dot_probe = dot_probe<Avx2>,
     .read_probe = read_probe<Avx2>,
 };

@@ -30,7 +30,8 @@ const KernelTable kAvx512Kernels = {
     .activate = activate,
     .weighted_sum = weighted_sum,
     .round_bf16 = round_bf16,
-    .tile_product = tile_product<Avx512>,
+    .tile_product = {tile_product<Avx512, TileOperands::f32>, tile_product<Avx512, TileOperands::bf16_rows>,
+                     tile_product<Avx512, TileOperands::bf16_columns>},
     .dot_probe = dot_probe<Avx512>,
     .read_probe = read_probe<Avx512>,
 };

@@ -18,6 +18,7 @@
 #include "kernels/cpu/micro/gemm.h"
 #include "kernels/cpu/micro/nvfp4_dot.h"
 #include "kernels/cpu/micro/probe.h"
+#include "kernels/cpu/micro/tile_product.h"
 
 namespace sluice::kernels::cpu {
 namespace {
@@ -57,6 +58,7 @@ const KernelTable kAvx512Bf16Kernels = {
     .gemm = {gemm<Avx512Bf16, Bf16Coding>, gemm<Avx512Bf16, E4m3Coding>, gemm<Avx512Bf16, E4m3BlockCoding>,
              gemm<Avx512Bf16, E4m3MxCoding>, gemm<Avx512Bf16, E2m1NvCoding>, gemm<Avx512Bf16, E2m1MxCoding>},
     .nvfp4_dot = gemm_nvfp4_dot<Avx512Bf16>,
+    .tile_product = {nullptr, nullptr, nullptr, tile_product<Avx512Bf16, TileOperands::bf16_pairs>},
     .dot_probe = dot_probe<Avx512Bf16>,
 };
 

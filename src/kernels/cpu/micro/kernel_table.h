@@ -27,7 +27,7 @@ struct KernelTable {
   ActivateFn activate = nullptr;
   WeightedSumFn weighted_sum = nullptr;
   RoundBf16Fn round_bf16 = nullptr;
-  TileProductFn tile_product = nullptr;
+  TileProductFn tile_product[kTileOperands] = {};  // by TileOperands
   DotProbeFn dot_probe = nullptr;
   ReadProbeFn read_probe = nullptr;
 };

@@ -73,15 +73,33 @@ struct WeightedSumArgs {
 };
 using WeightedSumFn = void (*)(const WeightedSumArgs&);
 
+// What a tile product multiplies. bfloat16 values are widened exactly, in registers.
+enum class TileOperands : uint8_t {
+  f32,           // a: float; b: float [k][n]
+  bf16_rows,     // a: float; b: bfloat16 [k][n]; the outputs are split (below)
+  bf16_columns,  // a: float; b: bfloat16 [k / 2][n][2]: neighbours are two l of one j
+  bf16_pairs,    // a: bfloat16; b as for bf16_columns. By vdpbf16ps, where the level has it: of a pair the odd l first
+};
+inline constexpr int kTileOperands = 4;
+
 // out[i][j] = keep[i] * out[i][j] + sum over l ascending of a[i][l] * b[l][j], i in [0, m), j in [0, n), l in [0, k),
-// in float32, for tiles that are in the cache: attention's scores and weighted sums. Strides count floats.
+// in float32, for tiles that are in the cache: attention's scores and weighted sums. Every output is one chain of
+// additions whatever m and n, so a row's result does not depend on the other rows. Strides count words of four bytes: a
+// float, or two bfloat16 values.
+//
+// Split outputs: of each 32 columns the even ones come first, then the odd ones. A word of b holds one of each.
 struct TileProductArgs {
-  const float* a = nullptr;     // [m][a_stride]
-  const float* b = nullptr;     // [k][b_stride]
+  const void* a = nullptr;      // [m][a_stride]
+  const void* b = nullptr;      // rows b_stride apart
   float* out = nullptr;         // [m][out_stride]
   const float* keep = nullptr;  // [m]; null: out is not read, its factor is zero
   int64_t a_stride = 0, b_stride = 0, out_stride = 0;
-  int64_t m = 0, n = 0, k = 0;  // n is a multiple of 16
+  // n is a multiple of 16, for bf16_rows of 32. k is even for bf16_columns and bf16_pairs, and b's rows are 64-byte
+  // aligned for bf16_pairs.
+  int64_t m = 0, n = 0, k = 0;
+  // Memory that is brought to L2 meanwhile, spread evenly over the work on the first rows; null: none.
+  const void* next = nullptr;
+  int64_t next_bytes = 0;
 };
 using TileProductFn = void (*)(const TileProductArgs&);
 

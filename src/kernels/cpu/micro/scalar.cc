@@ -119,7 +119,8 @@ const KernelTable kScalarKernels = {
     .activate = activate,
     .weighted_sum = weighted_sum,
     .round_bf16 = round_bf16,
-    .tile_product = tile_product<Scalar>,
+    .tile_product = {tile_product<Scalar, TileOperands::f32>, tile_product<Scalar, TileOperands::bf16_rows>,
+                     tile_product<Scalar, TileOperands::bf16_columns>},
     .dot_probe = dot_probe<Scalar>,
     .read_probe = read_probe<Scalar>,
 };
