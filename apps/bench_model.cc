@@ -44,12 +44,12 @@ double median(std::vector<double> v) {
 Rates measure(Context& ctx, const model::Model& model, const Options& o, int64_t prompt_tokens) {
   model::GenerateOptions generate;
   generate.max_new_tokens = o.new_tokens;
-  generate.speculative_steps = o.speculative.steps();
   model::Generator generator(ctx, model,
                              {.max_tokens = prompt_tokens + o.new_tokens,
-                              .speculative_steps = generate.speculative_steps,
+                              .speculative_steps = o.speculative.steps(),
                               .recording = o.recording,
-                              .overlap = o.overlap});
+                              .overlap = o.overlap,
+                              .adaptive_drafts = !o.speculative.fixed_steps});
   // Ids spread over the vocabulary: every expert gets work.
   std::vector<int32_t> prompt;
   for (int64_t i = 0; i < prompt_tokens; ++i)
@@ -78,6 +78,7 @@ void print_json(const Context& ctx, const model::ModelInfo& info, const Options&
       {"new_tokens", o.new_tokens},        {"prefill_tok_s", rates.prefill}, {"decode_tok_s", rates.decode}};
   if (o.speculative.steps() > 0) {
     j["speculative_num_steps"] = o.speculative.steps();
+    j["speculative_fixed_steps"] = o.speculative.fixed_steps;
     j["accept_length"] = rates.accept_length;
   }
   std::printf("%s\n", j.dump().c_str());

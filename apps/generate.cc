@@ -98,14 +98,14 @@ void run(const Options& o, Shared& shared) {
   check(length < info.max_positions, "the prompt has {} tokens; {} has room for {} positions, prompt and answer",
         length, info.architecture, info.max_positions);
   generate.max_new_tokens = std::min(generate.max_new_tokens, info.max_positions - length);
-  generate.speculative_steps = o.speculative.steps();
   if (!o.ignore_eos) generate.stop_tokens = info.stop_tokens;
 
   model::Generator generator(ctx, *model,
                              {.max_tokens = length + generate.max_new_tokens,
-                              .speculative_steps = generate.speculative_steps,
+                              .speculative_steps = o.speculative.steps(),
                               .recording = o.recording,
-                              .overlap = o.overlap});
+                              .overlap = o.overlap,
+                              .adaptive_drafts = !o.speculative.fixed_steps});
   text::Detokenizer pieces(tokenizer, true);
   std::string text;
   const auto show = [&](const std::string& piece) {
@@ -124,7 +124,7 @@ void run(const Options& o, Shared& shared) {
     show(pieces.finish());
     return generated;
   }();
-  const bool speculative = generate.speculative_steps > 0;
+  const bool speculative = o.speculative.steps() > 0;
   if (o.json) print_json(prompt, out, text, speculative);
   std::fflush(stdout);  // a log that takes both streams gets the text first
   print_speed(prompt.size(), out, speculative);

@@ -155,9 +155,15 @@ void add_speculative_options(CLI::App& command, SpeculativeOptions& o, ModelOpti
           ->check(CLI::IsMember({"NEXTN"}))
           ->each([&model](const std::string&) { model.deterministic = true; })
           ->group("Speculation");
-  command.add_option("--speculative-num-steps", o.num_steps, "drafts per step")
+  command.add_option("--speculative-num-steps", o.num_steps, "the most drafts per step")
       ->check(CLI::Range(1, 64))
       ->capture_default_str()
+      ->group("Speculation");
+  command
+      .add_flag("--speculative-fixed-steps", o.fixed_steps,
+                "always as many drafts as --speculative-num-steps says; else at most as many, as measured times and "
+                "right drafts make them pay")
+      ->needs(algorithm)
       ->group("Speculation");
   command
       .add_option("--speculative-moe-runner-backend", model.draft_moe_backend,

@@ -40,6 +40,7 @@ std::string read_text_file(const std::string& path);
 struct SpeculativeOptions {
   std::string algorithm;
   int num_steps = 3;
+  bool fixed_steps = false;
   int steps() const { return algorithm.empty() ? 0 : num_steps; }
 };
 void add_speculative_options(CLI::App& command, SpeculativeOptions& options, ModelOptions& model);

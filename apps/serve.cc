@@ -35,7 +35,7 @@ struct Options {
   std::optional<std::string> kv_events;
   std::optional<uint64_t> random_seed;
   std::optional<double> mem_fraction;
-  bool deterministic = false, no_prefix_cache = false, fixed_drafts = false;
+  bool deterministic = false, no_prefix_cache = false;
   int drain_seconds = 60;
 };
 
@@ -155,7 +155,7 @@ bool run(Options o, Shared& shared) {
   raise_descriptor_limit(o.http.max_connections);
   o.model.deterministic = o.model.deterministic || o.deterministic;
   o.engine.speculative_steps = o.speculative.steps();
-  o.engine.adaptive_drafts = !o.fixed_drafts;
+  o.engine.adaptive_drafts = !o.speculative.fixed_steps;
   o.engine.prefix_cache = !o.no_prefix_cache;
   o.service.log = log;
   o.service.version = version_number();
@@ -395,12 +395,6 @@ void add_serve(CLI::App& parent, Shared& shared) {
   add_engine_options(*command, *o);
   add_launch_options(*command, o->engine.recording, o->engine.overlap);
   add_speculative_options(*command, o->speculative, o->model);
-  command
-      ->add_flag("--speculative-fixed-steps", o->fixed_drafts,
-                 "always as many drafts as --speculative-num-steps says; else at most as many, as measured times and "
-                 "right drafts make them pay")
-      ->needs("--speculative-algorithm")
-      ->group("Speculation");
   add_habit_options(*command, o->habits);
 }
 

@@ -149,7 +149,8 @@ def draft_rows(found):
             if "decode_tok_s" in row:
                 length = f"{row['accept_length']:.2f}" if "accept_length" in row else ""
                 gain = row["decode_tok_s"] / rows[0]["decode_tok_s"]
-                yield f"| {' '.join(key)} | {row.get('speculative_num_steps', 0)} | {row['decode_tok_s']:.0f} | {length} | {gain:.2f} |"
+                drafts = f"{'' if row.get('speculative_fixed_steps', True) else 'up to '}{row.get('speculative_num_steps', 0)}"
+                yield f"| {' '.join(key)} | {drafts} | {row['decode_tok_s']:.0f} | {length} | {gain:.2f} |"
 
 
 def kernel_rows(rows, most=14):

@@ -95,7 +95,8 @@ speed_runs_drafts() {
   local -a bench=(timeout "${SPEED_SECONDS:-110}" "$dir/sluice" bench model --load-format dummy --device cuda --input-len 64
     --new-tokens 128 --repeat 3 --deterministic --json --model-path "$@")
   "${bench[@]}"
-  "${bench[@]}" --speculative-algorithm NEXTN --speculative-num-steps 1
+  "${bench[@]}" --speculative-algorithm NEXTN --speculative-num-steps 1 --speculative-fixed-steps
+  "${bench[@]}" --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-fixed-steps
   "${bench[@]}" --speculative-algorithm NEXTN --speculative-num-steps 3
 }
 

@@ -36,8 +36,9 @@ class Engine(Control):
     max_running_requests: answers that are worked on at once. max_queued_requests: answers that may wait; None: any number.
     chunked_prefill_size: prompt tokens per step; default: 512 on the CPU, 8192 on a GPU. max_total_tokens: tokens of keys and values.
     disable_radix_cache: no prefix is found again.
-    speculative_algorithm: "NEXTN" drafts speculative_num_steps tokens per step with the checkpoint's own head; the text
-        stays the same.
+    speculative_algorithm: "NEXTN" drafts with the checkpoint's own head; the text stays the same. A step makes at most
+        speculative_num_steps drafts, as measured times and right drafts make them pay; speculative_fixed_steps: always
+        as many.
     enable_deterministic_inference: an answer depends on its prompt, parameters and seed alone; the cpu always works so.
     random_seed: of answers whose parameters give no sampling_seed; None: the operating system's.
     threads: of the host; 0: every usable core.
@@ -54,7 +55,8 @@ class Engine(Control):
                  max_running_requests: int | None = None, max_queued_requests: int | None = None,
                  chunked_prefill_size: int | None = None, max_total_tokens: int | None = None,
                  disable_radix_cache: bool = False, speculative_algorithm: str | None = None,
-                 speculative_num_steps: int = 3, enable_deterministic_inference: bool = False,
+                 speculative_num_steps: int = 3, speculative_fixed_steps: bool = False,
+                 enable_deterministic_inference: bool = False,
                  nvfp4_per_token_activation: bool = False, random_seed: int | None = None, threads: int = 0,
                  progress: bool | ProgressFn = False, log: Callable[[str, str], None] | None = None) -> None:
         super().__init__()
@@ -86,6 +88,7 @@ class Engine(Control):
             prefill_chunk=size("chunked_prefill_size", chunked_prefill_size),
             cache_tokens=size("max_total_tokens", max_total_tokens), no_prefix_cache=bool(disable_radix_cache),
             speculative_steps=count("speculative_num_steps", speculative_num_steps, 1, 64) if speculates else 0,
+            speculative_fixed_steps=bool(speculative_fixed_steps),
             **self._callbacks)
         seed = None if random_seed is None else count("random_seed", random_seed, -2**63, 2**64 - 1)
         self._seeds = random.Random(seed)

@@ -45,11 +45,36 @@ def log_softmax(logits):
 MODELS = os.environ.get("SLUICE_TEST_MODELS")
 
 
+def test_drafts_keep_the_text(tmp_path):
+    """Of the small model with a draft head, and as much of the bundled tokenizer as its vocabulary holds."""
+    fixture = SOURCE / "tests" / "fixtures" / "deepseek-v3"
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(fixture / name)
+    tokenizer = json.loads((BUNDLED / "tokenizer.json").read_text())
+    words = tokenizer["model"]
+    words["vocab"], words["merges"] = {word: i for word, i in words["vocab"].items() if i < 331}, []
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    params = [GREEDY, {"temperature": 0.9, "sampling_seed": 11}]
+    params = [{**p, "max_new_tokens": 60, "ignore_eos": True} for p in params]
+
+    def answers(**options):
+        with sluice_moe.Engine(tmp_path, threads=2, **options) as engine:
+            return [engine.generate(input_ids=[5, 9, 200, 33], sampling_params=p) for p in params]
+
+    plain = answers()
+    for steps in (1, 3):
+        for fixed in (False, True):
+            drafted = answers(speculative_algorithm="NEXTN", speculative_num_steps=steps, speculative_fixed_steps=fixed)
+            assert [a["output_ids"] for a in drafted] == [a["output_ids"] for a in plain], (steps, fixed)
+            assert not fixed or all(a["meta_info"]["spec_draft_token_num"] > 0 for a in drafted)
+
+
 @pytest.mark.skipif(not MODELS, reason="SLUICE_TEST_MODELS does not name the trained checkpoints")
 @pytest.mark.parametrize("name", ["tiny-qwen3-moe", "tiny-nemotron-h", "tiny-deepseek-v3"])
 def test_goldens_of_transformers(name):
     golden = safetensors(pathlib.Path(MODELS) / name / "golden.safetensors")
-    options = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2} if name == "tiny-deepseek-v3" else {}
+    options = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 2,
+               "speculative_fixed_steps": True} if name == "tiny-deepseek-v3" else {}
     with sluice_moe.Engine(pathlib.Path(MODELS) / name, dtype="float32", threads=2, max_total_tokens=4096,
                            **options) as engine:
         prompt, expected = (golden[f"greedy.{part}_ids"].reshape(-1).tolist() for part in ("prompt", "output"))

@@ -42,6 +42,7 @@ engine::EngineConfig read_config(const sluice_engine_options& o) {
   config.prefix_cache = o.no_prefix_cache == 0;
   if (o.state_snapshots != 0) config.state_snapshots = o.state_snapshots == -1 ? 0 : o.state_snapshots;
   config.speculative_steps = o.speculative_steps;
+  config.adaptive_drafts = o.speculative_fixed_steps == 0;
   return config;
 }
 

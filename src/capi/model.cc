@@ -192,20 +192,21 @@ sluice_status sluice_model_generate(const sluice_model* model, const int32_t* id
                                     sluice_generated* result) {
   return guard([&] {
     const LoadedModel& loaded = *required(model, "model").loaded;
-    const auto o = read_struct(given, "options", sizeof(sluice_generate_options));
+    const auto o = read_struct(given, "options", offsetof(sluice_generate_options, speculative_fixed_steps));
     const auto prompt = ids_of(ids, count);
     model::GenerateOptions options;
     options.max_new_tokens = o.max_new_tokens;
     options.sampling = {o.temperature, o.top_k, o.top_p == 0 ? 1.0 : o.top_p, o.seed};
-    options.speculative_steps = o.speculative_steps;
     if (o.ignore_eos == 0) options.stop_tokens = loaded.model->info().stop_tokens;
     check(o.max_new_tokens > 0, "options.max_new_tokens is {}; it must be positive", o.max_new_tokens);
 
     text::Detokenizer detokenizer(loaded.tokenizer, true);
     model::Generated made;
     loaded.shared->use([&](Context& ctx) {
-      model::Generator generator(ctx, *loaded.model, static_cast<int64_t>(count) + o.max_new_tokens,
-                                 o.speculative_steps);
+      model::Generator generator(ctx, *loaded.model,
+                                 {.max_tokens = static_cast<int64_t>(count) + o.max_new_tokens,
+                                  .speculative_steps = o.speculative_steps,
+                                  .adaptive_drafts = o.speculative_fixed_steps == 0});
       made = generator.run(prompt, options, [&](int32_t id) {
         return on_token == nullptr || on_token(user, id, detokenizer.push(id).c_str()) == 0;
       });

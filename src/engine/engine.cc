@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "engine/draft_depth.h"
 #include "engine/request_table.h"
 #include "engine/scheduler.h"
 #include "engine/step.h"
+#include "model/draft_depth.h"
 
 namespace sluice::engine {
 
@@ -21,7 +21,7 @@ struct Engine::Impl {
         scheduler(scheduler_config(config, recurrent)),
         runner(ctx, m, runner_config(config, recurrent)),
         depth(config.adaptive_drafts && config.speculative_steps > 0
-                  ? std::make_optional<DraftDepth>(config.speculative_steps)
+                  ? std::make_optional<model::DraftDepth>(config.speculative_steps)
                   : std::nullopt),
         overlap(config.overlap.value_or(!ctx.device().id().is_host())),
         steps{{parts(), info.vocab, config.speculative_steps > 0},
@@ -64,7 +64,7 @@ struct Engine::Impl {
   StepObserver observer{info.layers};
   int64_t traces_left = 0;
   std::function<void(const StepTrace&)> trace;
-  std::optional<DraftDepth> depth;            // nothing: always speculative_steps
+  std::optional<model::DraftDepth> depth;     // nothing: always speculative_steps
   std::optional<Clock::time_point> last_end;  // of the last step; nothing: there was nothing to do since
   std::string fault;
   bool overlap;

@@ -3,10 +3,13 @@
 // It drives one Runner with one slot; the engine puts many sequences into the steps of its Runner by the same rules.
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "model/draft_depth.h"
 #include "model/runner.h"
 #include "sampling/sampler.h"
 
@@ -19,7 +22,6 @@ struct GenerateOptions {
   int64_t max_new_tokens = 128;
   SamplingOptions sampling;
   std::vector<int32_t> stop_tokens;  // one of these ends the text; it is the last id given out
-  int speculative_steps = 0;         // drafts per step from the multi-token-prediction head; 0: none
 };
 
 enum class FinishReason : uint8_t { stop, length, cancelled };
@@ -41,13 +43,15 @@ struct Generated {
 class Generator {
  public:
   struct Config {
-    int64_t max_tokens = 0;  // of the longest sequence, prompt and new tokens; memory for it is reserved
-    int speculative_steps = 0;
+    int64_t max_tokens = 0;     // of the longest sequence, prompt and new tokens; memory for it is reserved
+    int speculative_steps = 0;  // drafts per step from the multi-token-prediction head; 0: none
     int64_t prefill_chunk = 0;  // prompt tokens per step; 0: default_prefill_chunk()
     RecordingConfig recording = {};
     // Whether a step is enqueued before the token of the one before has come to the host. The text is the same; a step
     // is wasted at the end of a text that a stop token ends. Nothing: on every device but the host.
     std::optional<bool> overlap = std::nullopt;
+    // At most speculative_steps drafts, as DraftDepth finds them to pay. What it learns goes from text to text.
+    bool adaptive_drafts = false;
   };
   // `ctx` and `model` must live longer. Throws unsupported when speculative_steps > 0 and the model has no draft head
   // or is not row_invariant.
@@ -55,27 +59,33 @@ class Generator {
   Generator(Context& ctx, const Model& model, int64_t max_tokens, int speculative_steps = 0, int64_t prefill_chunk = 0)
       : Generator(ctx, model, Config{max_tokens, speculative_steps, prefill_chunk, {}}) {}
 
-  // on_token is called for every new id as soon as it is certain; false cancels. The text is the same for every number
-  // of speculative steps, as drafts are made for row_invariant models only. Throws invalid_argument: empty prompt,
-  // prompt and max_new_tokens longer than max_tokens.
+  // on_token is called for every new id as soon as it is certain; false cancels. The text, greedy or sampled, is the
+  // same for every number of drafts in every step, as drafts are made for row_invariant models only. Throws
+  // invalid_argument: empty prompt, prompt and max_new_tokens longer than max_tokens.
   Generated run(std::span<const int32_t> prompt, const GenerateOptions& options,
                 const std::function<bool(int32_t)>& on_token = {});
 
  private:
+  using Clock = std::chrono::steady_clock;
   using Emit = std::function<bool(int32_t)>;  // false: the text ends with this token
+  struct Text;
 
-  void begin_choice(const sampling::Sampler& sampler, int64_t position);
-  int32_t end_choice(int64_t position);
+  int32_t prefill(std::span<const int32_t> prompt, const sampling::Sampler& sampler);
+  void decode(Text& text);
+  void begin_step(const Text& text, int64_t ahead);
+  bool end_step(Text& text);
+  bool verify(Text& text, int64_t drafts);
   int32_t choose(const sampling::Sampler& sampler, int64_t row, int64_t position);
-  void decode(const sampling::Sampler& sampler, const GenerateOptions& options, int32_t next, int64_t context,
-              Generated& out, const Emit& emit);
-  void decode_ahead(const sampling::Sampler& sampler, int64_t max_new_tokens, int32_t next, int64_t context,
-                    Generated& out, const Emit& emit);
   void advance_draft_head(std::span<const int32_t> next_tokens, int64_t context, bool decoding);
+  int drafts() { return depth_ ? depth_->choose(1) : steps_; }
+  double period();
+  void learn(int64_t drafts, int64_t tokens);
 
   int64_t max_tokens_, prefill_chunk_;
   int steps_;
   bool overlap_;
+  std::optional<DraftDepth> depth_;  // nothing: always steps_
+  Clock::time_point last_end_;       // of the last step, later by what the caller's function has taken since
   Runner runner_;
   std::vector<int32_t> blocks_, verify_, next_;
   std::vector<sampling::SampleRow> rows_;

@@ -107,9 +107,10 @@ class Goldens(Models):
         for form in ([], ["--quantization", "fp8_block"], ["--quantization", "nvfp4_online"]):
             plain = run(*words, *form).stdout
             for steps in (1, 2, 3, 5):
-                result = run(*words, *form, "--speculative-algorithm", "NEXTN", "--speculative-num-steps", steps)
-                self.assertEqual(result.stdout, plain, (form, steps))
-                self.assertRegex(result.stderr, r"accept rate 0\.\d{3}, accept length [1-6]\.\d\d")
+                for fixed in ([], ["--speculative-fixed-steps"]):
+                    result = run(*words, *form, "--speculative-algorithm", "NEXTN", "--speculative-num-steps", steps, *fixed)
+                    self.assertEqual(result.stdout, plain, (form, steps, fixed))
+                    self.assertRegex(result.stderr, r"accept rate [01]\.\d{3}, accept length [1-6]\.\d\d")
 
 
 class Formats(Models):

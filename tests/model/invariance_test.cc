@@ -150,10 +150,8 @@ TEST_P(Speculation, GivesThePlainText) {
     o.sampling.seed = 7;
     for (const size_t length : {1, 16, 70}) {
       o.max_new_tokens = 60;
-      o.speculative_steps = 0;
       const auto plain = Generator(ctx, *model, 200).run(part(ids, 0, length), o);
       for (int steps = 1; steps <= 5; ++steps) {
-        o.speculative_steps = steps;
         // A short prefill chunk: the head's cache is filled across chunks.
         Generator generator(ctx, *model, 200, steps, 32);
         const auto run = generator.run(part(ids, 0, length), o);

@@ -165,7 +165,6 @@ TEST_P(GoldenSm90, DraftsKeepTheText) {
   options.max_new_tokens = 48;
   const auto plain = Generator(gpu->ctx, *model, 256).run(prompt, options);
   for (const int steps : {1, 3}) {
-    options.speculative_steps = steps;
     const Generated drafted = Generator(gpu->ctx, *model, 256, steps).run(prompt, options);
     EXPECT_EQ(drafted.ids, plain.ids) << steps << " drafts";
     std::printf("    %d drafts: %lld of %lld accepted\n", steps, static_cast<long long>(drafted.accepted),

@@ -47,7 +47,8 @@ class ModelTable(unittest.TestCase):
             long = {**ROW, "input_len": 8192, "token_bytes": 98304}
             profile = {"profile_batch_size": 8, "input_len": 8192, "us": 9000.0,
                        "kernels": [{"name": "attention_kernel", "count": 48, "us": 3000.0}, {"name": "x", "count": 1, "us": 6000.0}]}
-            drafts = [{"decode_tok_s": 500.0}, {"decode_tok_s": 400.0, "accept_length": 1.01, "speculative_num_steps": 1}]
+            drafts = [{"decode_tok_s": 500.0}, {"decode_tok_s": 400.0, "accept_length": 1.01, "speculative_num_steps": 1},
+                      {"decode_tok_s": 510.0, "accept_length": 1.0, "speculative_num_steps": 3, "speculative_fixed_steps": False}]
             paths = [self.log(folder, "speed-qwen3-30b-a3b-bf16.log", [json.dumps(ROW)]),
                      self.log(folder, "speed-qwen3-30b-a3b-bf16+long.log", [json.dumps(long), json.dumps(profile)]),
                      self.log(folder, "speed-qwen3-30b-a3b-bf16+deterministic.log", [json.dumps({**ROW, "decode_tok_s": 970.0})]),
@@ -58,6 +59,7 @@ class ModelTable(unittest.TestCase):
         self.assertIn("| qwen3-30b-a3b bf16 | 8 | 970 | 1000 | 0.97 |", text)
         self.assertIn("| deepseek-v3-4-layers-mtp bf16 | 0 | 500 |  | 1.00 |", text)
         self.assertIn("| deepseek-v3-4-layers-mtp bf16 | 1 | 400 | 1.01 | 0.80 |", text)
+        self.assertIn("| deepseek-v3-4-layers-mtp bf16 | up to 3 | 510 | 1.00 | 1.02 |", text)
         self.assertEqual(text.count("| qwen3-30b-a3b bf16 | 8 | 8.000 | 6.40 | 1.25 | 1000 |"), 1)
 
     def test_models_without_figures(self):

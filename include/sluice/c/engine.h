@@ -31,7 +31,8 @@ typedef struct sluice_engine_options {
   int64_t block_size;     /* tokens that the prefix cache shares at a time: 64 */
   int no_prefix_cache;    /* 1: no prefix is found again */
   int state_snapshots;    /* states of recurrent layers (Mamba) kept for the prefix cache: 16; -1: none */
-  int speculative_steps;  /* drafts per step from the model's own head: none; see sluice_generate_options */
+  int speculative_steps;  /* the most drafts per step from the model's own head: none; see sluice_generate_options */
+  int speculative_fixed_steps; /* 1: always speculative_steps drafts */
 } sluice_engine_options;
 
 /* options NULL: all defaults. */

@@ -56,10 +56,12 @@ typedef struct sluice_generate_options {
   int64_t top_k;          /* 0: all */
   double top_p;           /* 0 is read as 1 */
   uint64_t seed;
-  /* Drafts per step from the model's own head; 0: none. The text is the same, so they need a model that is
-   * row_invariant (sluice_model_info); another gives SLUICE_UNSUPPORTED. */
+  /* The most drafts per step from the model's own head; 0: none. Each step makes as many as measured times and right
+   * drafts make pay. The text is the same, so they need a model that is row_invariant (sluice_model_info); another
+   * gives SLUICE_UNSUPPORTED. */
   int speculative_steps;
-  int ignore_eos; /* 1: only max_new_tokens ends the text */
+  int ignore_eos;              /* 1: only max_new_tokens ends the text */
+  int speculative_fixed_steps; /* 1: always speculative_steps drafts */
 } sluice_generate_options;
 
 typedef struct sluice_generated {

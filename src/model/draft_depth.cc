@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/draft_depth.h"
+#include "model/draft_depth.h"
 
 #include <algorithm>
 #include <bit>
 #include <utility>
 
-namespace sluice::engine {
+namespace sluice::model {
 
 namespace {
 // A trial's first step is not steady, and on a GPU its second one records a graph.
@@ -164,4 +164,4 @@ void DraftDepth::verified(int64_t drafts, int64_t right) {
   }
 }
 
-}  // namespace sluice::engine
+}  // namespace sluice::model

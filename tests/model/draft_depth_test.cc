@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The number of drafts against a machine that is simulated: steps of known times, drafts of known chances.
-#include "engine/draft_depth.h"
+#include "model/draft_depth.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "tests/support/random.h"
 
-namespace sluice::engine {
+namespace sluice::model {
 namespace {
 
 constexpr int kMost = 5;
@@ -182,4 +182,4 @@ TEST(DraftDepth, FollowsPromptsWithinItsBudget) {
 }
 
 }  // namespace
-}  // namespace sluice::engine
+}  // namespace sluice::model

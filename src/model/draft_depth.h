@@ -2,10 +2,10 @@
 // How many drafts a step makes for each sequence: as many as give the most tokens per second, and none where none pay.
 //
 // A step with d drafts gives 1 + p1 + p1 p2 + ... + (p1 ... pd) tokens per sequence, where pi is how often draft i is
-// right if those before it are, and takes the time that such steps took. Both are measured while the engine runs:
-// pi for all sequences together, times for each power of two of sequences and each number of drafts. What has not been
+// right if those before it are, and takes the time that such steps took. Both are measured while steps run: pi
+// for all sequences together, times for each power of two of sequences and each number of drafts. What has not been
 // measured is tried for a few steps. Trials may cost kBudget of the running time and no more, so that in the long run
-// the engine is never slower than without drafts by more than that.
+// steps are never slower than without drafts by more than that.
 //
 // Without drafts the draft head does not run either (follows()): it then misses tokens, and its next drafts are worse
 // until the sequence has moved on. Texts do not depend on drafts (model/drafter.h). It sees no tokens, no model and no
@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace sluice::engine {
+namespace sluice::model {
 
 class DraftDepth {
  public:
@@ -81,4 +81,4 @@ class DraftDepth {
   double debt_ = 0;  // seconds that were lost and not yet earned by kBudget of the running time
 };
 
-}  // namespace sluice::engine
+}  // namespace sluice::model
