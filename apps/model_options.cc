@@ -51,6 +51,11 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
                   "the same for 8 bits, BF16 for nvfp4 and mxfp4")
       ->group(group);
   command
+      .add_option("--quantization-head", o.quantization_head,
+                  "with --quantization: one of its formats for the output head; default: BF16. Where the embedding "
+                  "serves as head, a copy of it is quantised")
+      ->group(group);
+  command
       .add_option("--calibration-text", o.calibration_text,
                   "text file from which --quantization nvfp4 takes its activation scales")
       ->group(group);
@@ -119,10 +124,12 @@ model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
     if (traced.moe_backend == "auto") traced.moe_backend = "cpu";  // keeps the traces that calibration reads
     const auto exact = model::load_model(ctx, traced);
     const text::Tokenizer tokenizer = load_tokenizer(o, *exact);
-    load.amax = model::calibrate(ctx, *exact, tokenizer.encode(read_text_file(o.calibration_text)));
+    load.amax = model::calibrate(ctx, *exact, tokenizer.encode(read_text_file(o.calibration_text)),
+                                 !o.quantization_head.empty());
   }
   load.quantization = o.quantization;
   load.quantization_rest = o.quantization_rest;
+  load.quantization_head = o.quantization_head;
   return load;
 }
 

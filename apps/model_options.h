@@ -16,7 +16,7 @@ namespace sluice::apps {
 
 struct ModelOptions {
   std::string path, device = "cpu", load_format = "auto", dtype = "bfloat16", quantization, quantization_rest,
-                    calibration_text, moe_backend = "auto";
+                    quantization_head, calibration_text, moe_backend = "auto";
   std::string draft_moe_backend;  // add_speculative_options() declares it
   std::string fp8_block_numerics = "exact";
   std::string fp8_sums = "float32";

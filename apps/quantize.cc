@@ -14,7 +14,7 @@ namespace sluice::apps {
 
 namespace {
 struct Options {
-  std::string input, output, format, rest, calibration;
+  std::string input, output, format, rest, head, calibration;
   std::vector<std::string> exclude;
   bool weight_only = false;
   int64_t window = 512;
@@ -29,7 +29,7 @@ std::map<std::string, float> calibrate(Context& ctx, const Options& o) {
   const std::string text = read_text_file(o.calibration);
   const auto model = load_model(ctx, options);
   const std::vector<int32_t> ids = load_tokenizer(options, *model).encode(text);
-  return model::calibrate(ctx, *model, ids, o.window);
+  return model::calibrate(ctx, *model, ids, !o.head.empty(), o.window);
 }
 
 // Not by opening it: that maps it, and after the work is done nothing shall fail.
@@ -43,7 +43,7 @@ double megabytes_of_shards(const std::string& folder) {
 
 void run(const Options& o, Shared& shared) {
   Context ctx = shared.context();
-  weights::SaveOptions save = weights::save_options(o.format, o.rest, !o.calibration.empty(), o.weight_only);
+  weights::SaveOptions save = weights::save_options(o.format, o.rest, o.head, !o.calibration.empty(), o.weight_only);
   save.exclude = o.exclude;
   save.shard_bytes = static_cast<int64_t>(o.shard_gib * static_cast<double>(int64_t{1} << 30));
   const io::Checkpoint in = io::Checkpoint::open(o.input);
@@ -63,7 +63,7 @@ void add_quantize(CLI::App& parent, Shared& shared) {
       {"quantize", "write a checkpoint in another number format",
        "  sluice quantize models/m m-mxfp8 --format mxfp8\n"
        "  sluice quantize models/m m-nvfp4 --format nvfp4 --calibration text.txt\n"
-       "  sluice quantize models/m m-mx --format mxfp4 --format-rest mxfp8\n"
+       "  sluice quantize models/m m-mx --format mxfp4 --format-rest mxfp8 --format-head mxfp8\n"
        "  sluice quantize models/m m-fp8 --format fp8 --calibration text.txt --exclude \"model.layers.0.*\"\n"},
       [o, &shared] { run(*o, shared); });
   command->add_option("input", o->input, "folder of the checkpoint to read")->required();
@@ -75,6 +75,9 @@ void add_quantize(CLI::App& parent, Shared& shared) {
       ->required();
   command->add_option("--format-rest,--quantization-rest", o->rest,
                       "another format for the linears that are no routed experts, as mxfp8 beside --format mxfp4");
+  command->add_option("--format-head,--quantization-head", o->head,
+                      "a format for the output head; default: BF16. A head that is the embedding is written as a "
+                      "matrix of its own");
   command->add_option("--calibration", o->calibration,
                       "text file whose largest activations become the input scales of fp8 and nvfp4");
   command->add_flag("--weight-only", o->weight_only, "nvfp4 without rounding of activations; needs no calibration");

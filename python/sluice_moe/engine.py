@@ -31,6 +31,7 @@ class Engine(Control):
         "bfloat16" or "fp8_e4m3", which halves their memory.
     quantization: BF16 weights are quantised to it while loading: fp8, fp8_channel, fp8_block, mxfp8, nvfp4_online, mxfp4.
     quantization_rest: with it, for the linears that are no routed experts; default: the same for 8 bits, else BF16.
+    quantization_head: with it, for the output head; default: BF16.
     device: "cpu", "cuda", "cuda:N", "auto" (a Hopper GPU, else the CPU): where the model runs. moe_runner_backend: what runs the experts ("auto", "cpu", ...).
     context_length: the longest prompt with its answer, in tokens; default: the model's.
     max_running_requests: answers that are worked on at once. max_queued_requests: answers that may wait; None: any number.
@@ -51,7 +52,7 @@ class Engine(Control):
 
     def __init__(self, model_path: str | os.PathLike[str], *, dtype: str = "auto", quantization: str | None = None,
                  quantization_rest: str | None = None, device: str = "cpu", moe_runner_backend: str = "auto",
-                 context_length: int | None = None, kv_cache_dtype: str = "auto",
+                 context_length: int | None = None, kv_cache_dtype: str = "auto", quantization_head: str | None = None,
                  max_running_requests: int | None = None, max_queued_requests: int | None = None,
                  chunked_prefill_size: int | None = None, max_total_tokens: int | None = None,
                  disable_radix_cache: bool = False, speculative_algorithm: str | None = None,
@@ -74,6 +75,7 @@ class Engine(Control):
         model = _library.ModelOptions(
             dtype=None if dtype == "auto" else option("dtype", dtype), quantization=option("quantization", quantization),
             quantization_rest=option("quantization_rest", quantization_rest),
+            quantization_head=option("quantization_head", quantization_head),
             kv_cache_dtype=option("kv_cache_dtype", kv_cache_dtype),
             moe_backend=option("moe_runner_backend", moe_runner_backend),
             nvfp4_per_token_activation=bool(nvfp4_per_token_activation),

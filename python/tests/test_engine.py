@@ -402,6 +402,20 @@ def test_keys_and_values_in_fp8():
     assert seen["auto"]["cache_bytes"] - seen["fp8_e4m3"]["cache_bytes"] == values * seen["auto"]["max_total_num_tokens"]
 
 
+def test_the_head_in_8_bits():
+    config = json.loads((BUNDLED / "config.json").read_text())
+    values = config["vocab_size"] * config["hidden_size"]
+    seen = {}
+    for head in (None, "bf16", "mxfp8"):
+        with sluice_moe.Engine(BUNDLED, quantization="mxfp4", quantization_rest="mxfp8", quantization_head=head,
+                               threads=2) as engine:
+            answer = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 8})
+            assert answer["meta_info"]["completion_tokens"] == 8
+            seen[head] = engine.model_info["weight_bytes"]
+    assert seen[None] == seen["bf16"]
+    assert seen[None] - seen["mxfp8"] == values * 2 - values * 33 / 32  # a scale for each 32 values
+
+
 def test_engines_are_checked(tmp_path):
     for options, kind, sentence in [
         ({"model_path": tmp_path / "nowhere"}, sluice_moe.NotFound, "nowhere"),
@@ -409,6 +423,8 @@ def test_engines_are_checked(tmp_path):
         ({"device": "abacus"}, ValueError, "abacus"),
         ({"dtype": "float16"}, ValueError, "float16"),
         ({"quantization": "fp3"}, ValueError, "fp3"),
+        ({"quantization": "mxfp4", "quantization_head": "q8_0"}, ValueError, 'quantization-head is "q8_0"; accepted: bf16'),
+        ({"quantization_head": "mxfp8"}, ValueError, "quantization is not given"),
         ({"kv_cache_dtype": "int8"}, ValueError, 'kv_cache_dtype is "int8"; accepted: auto, fp8_e4m3'),
         ({"kv_cache_dtype": "bfloat16", "dtype": "float32"}, ValueError, "bfloat16 with dtype bfloat16"),
         ({"speculative_algorithm": "EAGLE"}, ValueError, "accepted: None, 'NEXTN'"),

@@ -46,6 +46,7 @@ model::LoadOptions read_load_options(const char* folder, const sluice_model_opti
   options.fp8_f32_sums = o.fp8_tensor_core_sums == 0;
   options.deterministic = o.deterministic != 0;
   if (o.quantization_rest != nullptr) options.quantization_rest = o.quantization_rest;
+  if (o.quantization_head != nullptr) options.quantization_head = o.quantization_head;
   if (o.kv_cache_dtype != nullptr) options.kv_dtype = kv_dtype_of(o.kv_cache_dtype, options.dtype);
   return options;
 }

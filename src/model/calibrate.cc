@@ -12,10 +12,11 @@ struct Recorder : Observer {
 };
 }  // namespace
 
-std::map<std::string, float> calibrate(Context& ctx, const Model& model, std::span<const int32_t> ids, int64_t window) {
+std::map<std::string, float> calibrate(Context& ctx, const Model& model, std::span<const int32_t> ids, bool head,
+                                       int64_t window) {
   check(!ids.empty(), "the calibration text has no tokens");
   Recorder recorder;
-  run_windows(ctx, model, ids, window, false, &recorder, "calibrating", [](const WindowPiece&) {});
+  run_windows(ctx, model, ids, window, head, &recorder, "calibrating", [](const WindowPiece&) {});
   return recorder.recorded.amax();
 }
 

@@ -11,8 +11,9 @@
 
 namespace sluice::model {
 
-// By module name, for LoadOptions::amax and for `sluice quantize`. Windows as for perplexity().
-std::map<std::string, float> calibrate(Context& ctx, const Model& model, std::span<const int32_t> ids,
+// By module name, for LoadOptions::amax and for `sluice quantize`. Windows as for perplexity(). head: also of the
+// output head, which costs the logits of all rows.
+std::map<std::string, float> calibrate(Context& ctx, const Model& model, std::span<const int32_t> ids, bool head,
                                        int64_t window = 512);
 
 }  // namespace sluice::model

@@ -124,7 +124,7 @@ DraftHead draft_head(const WeightReader& s, const Config& c, const Decoder::Part
   layer.moe.draft = true;
   add_layer(s, layer, c.layers, d.sublayers);
   d.final_norm = s.norm(p + "shared_head.norm.weight", hidden, c.eps);
-  d.head = s.contains(p + "shared_head.head.weight") ? s.dense(p + "shared_head.head", vocab, hidden) : main.head;
+  d.head = s.contains_module(p + "shared_head.head") ? s.dense(p + "shared_head.head", vocab, hidden) : main.head;
   return d;
 }
 }  // namespace

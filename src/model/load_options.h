@@ -18,6 +18,7 @@ struct LoadOptions {
   std::optional<DType> kv_dtype;      // of cached keys and values: D or e4m3; nothing: D
   std::string quantization;           // BF16 weights are quantised to this while loading; "": as stored
   std::string quantization_rest;      // the linears that are no routed experts; "": as weights/online.h says
+  std::string quantization_head;      // the output head; "": BF16
   std::map<std::string, float> amax;  // of calibrated inputs (calibrate.h), for formats with static input scales
   bool nvfp4_per_token = false;       // activation scales per token; the checkpoint's input scales are ignored
   bool fp8_block_trtllm = false;      // FP8 block: GEMM1's result is rounded before the activation

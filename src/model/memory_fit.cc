@@ -19,7 +19,8 @@ std::string room_text(DeviceId device, DeviceMemory memory) {
 
 int64_t weight_bytes(const io::Checkpoint& checkpoint, const LoadOptions& options) {
   if (options.quantization.empty()) return weights::loaded_bytes(checkpoint, nullptr);
-  const weights::OnlinePolicy online = weights::parse_online_policy(options.quantization, options.quantization_rest);
+  const weights::OnlinePolicy online =
+      weights::parse_online_policy(options.quantization, options.quantization_rest, options.quantization_head);
   return weights::loaded_bytes(checkpoint, &online);
 }
 

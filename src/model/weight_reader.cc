@@ -25,7 +25,11 @@ weights::LoaderOptions loader_options(const LoadOptions& o, weights::DeviceStage
   check(o.quantization_rest.empty() || !o.quantization.empty(),
         "quantization-rest is \"{}\", but quantization is not given; it names the format of the experts",
         o.quantization_rest);
-  if (!o.quantization.empty()) out.online = weights::parse_online_policy(o.quantization, o.quantization_rest);
+  check(o.quantization_head.empty() || !o.quantization.empty(),
+        "quantization-head is \"{}\", but quantization is not given; it names the format of the experts",
+        o.quantization_head);
+  if (!o.quantization.empty())
+    out.online = weights::parse_online_policy(o.quantization, o.quantization_rest, o.quantization_head);
   out.nvfp4_per_token = o.nvfp4_per_token;
   out.amax = o.amax;
   out.dummy = o.dummy;
@@ -36,6 +40,16 @@ weights::LoaderOptions loader_options(const LoadOptions& o, weights::DeviceStage
 // Float32 runs multiply values that are dequantised on the host.
 std::unique_ptr<weights::DeviceStage> make_stage(Context& ctx, const LoadOptions& o) {
   return o.dtype == DType::bf16 ? ops::make_device_stage(ctx) : nullptr;
+}
+
+ops::LinearOptions linear_options(const LoadOptions& o, const weights::LoadedLinear& loaded) {
+  ops::LinearOptions out;
+  out.inputs = loaded.inputs;
+  out.dtype = o.dtype;
+  out.input_scale = loaded.input_scale;
+  out.deterministic = o.deterministic;
+  out.fp8_f32_sums = o.fp8_f32_sums;
+  return out;
 }
 
 Shape sizes(Dims dims) {
@@ -104,6 +118,9 @@ void WeightReader::add_dummies(std::initializer_list<std::pair<std::string, Shap
 
 const io::Config& WeightReader::config() const { return checkpoint().config(); }
 bool WeightReader::contains(std::string_view name) const { return checkpoint().contains(name); }
+bool WeightReader::contains_module(const std::string& module) const {
+  return contains(module + ".weight") || contains(module + ".weight_packed");
+}
 
 std::string WeightReader::first_of(std::initializer_list<std::string> names) const {
   std::string all;
@@ -227,12 +244,8 @@ WeightReader::Module WeightReader::read_module(const std::string& module, Dim ro
              "{} exists, but {} says that this projection has no bias", checkpoint().source_of(module + ".bias"),
              config().source());
   const auto keep = [&](weights::LoadedLinear loaded) {
+    m.options = linear_options(options_, loaded);
     m.w = std::move(loaded.w);
-    m.options.inputs = loaded.inputs;
-    m.options.dtype = options_.dtype;
-    m.options.input_scale = loaded.input_scale;
-    m.options.deterministic = options_.deterministic;
-    m.options.fp8_f32_sums = options_.fp8_f32_sums;
     return m;
   };
   if (makes_dummies()) return keep(impl_->loader->dummy_linear(module, rows.n, cols.n));
@@ -291,13 +304,8 @@ Dense WeightReader::read_dense(const std::vector<DenseModule>& modules, Dim cols
 
 Dense WeightReader::tied_head(const std::string& module, const Tensor& weight) const {
   if (weight.dtype() == DType::f32) return {{module}, ops::make_float_linear(ctx_, weight)};
-  weights::QuantTensor w;
-  w.experts = 1, w.rows = weight.dim(0), w.cols = weight.dim(1);
-  w.codes = weight.reshape({1, w.rows, w.cols});
-  ops::LinearOptions o;
-  o.dtype = options_.dtype;
-  o.deterministic = options_.deterministic;
-  return {{module}, ops::make_linear(ctx_, {&w, 1}, {}, o)};
+  const weights::LoadedLinear loaded = impl_->loader->tied_head(module, weight);
+  return {{module}, ops::make_linear(ctx_, {&loaded.w, 1}, {}, linear_options(options_, loaded))};
 }
 
 Tensor WeightReader::dequantized(const std::string& module, Dim rows, Dim cols) const {

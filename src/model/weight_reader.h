@@ -55,6 +55,7 @@ class WeightReader {
   const io::Checkpoint& checkpoint() const;
   const LoadOptions& options() const { return options_; }
   bool contains(std::string_view name) const;
+  bool contains_module(const std::string& module) const;  // its weight, in whatever format
   // The same for a tensor that the configuration requires. Dummy weights have every required tensor and no optional
   // one.
   bool has_required(std::string_view name) const { return options_.dummy || contains(name); }
@@ -71,7 +72,8 @@ class WeightReader {
   // What the keys ("k") or values ("v") of an attention layer are divided by before they are rounded to the cache's
   // e4m3: the checkpoint's own calibrated scale, which it may lack; else, and in any other cache, 1.
   float cache_scale(const std::string& attention, std::string_view which) const;
-  Dense tied_head(const std::string& module, const Tensor& weight) const;   // the embedding as output head
+  // The embedding as output head; a copy of it where the head has a number format of its own.
+  Dense tied_head(const std::string& module, const Tensor& weight) const;
   Tensor dequantized(const std::string& module, Dim rows, Dim cols) const;  // bf16 or f32 [N, K]
 
   // Copies the tensor to the memory of the device that the model runs on; the tensor itself if that is the host.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "weights/export_format.h"
 
+#include <algorithm>
+
 #include "io/json_text.h"
 
 namespace sluice::weights {
@@ -48,11 +50,26 @@ const ExportFormat& export_format_of(const ModuleFormat& format) {
        info(format.weights).name, name_of(format::kInputFormats, format.inputs), accepted);
 }
 
-bool is_mixed(const OnlinePolicy& f) {
-  return f.experts != f.rest && f.experts != ModuleFormat{} && f.rest != ModuleFormat{};
+// A part of a checkpoint with its format; `name` for sentences.
+struct Part {
+  std::string_view name;
+  ModuleFormat format;
+};
+// Those that are quantised: experts, the rest, the head.
+std::vector<Part> quantized_parts(const OnlinePolicy& f) {
+  std::vector<Part> parts{{"experts", f.experts}, {"other linears", f.rest}, {"the head", f.head}};
+  std::erase_if(parts, [](const Part& p) { return p.format == ModuleFormat{}; });
+  return parts;
 }
-// The only format, unless is_mixed().
-const ModuleFormat& single(const OnlinePolicy& f) { return f.experts != ModuleFormat{} ? f.experts : f.rest; }
+bool is_mixed(const OnlinePolicy& f) {
+  const std::vector<Part> parts = quantized_parts(f);
+  return std::any_of(parts.begin(), parts.end(), [&](const Part& p) { return p.format != parts[0].format; });
+}
+// The only format, unless is_mixed(); BF16 where nothing is quantised.
+ModuleFormat single(const OnlinePolicy& f) {
+  const std::vector<Part> parts = quantized_parts(f);
+  return parts.empty() ? ModuleFormat{} : parts[0].format;
+}
 
 // Of two formats side by side; none: no convention has both.
 Dialect common_dialect(const ExportFormat& a, const ExportFormat& b) {
@@ -61,21 +78,31 @@ Dialect common_dialect(const ExportFormat& a, const ExportFormat& b) {
   return Dialect::none;
 }
 
-Dialect dialect_of(const OnlinePolicy& f) {
-  if (!is_mixed(f)) return export_format_of(single(f)).dialect;
-  const ExportFormat &experts = export_format_of(f.experts), &rest = export_format_of(f.rest);
-  const Dialect common = common_dialect(experts, rest);
-  if (common != Dialect::none) return common;
+[[noreturn]] void refuse_pair(const Part& a, const Part& b) {
   std::string accepted;
   for (const ExportFormat& s : kExportFormats)
-    if (s.format != f.experts && common_dialect(experts, s) != Dialect::none)
+    if (s.format != a.format && common_dialect(export_format_of(a.format), s) != Dialect::none)
       accepted += fmt::format("{}{} with {} inputs", accepted.empty() ? "" : ", ", info(s.format.weights).name,
                               name_of(format::kInputFormats, s.format.inputs));
   fail(ErrorCode::unsupported,
-       "no published checkpoint format holds experts in {} beside other linears in {} with {} inputs; accepted beside "
-       "such experts: {}",
-       info(f.experts.weights).name, info(f.rest.weights).name, name_of(format::kInputFormats, f.rest.inputs),
-       accepted.empty() ? "bf16" : accepted);
+       "no published checkpoint format holds {} in {} beside {} in {} with {} inputs; accepted beside such {}: {}",
+       a.name, info(a.format.weights).name, b.name, info(b.format.weights).name,
+       name_of(format::kInputFormats, b.format.inputs), a.name, accepted.empty() ? "bf16" : accepted);
+}
+
+Dialect dialect_of(const OnlinePolicy& f) {
+  if (!is_mixed(f)) return export_format_of(single(f)).dialect;
+  // Where any two parts have a convention in common, all have one.
+  const std::vector<Part> parts = quantized_parts(f);
+  Dialect common = Dialect::modelopt;
+  for (const Part& a : parts)
+    for (const Part& b : parts) {
+      if (a.format == b.format) continue;
+      const Dialect pair = common_dialect(export_format_of(a.format), export_format_of(b.format));
+      if (pair == Dialect::none) refuse_pair(a, b);
+      if (pair == Dialect::compressed_tensors) common = pair;
+    }
+  return common;
 }
 
 JsonValue text(std::string_view s) { return {std::string(s)}; }
@@ -103,8 +130,8 @@ JsonValue group_side(int bits, std::string_view strategy, int group_size, bool d
   return side;
 }
 
-JsonValue compressed_group(const ModuleFormat& format, std::string_view target) {
-  JsonValue group = object({{"targets", list({std::string(target)})}});
+JsonValue compressed_group(const ModuleFormat& format, const std::vector<std::string>& targets) {
+  JsonValue group = object({{"targets", list(targets)}});
   if (format.weights == Format::mxfp4) {
     set_member(group, "weights", group_side(4, "group", 32, false));
     return group;
@@ -122,21 +149,35 @@ JsonValue compressed_group(const ModuleFormat& format, std::string_view target) 
   return group;
 }
 
-JsonValue compressed_tensors(const OnlinePolicy& formats, const std::vector<std::string>& not_quantized) {
+// The groups of a checkpoint with several formats. A group of names comes before the class of all linears, whatever the
+// order in the file.
+JsonValue compressed_groups(const OnlinePolicy& formats, const std::vector<ExportedModule>& modules) {
+  std::vector<std::string> heads;
+  for (const ExportedModule& m : modules)
+    if (kind_of(m.name) == ModuleKind::head && m.format != ModuleFormat{} && m.format != formats.rest)
+      heads.push_back(m.name);
+  const std::pair<ModuleFormat, std::vector<std::string>> parts[] = {
+      {formats.experts, {"re:.*\\.experts\\..*"}}, {formats.rest, {"Linear"}}, {formats.head, heads}};
+  JsonValue groups = object({});
+  int count = 0;
+  for (const auto& [format, targets] : parts) {
+    if (format == ModuleFormat{} || targets.empty()) continue;
+    JsonValue group = compressed_group(format, targets);
+    set_member(group, "format", text(export_format_of(format).group));
+    set_member(groups, fmt::format("group_{}", count++).c_str(), std::move(group));
+  }
+  return groups;
+}
+
+JsonValue compressed_tensors(const OnlinePolicy& formats, const std::vector<ExportedModule>& modules,
+                             const std::vector<std::string>& not_quantized) {
   JsonValue groups = object({});
   std::string_view format = "mixed-precision";
   if (is_mixed(formats)) {
-    // A group of names comes before the class of all linears, whatever the order in the file.
-    const std::pair<ModuleFormat, const char*> parts[] = {{formats.experts, "re:.*\\.experts\\..*"},
-                                                          {formats.rest, "Linear"}};
-    for (const auto& [part, target] : parts) {
-      JsonValue group = compressed_group(part, target);
-      set_member(group, "format", text(export_format_of(part).group));
-      set_member(groups, part == formats.experts ? "group_0" : "group_1", std::move(group));
-    }
+    groups = compressed_groups(formats, modules);
   } else {
     format = export_format_of(single(formats)).group;
-    set_member(groups, "group_0", compressed_group(single(formats), "Linear"));
+    set_member(groups, "group_0", compressed_group(single(formats), {"Linear"}));
   }
   return object({{"quant_method", text("compressed-tensors")},
                  {"format", text(format)},
@@ -238,7 +279,7 @@ ExportedConfig export_config(const OnlinePolicy& formats, const std::vector<Expo
                                    {"modules_to_not_convert", list(not_quantized)}})),
               ""};
     case Dialect::compressed_tensors:
-      return {to_json_text(compressed_tensors(formats, not_quantized)), ""};
+      return {to_json_text(compressed_tensors(formats, modules, not_quantized)), ""};
     case Dialect::modelopt:
       return modelopt(formats, modules, not_quantized);
   }

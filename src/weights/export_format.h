@@ -22,8 +22,8 @@ namespace sluice::weights {
 //   nvfp4 + nvfp4             ModelOpt NVFP4
 //   nvfp4 + plain             ModelOpt W4A16_NVFP4
 //   mxfp4 + plain             compressed-tensors
-// Two formats side by side, one for the experts and one for the rest: ModelOpt's MIXED_PRECISION for those that it has
-// a name for (FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8, NVFP4, W4A16_NVFP4), or two groups of compressed-tensors
+// Several formats side by side, of the experts, of the rest and of the head: ModelOpt's MIXED_PRECISION for those that
+// it has a name for (FP8, FP8_PER_CHANNEL_PER_TOKEN, MXFP8, NVFP4, W4A16_NVFP4), or groups of compressed-tensors
 // (fp8_tensor, fp8_channel, mxfp8, mxfp4).
 void check_exportable(const OnlinePolicy& formats);
 

@@ -49,7 +49,9 @@ ModuleFormat Loader::target(std::string_view module, const ModuleFormat& stored,
     if (format.inputs == InputFormat::nvfp4 && options_.nvfp4_per_token) format.inputs = InputFormat::nvfp4_token;
     return format;
   };
-  if (options_.dummy && scheme_.quantized() && kind_of(module) != ModuleKind::other)
+  // Heads stay in BF16 then: published configurations do not always exclude a head that is stored so.
+  const ModuleKind kind = kind_of(module);
+  if (options_.dummy && scheme_.quantized() && (kind == ModuleKind::experts || kind == ModuleKind::linear))
     return per_token(scheme_.of(module));
   if (!options_.online || stored != ModuleFormat{}) return per_token(stored);
   const ModuleFormat online = per_token(options_.online->of(module));
@@ -113,6 +115,18 @@ LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols)
   if (format::is_static(wanted.inputs))
     out.input_scale = static_input_scale(stored, wanted, {names}, std::string(module));
   out.w = quantize(context_, wanted.weights, out.w);
+  return out;
+}
+
+LoadedLinear Loader::tied_head(std::string_view module, const Tensor& embedding) const {
+  const ModuleFormat wanted = target(module, {}, std::string(module));
+  LoadedLinear out;
+  out.inputs = wanted.inputs;
+  if (format::is_static(wanted.inputs)) out.input_scale = online_input_scale(wanted.inputs, std::string(module));
+  out.w.experts = 1, out.w.rows = embedding.dim(0), out.w.cols = embedding.dim(1);
+  out.w.codes = embedding.reshape({1, out.w.rows, out.w.cols});
+  out.w = embedding.device().is_host() ? quantize(context_, wanted.weights, out.w)
+                                       : options_.stage->quantize(wanted.weights, out.w);
   return out;
 }
 

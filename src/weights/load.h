@@ -79,6 +79,9 @@ class Loader {
   // The same in the memory of options.stage: codes, and block scales that were made there.
   LoadedLinear staged_linear(std::string_view module, int64_t rows, int64_t cols);
 
+  // The embedding [V, H] as output head: in BF16 the tensor itself, else a copy, where `embedding` lies.
+  LoadedLinear tied_head(std::string_view module, const Tensor& embedding) const;
+
   // Per-expert tensors (experts.{e}.{gate,up,down}), fused ones, or gpt-oss's blocks, whichever the checkpoint has.
   // Gate and up keep their own scales: other stacks requantise both with the larger one. input_scale1 and
   // input_scale2 are the largest over ALL experts, so that every rank of an expert-parallel group rounds alike.

@@ -3,6 +3,7 @@
 
 #include "base/math.h"
 #include "format/formats.h"
+#include "weights/tied_head.h"
 
 namespace sluice::weights {
 
@@ -41,6 +42,9 @@ int64_t loaded_bytes(const io::Checkpoint& checkpoint, const OnlinePolicy* onlin
                  ? static_cast<double>(entry.end - entry.begin)
                  : bytes_of_matrix(entry.shape, format::info(format));
   }
+  const format::Format head = online->head.weights;
+  if (const auto tied = head == format::Format::bf16 ? std::nullopt : tied_embedding(checkpoint))
+    bytes += bytes_of_matrix(checkpoint.find(*tied + ".weight")->shape, format::info(head));
   return static_cast<int64_t>(bytes);
 }
 

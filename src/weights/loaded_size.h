@@ -7,7 +7,8 @@
 
 namespace sluice::weights {
 
-// Bytes of codes and scales, quantised as `online` says (null: as stored). Kernels pad sizes that are no multiples of
+// Bytes of codes and scales, quantised as `online` says (null: as stored), with those of a tied head that is quantised
+// beside its embedding. Kernels pad sizes that are no multiples of
 // their tiles; that comes on top.
 int64_t loaded_bytes(const io::Checkpoint& checkpoint, const OnlinePolicy* online);
 

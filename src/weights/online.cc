@@ -44,12 +44,22 @@ ModuleKind kind_of(std::string_view module) {
   if (module.ends_with(".experts") || module.find(".experts.") != std::string_view::npos) return ModuleKind::experts;
   const size_t dot = module.rfind('.');
   const std::string_view last = dot == std::string_view::npos ? module : module.substr(dot + 1);
+  if (last == "lm_head" || module.ends_with("shared_head.head")) return ModuleKind::head;
   return std::find(kLinears.begin(), kLinears.end(), last) != kLinears.end() ? ModuleKind::linear : ModuleKind::other;
 }
 
 ModuleFormat OnlinePolicy::of(std::string_view module) const {
-  const ModuleKind kind = kind_of(module);
-  return kind == ModuleKind::experts ? experts : kind == ModuleKind::linear ? rest : ModuleFormat{};
+  switch (kind_of(module)) {
+    case ModuleKind::experts:
+      return experts;
+    case ModuleKind::linear:
+      return rest;
+    case ModuleKind::head:
+      return head;
+    case ModuleKind::other:
+      break;
+  }
+  return {};
 }
 
 std::vector<std::string_view> online_formats() {
@@ -58,11 +68,18 @@ std::vector<std::string_view> online_formats() {
   return names;
 }
 
-OnlinePolicy parse_online_policy(std::string_view name, std::string_view rest) {
+OnlinePolicy parse_online_policy(std::string_view name, std::string_view rest, std::string_view head) {
   const OnlineFormat& experts = find_online_format("quantization", name);
-  if (rest.empty()) return {std::string(name), experts.format, experts.experts_only ? ModuleFormat{} : experts.format};
-  const OnlineFormat& others = find_online_format("quantization-rest", rest);
-  return {fmt::format("{} with {} for the rest", name, rest), experts.format, others.format};
+  OnlinePolicy out{std::string(name), experts.format, experts.experts_only ? ModuleFormat{} : experts.format, {}};
+  if (!rest.empty()) {
+    out.rest = find_online_format("quantization-rest", rest).format;
+    out.name += fmt::format(" with {} for the rest", rest);
+  }
+  if (!head.empty()) {
+    out.head = find_online_format("quantization-head", head).format;
+    out.name += fmt::format("{} {} for the head", rest.empty() ? " with" : " and", head);
+  }
+  return out;
 }
 
 }  // namespace sluice::weights

@@ -13,7 +13,8 @@ namespace sluice::weights {
 enum class ModuleKind : uint8_t {
   experts,  // routed experts
   linear,   // attention q k v o and MLA's projections; dense MLPs, shared experts, latent fc1/fc2; Mamba in and out
-  other,    // router gate, lm_head, embeddings, norms, conv1d, biases, MTP's eh_proj: always BF16 or float32
+  head,     // lm_head, and MTP's copy of it, shared_head.head
+  other,    // router gate, embeddings, norms, conv1d, biases, MTP's eh_proj: always BF16 or float32
 };
 // `module`: a checkpoint name of a linear or of an experts module.
 ModuleKind kind_of(std::string_view module);
@@ -21,7 +22,7 @@ ModuleKind kind_of(std::string_view module);
 // What a BF16 checkpoint becomes.
 struct OnlinePolicy {
   std::string name;  // as it was asked for, for sentences
-  ModuleFormat experts, rest;
+  ModuleFormat experts, rest, head;
 
   // BF16: the module stays as it is.
   ModuleFormat of(std::string_view module) const;
@@ -37,9 +38,9 @@ struct OnlinePolicy {
 //   nvfp4_online                       nvfp4, inputs nvfp4_token
 //   mxfp4                              mxfp4, inputs plain
 // name: of the routed experts (--quantization). rest: of the other linears (--quantization-rest); empty follows SGLang,
-// where fp8 and mxfp8 take every linear, NVFP4 and MXFP4 the experts alone.
-// Throws invalid_argument with the accepted names for another one.
-OnlinePolicy parse_online_policy(std::string_view name, std::string_view rest = {});
+// where fp8 and mxfp8 take every linear, NVFP4 and MXFP4 the experts alone. head: of the output head
+// (--quantization-head); empty: BF16. Throws invalid_argument with the accepted names for another one.
+OnlinePolicy parse_online_policy(std::string_view name, std::string_view rest = {}, std::string_view head = {});
 // The names, in that order.
 std::vector<std::string_view> online_formats();
 

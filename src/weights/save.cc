@@ -17,6 +17,7 @@
 #include "weights/export_format.h"
 #include "weights/requantize.h"
 #include "weights/stored.h"
+#include "weights/tied_head.h"
 
 namespace sluice::weights {
 
@@ -36,6 +37,8 @@ constexpr int64_t kMaxCopiedBytes = int64_t{256} << 20;
 constexpr std::array<std::string_view, 8> kScaleNames{{"weight_scale", "weight_scale_inv", "weight_scale_2",
                                                        "weight_global_scale", "input_scale", "input_global_scale",
                                                        "activation_scale", "weight_packed"}};
+
+constexpr std::string_view kHead = "lm_head";
 
 std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 std::string module_of(std::string_view name) {
@@ -58,6 +61,7 @@ struct Item {
   ModuleFormat stored, wanted;
   int64_t rows = 0, cols = 0;
   std::optional<float> input_scale;
+  std::string source;  // the module that a matrix is read from, which is another where the head is the embedding
   // A matrix of a fused tensor [E, R, cols]: rows [first_row, first_row + rows) of one expert.
   std::string fused;
   int64_t expert = 0, first_row = 0;
@@ -82,6 +86,7 @@ class Saver {
 
  private:
   void plan() {
+    if (options_.formats.head != ModuleFormat{}) untie_head();
     for (const std::string& name : in_.names()) {
       const std::string module = module_of(name);
       const std::string_view part = last_part(name);
@@ -89,12 +94,24 @@ class Saver {
       const Shape& shape = in_.find(name)->shape;
       if (module.ends_with(".experts")) {
         split_fused(name, module, part, shape);
+      } else if (untied_ && module == kHead) {
+        continue;  // a copy of the embedding
       } else if (weight && shape.size() == 2) {
-        items_.push_back(matrix(module));
+        items_.push_back(matrix(module, module));
       } else if (weight || std::find(kScaleNames.begin(), kScaleNames.end(), part) == kScaleNames.end()) {
-        items_.push_back({name, false, {}, {}, 0, 0, {}, {}});
+        items_.push_back({name, false, {}, {}, 0, 0, {}, {}, {}});
       }
     }
+  }
+
+  // A quantised head cannot be the embedding any more.
+  void untie_head() {
+    const std::optional<std::string> embedding = tied_embedding(in_);
+    if (!embedding) return;
+    Item item = matrix(std::string(kHead), *embedding);
+    if (item.wanted == ModuleFormat{}) return;
+    items_.push_back(std::move(item));
+    untied_ = true;
   }
 
   // experts.gate_up_proj [E, 2I, H], up_proj [E, I, H] and down_proj [E, H, I] become one matrix per expert, the form
@@ -112,15 +129,15 @@ class Saver {
     for (int64_t e = 0; e < shape[0]; ++e)
       for (int64_t first = 0; first < shape[1]; first += rows) {
         const std::string_view projection = !merged ? part : first == 0 ? "gate_proj" : "up_proj";
-        Item item{fmt::format("{}.{}.{}", module, e, projection), true, {}, {}, rows, shape[2], {}, name, e, first};
+        Item item{fmt::format("{}.{}.{}", module, e, projection), true, {}, {}, rows, shape[2], {}, {}, name, e, first};
         choose(item);
         items_.push_back(std::move(item));
       }
   }
 
-  Item matrix(const std::string& module) {
-    const StoredNames names = linear_names(in_, module);
-    Item item{module, true, stored_format(in_, scheme_, module, names), {}, 0, 0, {}, {}};
+  Item matrix(const std::string& module, const std::string& source) {
+    const StoredNames names = linear_names(in_, source);
+    Item item{module, true, stored_format(in_, scheme_, source, names), {}, 0, 0, {}, source, {}};
     const Shape& shape = in_.find(names.weight)->shape;
     item.rows = shape[0];
     item.cols = shape[1] * (info(item.stored.weights).bits == 4 ? 2 : 1);
@@ -160,7 +177,7 @@ class Saver {
     if (is_copy(item)) return copied(item);
     QuantTensor w;
     if (item.fused.empty()) {
-      const StoredNames names = linear_names(in_, item.name);
+      const StoredNames names = linear_names(in_, item.source);
       w = open_stored(in_, names, item.stored.weights, {1, item.rows, item.cols, false});
       check_codes(in_, names.weight, w, 0);
     } else {
@@ -177,7 +194,7 @@ class Saver {
     return {{item.name + ".weight", stored_floats(item)}};
   }
   Tensor stored_floats(const Item& item) const {
-    if (item.fused.empty()) return in_.tensor(item.name + ".weight");
+    if (item.fused.empty()) return in_.tensor(item.source + ".weight");
     return in_.tensor(item.fused).slice(item.expert).rows(item.first_row, item.first_row + item.rows);
   }
 
@@ -228,13 +245,17 @@ class Saver {
   }
 
   void write_configs(const fs::path& folder) const {
-    std::vector<ExportedModule> modules{{"lm_head", {}}};  // also when it is tied to the embedding and has no tensor
+    ModuleFormat head;  // also when it is tied to the embedding and has no tensor
     for (const Item& item : items_)
-      if (item.matrix && item.name != "lm_head") modules.push_back({item.name, item.wanted});
+      if (item.name == kHead) head = item.wanted;
+    std::vector<ExportedModule> modules{{std::string(kHead), head}};
+    for (const Item& item : items_)
+      if (item.matrix && item.name != kHead) modules.push_back({item.name, item.wanted});
     const ExportedConfig exported = export_config(options_.formats, modules);
     const fs::path path = in_.folder() / "config.json";
     io::JsonValue config =
         io::parse_json_value(io::read_file(path, int64_t{64} << 20), path.string(), io::JsonDialect::python);
+    if (untied_) set_member(config, "tie_word_embeddings", {false});
     set_member(config, "compression_config", {});
     set_member(config, "quantization_config",
                exported.quantization_config.empty()
@@ -254,6 +275,7 @@ class Saver {
   QuantScheme scheme_;
   std::vector<NamePattern> excluded_;
   std::vector<Item> items_;
+  bool untied_ = false;  // the head was the embedding and is written as a matrix of its own
   std::set<std::string> uncalibrated_;
 };
 
@@ -279,11 +301,12 @@ struct UnfinishedFolder {
 
 }  // namespace
 
-SaveOptions save_options(std::string_view name, std::string_view rest, bool calibrated, bool weight_only) {
+SaveOptions save_options(std::string_view name, std::string_view rest, std::string_view head, bool calibrated,
+                         bool weight_only) {
   SaveOptions options;
-  options.formats = parse_online_policy(name, rest);
+  options.formats = parse_online_policy(name, rest, head);
   bool nvfp4 = false, takes_calibration = false, needs_calibration = false;
-  for (ModuleFormat* f : {&options.formats.experts, &options.formats.rest}) {
+  for (ModuleFormat* f : {&options.formats.experts, &options.formats.rest, &options.formats.head}) {
     if (f->weights == Format::nvfp4) {
       f->inputs = weight_only ? InputFormat::plain : InputFormat::nvfp4;
       nvfp4 = true;

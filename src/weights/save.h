@@ -20,10 +20,11 @@ struct SaveOptions {
   int64_t shard_bytes = int64_t{4} << 30;  // a file ends with the module that passes this size
 };
 
-// What `sluice quantize --format NAME --format-rest REST` means. calibrated: static inputs for fp8 (fp8_static);
-// NVFP4's are always static but with weight_only. Throws invalid_argument: an unknown name, NVFP4 without calibration,
-// or calibration where inputs have no static scale.
-SaveOptions save_options(std::string_view name, std::string_view rest, bool calibrated, bool weight_only);
+// What `sluice quantize --format NAME --format-rest REST --format-head HEAD` means. calibrated: static inputs for fp8
+// (fp8_static); NVFP4's are always static but with weight_only. Throws invalid_argument: an unknown name, NVFP4 without
+// calibration, or calibration where inputs have no static scale.
+SaveOptions save_options(std::string_view name, std::string_view rest, std::string_view head, bool calibrated,
+                         bool weight_only);
 
 // Throws invalid_argument unless `folder` can be written: absent, or an empty folder.
 void check_output_folder(const std::filesystem::path& folder);
@@ -31,9 +32,10 @@ void check_output_folder(const std::filesystem::path& folder);
 // Writes `folder`: config.json with the quantization_config that says what was done, hf_quant_config.json for
 // ModelOpt's formats, safetensors files with an index, and the tokenizer's files. Quantised modules of the input are
 // read through their scales; modules that have no calibration record, where inputs are static, stay in BF16 (an MTP
-// layer that did not run). Loading the result gives the same bytes as quantising `in` while it is loaded. Nothing is
-// left of an unfinished folder: it is written beside `folder` and renamed. Throws invalid_argument when `folder` exists
-// and is not empty, and what Loader and the file system throw.
+// layer that did not run). A head that is the embedding and is to be quantised becomes lm_head, a matrix of its own,
+// and config.json says so: embeddings are never quantised. Loading the result gives the same bytes as quantising `in`
+// while it is loaded. Nothing is left of an unfinished folder: it is written beside `folder` and renamed. Throws
+// invalid_argument when `folder` exists and is not empty, and what Loader and the file system throw.
 void save_quantized(Context& ctx, const io::Checkpoint& in, const std::filesystem::path& folder,
                     const SaveOptions& options);
 

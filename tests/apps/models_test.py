@@ -125,6 +125,21 @@ class Formats(Models):
             self.assertEqual(self.logits(written), online, name)
             self.assertNotEqual(online, self.logits(BUNDLED), name)
 
+    def test_a_head_of_8_bits_is_written_and_read(self):
+        words = ["mxfp4", "--quantization-rest", "mxfp8", "--quantization-head", "mxfp8"]
+        written = self.folder / "head"
+        run("quantize", BUNDLED, written, "--format", *words)
+        online = self.logits(BUNDLED, "--quantization", *words)
+        self.assertEqual(self.logits(written), online)
+        self.assertNotEqual(self.logits(BUNDLED, "--quantization", *words[:3]), online)
+
+    def test_static_inputs_of_the_head_are_calibrated(self):
+        text, written = self.folder / "text.txt", self.folder / "head"
+        text.write_text((BUNDLED / "valid.txt").read_text()[:4000])
+        run("quantize", BUNDLED, written, "--format", "nvfp4", "--format-head", "nvfp4", "--calibration", text)
+        self.assertEqual(self.logits(written), self.logits(
+            BUNDLED, "--quantization", "nvfp4", "--quantization-head", "nvfp4", "--calibration-text", text))
+
     def test_the_fixtures_whose_experts_are_fused_or_biased(self):
         for model in sorted((SOURCE / "tests" / "fixtures").glob("*/")):
             for name in ("fp8", "fp8_channel", "fp8_block", "bf16"):

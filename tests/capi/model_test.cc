@@ -203,6 +203,15 @@ TEST_F(CapiModel, ACallbackThatCallsBackIsRefused) {
       sluice::Error);
 }
 
+TEST_F(CapiModel, TheHeadHasAFormatOfItsOwn) {
+  sluice::Context context(1);
+  auto options = sluice::Model::default_options();
+  options.quantization = "mxfp4";
+  const int64_t bf16 = sluice::Model(context, kFolder, options).info().weight_bytes;
+  options.quantization_head = "mxfp8";
+  EXPECT_LT(sluice::Model(context, kFolder, options).info().weight_bytes, bf16);
+}
+
 TEST_F(CapiModel, RefusalsAreSentences) {
   sluice::Context context(1);
   EXPECT_THROW(sluice::Model(context, "/nowhere"), sluice::Error);
@@ -214,6 +223,9 @@ TEST_F(CapiModel, RefusalsAreSentences) {
   options = sluice::Model::default_options();
   options.quantization = "int3";
   EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
+  options.quantization = "mxfp4", options.quantization_head = "q8_0";
+  EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
+  EXPECT_NE(std::string(sluice_last_error()).find("quantization-head is \"q8_0\"; accepted: bf16"), std::string::npos);
   options = sluice::Model::default_options();
   options.kv_cache_dtype = "fp8_e5m2";
   EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);

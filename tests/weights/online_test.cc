@@ -25,11 +25,14 @@ TEST(Online, NamesAndTheInputsTheyImply) {
     const OnlinePolicy policy = parse_online_policy(name);
     EXPECT_EQ(policy.experts, format) << name;
     EXPECT_EQ(policy.rest, everywhere ? format : plain) << name;
+    EXPECT_EQ(policy.head, plain) << name;
+    EXPECT_EQ(parse_online_policy("bf16", "", name).head, format) << name;
   }
   const std::string accepted =
       "; accepted: bf16, fp8, fp8_channel, w8a8_fp8, fp8_block, mxfp8, nvfp4, nvfp4_online, mxfp4";
   EXPECT_EQ(error_of([] { parse_online_policy("int4"); }), "quantization is \"int4\"" + accepted);
   EXPECT_EQ(error_of([] { parse_online_policy("mxfp4", "int8"); }), "quantization-rest is \"int8\"" + accepted);
+  EXPECT_EQ(error_of([] { parse_online_policy("mxfp4", "", "q8_0"); }), "quantization-head is \"q8_0\"" + accepted);
 }
 
 TEST(Online, TheRestHasAFormatOfItsOwn) {
@@ -39,6 +42,17 @@ TEST(Online, TheRestHasAFormatOfItsOwn) {
   EXPECT_EQ(policy.of("model.layers.0.mlp.shared_experts.up_proj"), (ModuleFormat{Format::mxfp8, InputFormat::mxfp8}));
   EXPECT_EQ(policy.of("lm_head"), ModuleFormat{});
   EXPECT_EQ(parse_online_policy("mxfp8", "bf16").of("model.layers.0.self_attn.q_proj"), ModuleFormat{});
+}
+
+TEST(Online, TheHeadHasAFormatOfItsOwn) {
+  const OnlinePolicy policy = parse_online_policy("mxfp4", "mxfp8", "fp8");
+  EXPECT_EQ(policy.of("model.layers.0.mlp.experts.3.up_proj"), (ModuleFormat{Format::mxfp4, InputFormat::plain}));
+  EXPECT_EQ(policy.of("model.layers.0.self_attn.q_proj"), (ModuleFormat{Format::mxfp8, InputFormat::mxfp8}));
+  for (const char* head : {"lm_head", "model.layers.61.shared_head.head"})
+    EXPECT_EQ(policy.of(head), (ModuleFormat{Format::fp8_tensor, InputFormat::fp8_token})) << head;
+  EXPECT_EQ(policy.of("model.embed_tokens"), ModuleFormat{});
+  EXPECT_EQ(policy.name, "mxfp4 with mxfp8 for the rest and fp8 for the head");
+  EXPECT_EQ(parse_online_policy("mxfp8", "", "mxfp8").name, "mxfp8 with mxfp8 for the head");
 }
 
 TEST(Online, WhichModules) {
@@ -61,7 +75,9 @@ TEST(Online, WhichModules) {
                          {"backbone.layers.0.mixer.conv1d", ModuleKind::other},
                          {"model.layers.0.input_layernorm", ModuleKind::other},
                          {"model.embed_tokens", ModuleKind::other},
-                         {"lm_head", ModuleKind::other}})
+                         {"model.layers.61.shared_head.norm", ModuleKind::other},
+                         {"model.layers.61.shared_head.head", ModuleKind::head},
+                         {"lm_head", ModuleKind::head}})
     EXPECT_EQ(kind_of(row.module), row.kind) << row.module;
 }
 

@@ -6,6 +6,7 @@
 #include "weights/calibration.h"
 #include "weights/export_format.h"
 #include "weights/load.h"
+#include "weights/loaded_size.h"
 #include "weights/pad.h"
 #include "weights/requantize.h"
 #include "written_checkpoint.h"
@@ -31,6 +32,7 @@ struct SaveTest : testing::Test, Live {
     };
     matrix("model.embed_tokens", 64, kHidden);
     matrix("lm_head", 64, kHidden);
+    matrix("model.layers.2.shared_head.head", 64, kHidden);
     matrix("model.layers.0.self_attn.q_proj", 96, kHidden);
     matrix("model.layers.0.mlp.down_proj", kHidden, 200);
     matrix("model.layers.1.mlp.gate", kCount, kHidden);
@@ -52,7 +54,8 @@ struct SaveTest : testing::Test, Live {
     return {{expert_inputs(kExperts).gemm1, 3.5f},
             {expert_inputs(kExperts).gemm2, 11.0f},
             {"model.layers.0.self_attn.q_proj", 7.0f},
-            {"model.layers.0.mlp.down_proj", 2.0f}};
+            {"model.layers.0.mlp.down_proj", 2.0f},
+            {"lm_head", 5.0f}};
   }
 };
 
@@ -68,44 +71,56 @@ TEST_F(SaveTest, ReloadEqualsQuantisingWhileLoading) {
   put_model(in);
   const io::Checkpoint source = in.open();
   struct Formats {
-    std::string name, rest;
+    std::string name, rest, head = {};
   };
-  for (const auto& [name, rest] : {Formats{"bf16", ""},
-                                   {"fp8", ""},
-                                   {"fp8_channel", ""},
-                                   {"fp8_block", ""},
-                                   {"mxfp8", ""},
-                                   {"nvfp4", ""},
-                                   {"mxfp4", ""},
-                                   {"mxfp4", "mxfp8"},
-                                   {"mxfp4", "fp8"},
-                                   {"mxfp4", "fp8_channel"},
-                                   {"nvfp4", "mxfp8"},
-                                   {"nvfp4", "fp8_channel"},
-                                   {"mxfp8", "fp8_channel"},
-                                   {"mxfp8", "bf16"},
-                                   {"bf16", "mxfp8"}}) {
+  for (const auto& [name, rest, head] : {Formats{"bf16", ""},
+                                         {"fp8", ""},
+                                         {"fp8_channel", ""},
+                                         {"fp8_block", ""},
+                                         {"mxfp8", ""},
+                                         {"nvfp4", ""},
+                                         {"mxfp4", ""},
+                                         {"mxfp4", "mxfp8"},
+                                         {"mxfp4", "fp8"},
+                                         {"mxfp4", "fp8_channel"},
+                                         {"nvfp4", "mxfp8"},
+                                         {"nvfp4", "fp8_channel"},
+                                         {"mxfp8", "fp8_channel"},
+                                         {"mxfp8", "bf16"},
+                                         {"bf16", "mxfp8"},
+                                         {"bf16", "", "fp8"},
+                                         {"mxfp8", "", "mxfp8"},
+                                         {"mxfp4", "", "mxfp8"},
+                                         {"mxfp4", "mxfp8", "mxfp8"},
+                                         {"mxfp4", "mxfp8", "fp8_channel"},
+                                         {"mxfp4", "fp8", "mxfp4"},
+                                         {"bf16", "mxfp8", "mxfp4"},
+                                         {"fp8_block", "", "fp8_block"},
+                                         {"nvfp4", "", "nvfp4"},
+                                         {"nvfp4", "mxfp8", "fp8_channel"}}) {
     const bool nvfp4 = name == "nvfp4";
-    SaveOptions options = save_options(name, rest, nvfp4, false);
+    SaveOptions options = save_options(name, rest, head, nvfp4, false);
     if (nvfp4) options.amax = amax();
-    const auto to = out.path() / (name + "-" + rest);
+    const auto to = out.path() / (name + "-" + rest + "-" + head);
     save_quantized(ctx, source, to, options);
 
     LoaderOptions online;
-    online.online = parse_online_policy(name, rest);
+    online.online = parse_online_policy(name, rest, head);
     online.amax = options.amax;
     Loader fresh(ctx, source, online), reloaded(ctx, io::Checkpoint::open(to));
-    EXPECT_EQ(reloaded.scheme().quantized(), name != "bf16" || !rest.empty());
+    EXPECT_EQ(reloaded.scheme().quantized(), name != "bf16" || !rest.empty() || !head.empty());
     const ModuleFormat attention = rest.empty() ? ModuleFormat{} : parse_online_policy(rest).rest;
     if (!rest.empty()) {
       EXPECT_EQ(reloaded.scheme().of("model.layers.0.self_attn.q_proj"), attention) << name << " " << rest;
     }
+    EXPECT_EQ(reloaded.scheme().of("lm_head"), online.online->head) << name << " " << rest << " " << head;
     for (const std::string& experts : {kExperts, kMtp}) {
       const LoadedExperts a = fresh.experts(named(experts), kShape), b = reloaded.experts(named(experts), kShape);
       EXPECT_EQ(a.format, b.format) << name << " " << experts;
       EXPECT_TRUE(same_bytes(a.weights, b.weights)) << name << " " << experts;
     }
     for (const auto& [module, rows, cols] : {std::tuple<std::string, int64_t, int64_t>{"lm_head", 64, kHidden},
+                                             {"model.layers.2.shared_head.head", 64, kHidden},
                                              {"model.layers.0.self_attn.q_proj", 96, kHidden},
                                              {"model.layers.0.mlp.down_proj", kHidden, 200},
                                              {"model.layers.1.mlp.gate", kCount, kHidden}}) {
@@ -114,10 +129,58 @@ TEST_F(SaveTest, ReloadEqualsQuantisingWhileLoading) {
       EXPECT_EQ(a.inputs, b.inputs) << name << " " << module;
       EXPECT_EQ(a.input_scale, b.input_scale) << name << " " << module;
     }
-    for (const char* kept : {"model.norm.weight", "model.layers.1.mlp.gate.e_score_correction_bias", "lm_head.weight"})
+    for (const char* kept : {"model.norm.weight", "model.layers.1.mlp.gate.e_score_correction_bias",
+                             head.empty() ? "lm_head.weight" : "model.embed_tokens.weight"})
       EXPECT_TRUE(same_bytes(reloaded.checkpoint().tensor(kept), source.tensor(kept))) << kept;
   }
   EXPECT_EQ(progress.back().what, "loading");
+}
+
+TEST_F(SaveTest, ATiedHeadBecomesAMatrix) {
+  Written in;
+  put_model(in);
+  const Tensor other = in.tensors.at("lm_head.weight");
+  in.config = R"({"tie_word_embeddings": true})";
+  for (const bool copied : {false, true}) {  // some writers put the embedding into the file twice
+    if (copied) in.tensors["lm_head.weight"] = other;
+    if (!copied) in.tensors.erase("lm_head.weight");
+    const io::Checkpoint source = in.open();
+    const Tensor embedding = source.tensor("model.embed_tokens.weight");
+    const auto to = out.path() / (copied ? "copied" : "tied");
+    save_quantized(ctx, source, to, save_options("mxfp4", "mxfp8", "mxfp8", false, false));
+    LoaderOptions online;
+    online.online = parse_online_policy("mxfp4", "mxfp8", "mxfp8");
+    Loader fresh(ctx, source, online), reloaded(ctx, io::Checkpoint::open(to));
+    const LoadedLinear a = fresh.tied_head("lm_head", embedding), b = reloaded.linear("lm_head", 64, kHidden);
+    EXPECT_EQ(a.w.format, Format::mxfp8);
+    EXPECT_EQ(a.inputs, b.inputs);
+    EXPECT_TRUE(same_bytes(a.w, b.w));
+    EXPECT_FALSE(reloaded.checkpoint().config().boolean("tie_word_embeddings"));
+    EXPECT_TRUE(same_bytes(reloaded.checkpoint().tensor("model.embed_tokens.weight"), embedding));
+    // Codes, and a scale for each 32 of the 144 columns.
+    const OnlinePolicy without = parse_online_policy("mxfp4", "mxfp8");
+    if (!copied) {
+      EXPECT_EQ(loaded_bytes(source, &*online.online) - loaded_bytes(source, &without),
+                64 * (kHidden + 5) - 64 * (kHidden - 5));  // the prediction layer's head shrinks from BF16
+    }
+  }
+  // Where the head stays in BF16, nothing changes.
+  SaveOptions excluded = save_options("mxfp4", "mxfp8", "mxfp8", false, false);
+  excluded.exclude = {"lm_head"};
+  in.tensors.erase("lm_head.weight");
+  for (const auto& [name, options] :
+       {std::pair{"excluded", excluded}, {"no head", save_options("mxfp4", "mxfp8", "", false, false)}}) {
+    save_quantized(ctx, in.open(), out.path() / name, options);
+    const io::Checkpoint got = io::Checkpoint::open(out.path() / name);
+    EXPECT_TRUE(got.config().boolean("tie_word_embeddings")) << name;
+    EXPECT_FALSE(got.contains("lm_head.weight")) << name;
+    EXPECT_EQ(QuantScheme::detect(got).of("lm_head"), ModuleFormat{}) << name;
+  }
+  in.tensors.erase("model.embed_tokens.weight");
+  EXPECT_NE(error_of([&] {
+              save_quantized(ctx, in.open(), folder, save_options("bf16", "", "mxfp8", false, false));
+            }).find("tie_word_embeddings is true, but no module model.embed_tokens, "),
+            std::string::npos);
 }
 
 TEST_F(SaveTest, FusedExpertsAreTakenApart) {
@@ -143,7 +206,7 @@ TEST_F(SaveTest, FusedExpertsAreTakenApart) {
     fused.tensors[experts + ".down_proj"] = down;
   }
   for (const char* name : {"bf16", "fp8_block", "nvfp4"}) {
-    SaveOptions options = save_options(name, "", std::string(name) == "nvfp4", false);
+    SaveOptions options = save_options(name, "", "", std::string(name) == "nvfp4", false);
     if (std::string(name) == "nvfp4") options.amax = amax();
     const auto a = out.path() / (std::string(name) + "_single"), b = out.path() / (std::string(name) + "_fused");
     save_quantized(ctx, in.open(), a, options);
@@ -158,7 +221,7 @@ TEST_F(SaveTest, FusedExpertsAreTakenApart) {
 TEST_F(SaveTest, CalibratedFp8IsModelOpts) {
   Written in;
   put_model(in);
-  SaveOptions options = save_options("fp8", "", true, false);
+  SaveOptions options = save_options("fp8", "", "", true, false);
   options.amax = amax();
   save_quantized(ctx, in.open(), folder, options);
   EXPECT_TRUE(std::filesystem::exists(folder / "hf_quant_config.json"));
@@ -184,10 +247,10 @@ TEST_F(SaveTest, CalibratedFp8IsModelOpts) {
 TEST_F(SaveTest, FromOneQuantisedCheckpointToAnother) {
   Written in;
   put_model(in);
-  save_quantized(ctx, in.open(), folder, save_options("mxfp8", "", false, false));
+  save_quantized(ctx, in.open(), folder, save_options("mxfp8", "", "", false, false));
   const io::Checkpoint mxfp8 = io::Checkpoint::open(folder);
-  save_quantized(ctx, mxfp8, out.path() / "bf16", save_options("bf16", "", false, false));
-  save_quantized(ctx, mxfp8, out.path() / "block", save_options("fp8_block", "", false, false));
+  save_quantized(ctx, mxfp8, out.path() / "bf16", save_options("bf16", "", "", false, false));
+  save_quantized(ctx, mxfp8, out.path() / "block", save_options("fp8_block", "", "", false, false));
   Loader a(ctx, mxfp8), b(ctx, io::Checkpoint::open(out.path() / "bf16")),
       c(ctx, io::Checkpoint::open(out.path() / "block"));
   const ExpertWeights from = a.experts(named(kExperts), kShape).weights;
@@ -201,7 +264,7 @@ TEST_F(SaveTest, FromOneQuantisedCheckpointToAnother) {
 TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
   Written in;
   put_model(in);
-  SaveOptions options = save_options("mxfp8", "", false, false);
+  SaveOptions options = save_options("mxfp8", "", "", false, false);
   options.exclude = {"model.layers.0.self_attn*", "re:.*experts\\.1\\.up_proj$"};
   options.shard_bytes = 40000;
   save_quantized(ctx, in.open(), folder, options);
@@ -229,11 +292,11 @@ TEST_F(SaveTest, NothingIsLeftOfAnUnfinishedFolder) {
   put_model(in);
   const io::Checkpoint source = in.open();
   ctx.progress = [](const Progress&) { throw std::runtime_error("interrupted"); };
-  EXPECT_THROW(save_quantized(ctx, source, folder, save_options("fp8", "", false, false)), std::runtime_error);
+  EXPECT_THROW(save_quantized(ctx, source, folder, save_options("fp8", "", "", false, false)), std::runtime_error);
   EXPECT_TRUE(out.list().empty());
   ctx.progress = [](const Progress&) {};
   in.tensors[kExperts + ".1.up_proj.weight"] = Tensor(DType::i32, {kInter, kHidden}).zero();
-  error_of([&] { save_quantized(ctx, in.open(), folder, save_options("fp8", "", false, false)); });
+  error_of([&] { save_quantized(ctx, in.open(), folder, save_options("fp8", "", "", false, false)); });
   EXPECT_TRUE(out.list().empty());
 }
 
@@ -242,20 +305,27 @@ TEST_F(SaveTest, Refusals) {
   put_model(in);
   out.put("file", "x");
   EXPECT_NE(error_of([&] {
-              save_quantized(ctx, in.open(), out.path(), save_options("fp8", "", false, false));
+              save_quantized(ctx, in.open(), out.path(), save_options("fp8", "", "", false, false));
             }).find("exists already; give a new folder"),
             std::string::npos);
-  EXPECT_NE(error_of([] { save_options("nvfp4", "", false, false); }).find("--calibration"), std::string::npos);
-  EXPECT_EQ(error_of([] { save_options("mxfp8", "", true, false); }),
+  EXPECT_NE(error_of([] { save_options("nvfp4", "", "", false, false); }).find("--calibration"), std::string::npos);
+  EXPECT_EQ(error_of([] { save_options("mxfp8", "", "", true, false); }),
             "calibration is for formats with static input scales, fp8 and nvfp4; mxfp8 has mxfp8 inputs");
-  EXPECT_EQ(error_of([] { save_options("fp8", "", false, true); }),
+  EXPECT_EQ(error_of([] { save_options("fp8", "", "", false, true); }),
             "weight-only is for nvfp4; fp8 has inputs of format fp8_token");
-  EXPECT_EQ(save_options("nvfp4", "", false, true).formats.experts, (ModuleFormat{Format::nvfp4, InputFormat::plain}));
+  EXPECT_EQ(save_options("nvfp4", "", "", false, true).formats.experts,
+            (ModuleFormat{Format::nvfp4, InputFormat::plain}));
   EXPECT_EQ(
       error_of([] { check_exportable(parse_online_policy("mxfp4", "fp8_block")); }),
       "no published checkpoint format holds experts in mxfp4 beside other linears in fp8_block with fp8_group "
       "inputs; accepted beside such experts: fp8_tensor with fp8_token inputs, fp8_channel with fp8_token inputs, "
       "mxfp8 with mxfp8 inputs");
+  // MXFP8 goes with either, but no convention has all three.
+  EXPECT_NE(
+      error_of([] { check_exportable(parse_online_policy("nvfp4", "mxfp8", "mxfp4")); })
+          .find("holds experts in nvfp4 beside the head in mxfp4 with plain inputs; accepted beside such experts: "
+                "fp8_tensor with fp8_static inputs, fp8_channel"),
+      std::string::npos);
   EXPECT_NE(error_of([] {
               check_exportable({"", {Format::mxfp8, InputFormat::fp8_static}, {}});
             }).find("no published checkpoint format holds mxfp8 weights with fp8_static inputs; accepted: bf16 with"),
@@ -265,7 +335,7 @@ TEST_F(SaveTest, Refusals) {
                                      {".gate_up_proj_bias", Tensor(DType::bf16, {2, 8}).zero()}}) {
     in.tensors = {{kExperts + name, tensor}};
     EXPECT_NE(error_of([&] {
-                save_quantized(ctx, in.open(), folder, save_options("fp8", "", false, false));
+                save_quantized(ctx, in.open(), folder, save_options("fp8", "", "", false, false));
               }).find("of tensors that hold all experts only gate_up_proj [E, 2I, H]"),
               std::string::npos)
         << name;

@@ -24,6 +24,7 @@ typedef struct sluice_model_options {
   const char* quantization_rest;  /* with quantization: the linears that are no routed experts; NULL: the same for 8
                                      bits, BF16 for nvfp4 and mxfp4 */
   const char* kv_cache_dtype;     /* of cached keys and values: "auto" (also NULL) for dtype, "bfloat16", "fp8_e4m3" */
+  const char* quantization_head;  /* with quantization: the output head; NULL: BF16 */
 } sluice_model_options;
 
 /* options NULL: all defaults. */
