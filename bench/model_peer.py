@@ -37,7 +37,7 @@ PROGRAMS = ("sluice", "ik", "llama")
 TITLES = {"sluice": "Sluice", "ik": "ik_llama.cpp", "llama": "llama.cpp"}
 BITS = {"bf16": 16, "mxfp8": 8.25, "q8_0": 8.5, "mxfp4": 4.25, "nvfp4": 4.5, "q4_0": 4.5}  # with their scales
 
-# ours and theirs: formats of the experts and of the rest. Sluice keeps the head in BF16.
+# ours and theirs: formats of the experts, and of the rest with the head.
 Case = collections.namedtuple("Case", "shape ours theirs peers")
 BOTH = ("ik", "llama")
 CASES = {
@@ -51,15 +51,14 @@ CASES = {
 }
 
 
-def describe(formats, head):
-    names = [f.upper() for f in formats]
-    return names[0] if formats[0] == formats[1] == head else f"{names[0]}, rest {names[1]}, head {head.upper()}"
+def describe(formats):
+    experts, rest = (f.upper() for f in formats)
+    return experts if experts == rest else f"{experts}, rest and head {rest}"
 
 
 def step_bytes(case, program, context):
-    formats = case.ours if program == "sluice" else case.theirs
-    head = "bf16" if program == "sluice" else formats[1]
-    bits = dict(zip(("experts", "rest", "head"), map(BITS.get, (*formats, head))))
+    experts, rest = map(BITS.get, case.ours if program == "sluice" else case.theirs)
+    bits = {"experts": experts, "rest": rest, "head": rest}
     return model_shapes.step_bytes(model_shapes.SHAPES[case.shape], bits, context)
 
 
@@ -70,7 +69,7 @@ def sluice_words(case):
     experts, rest = case.ours
     if experts == "bf16":
         return []
-    return ["--quantization", experts] + ([] if experts == rest else ["--quantization-rest", rest])
+    return ["--quantization", experts, "--quantization-rest", rest, "--quantization-head", rest]
 
 
 def peer_words(program, contexts):
@@ -264,7 +263,7 @@ def table(state):
             case, cell = CASES[name], cells[key]
             (p0, d0), (p1, d1) = cell["sluice"], cell[program]
             m0, m1 = (step_bytes(case, p, context) / 1e6 for p in ("sluice", program))
-            words = (case.shape, describe(case.ours, "bf16"), describe(case.theirs, case.theirs[1]),
+            words = (case.shape, describe(case.ours), describe(case.theirs),
                      f"{context}{' busy' if busy else ''}", cell["rounds"], f"{p0:.0f} / {p1:.0f}", f"{p0 / p1:.2f}",
                      f"{d0:.1f} / {d1:.1f}", f"{d0 / d1:.2f}", f"{m0:.0f} / {m1:.0f}",
                      f"{d0 * m0 / 1e3:.1f} / {d1 * m1 / 1e3:.1f}", f"{d0 * m0 / (d1 * m1):.2f}", f"{cell['probe']:.1f}")

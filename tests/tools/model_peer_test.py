@@ -41,6 +41,26 @@ class Peer(unittest.TestCase):
         self.assertNotIn("###", "\n".join(model_peer.table({"about": {"threads": 2, "sluice": "abc"}, "runs": runs})))
 
 
+class Formats(unittest.TestCase):
+    def test_the_head_is_in_the_format_of_the_rest(self):
+        case = model_peer.CASES["qwen3-mxfp4-8bit"]
+        self.assertEqual(model_peer.sluice_words(case), ["--quantization", "mxfp4", "--quantization-rest", "mxfp8",
+                                                         "--quantization-head", "mxfp8"])
+        self.assertEqual(model_peer.describe(case.theirs), "MXFP4, rest and head Q8_0")
+        self.assertEqual(model_peer.describe(model_peer.CASES["qwen3-8bit"].ours), "MXFP8")
+        self.assertEqual(model_peer.sluice_words(model_peer.CASES["qwen3-bf16"]), [])
+
+    def test_a_step_reads_the_head_in_8_bits(self):
+        # By hand: the head [151936, 2048], and attention (2 x 2048 x 4096 + 2 x 2048 x 512) of 4 layers. Q8_0 has a scale of
+        # 16 bits for each 32 values, MXFP8 one of 8.
+        values = 151936 * 2048 + 4 * (2 * 2048 * 4096 + 2 * 2048 * 512)
+        case = model_peer.CASES["qwen3-mxfp4-8bit"]
+        ours, theirs = (model_peer.step_bytes(case, program, 512) for program in ("sluice", "ik"))
+        self.assertEqual(theirs - ours, values / 32)
+        wide = model_peer.step_bytes(model_peer.CASES["qwen3-mxfp4-bf16"], "sluice", 512)
+        self.assertEqual(wide - ours, values * (2 - 33 / 32))
+
+
 class Shapes(unittest.TestCase):
     def test_bytes_of_a_step(self):
         # By hand: 4 layers of 8 experts (3 x 2048 x 768), attention (2 x 2048 x 4096 + 2 x 2048 x 512), a router and norms
