@@ -17,7 +17,7 @@ import tempfile
 
 DOCUMENT = pathlib.Path(__file__).resolve().parent.parent / "docs" / "numerics.md"
 BEGIN, END = "<!-- accuracy: from tools/accuracy.py -->\n", "<!-- accuracy: end -->\n"
-ONLINE, REST, CALIBRATED = "--quantization", "--quantization-rest", "--calibration"
+ONLINE, REST, HEAD, CALIBRATED = "--quantization", "--quantization-rest", "--quantization-head", "--calibration"
 PER_TOKEN, TRTLLM = "--nvfp4-per-token-activation", ("--fp8-block-numerics", "trtllm")
 
 # Row of the table, options that quantise while loading (None: there is no such option), options of `sluice quantize`
@@ -35,6 +35,9 @@ ROWS = [
     ("`nvfp4`, BF16 inputs", None, ("--format", "nvfp4", "--weight-only"), ()),
     ("`mxfp4`, BF16 inputs", (ONLINE, "mxfp4"), ("--format", "mxfp4"), ()),
     ("`mxfp4` with `mxfp8` for the rest", (ONLINE, "mxfp4", REST, "mxfp8"), ("--format", "mxfp4", "--format-rest", "mxfp8"), ()),
+    ("`mxfp4` with `mxfp8` for the rest and the head", (ONLINE, "mxfp4", REST, "mxfp8", HEAD, "mxfp8"),
+     ("--format", "mxfp4", "--format-rest", "mxfp8", "--format-head", "mxfp8"), ()),
+    ("`mxfp8`, also for the head", (ONLINE, "mxfp8", HEAD, "mxfp8"), ("--format", "mxfp8", "--format-head", "mxfp8"), ()),
     ("`nvfp4`, inputs per token, with `mxfp8` for the rest", (ONLINE, "nvfp4", REST, "mxfp8", PER_TOKEN),
      ("--format", "nvfp4", "--format-rest", "mxfp8", CALIBRATED), (PER_TOKEN,)),
 ]
