@@ -3,7 +3,7 @@
 
 namespace sluice::ptx {
 
-// e^x in two instructions. Rounding x * log2(e) gives a relative error of |x| / 2 ulp beside the instruction's 2 ulp; expf's
+// e^x in two instructions. Rounding x * log2(e) gives a relative error of |x| / 2 ulp beside the 2 ulp of ex2; expf's
 // range reduction takes eight instructions. Subnormal results are zero.
 __device__ inline float exp_approx(float x) {
   float r;
