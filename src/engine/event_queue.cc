@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/event_queue.h"
 
-#include <algorithm>
-
 namespace sluice::engine {
 
 namespace {
@@ -21,17 +19,24 @@ void merge(Event& into, const Event& more) {
 }
 }  // namespace
 
+int64_t& EventQueue::number_of(size_t source, int choice) {
+  const auto at = static_cast<size_t>(choice);
+  if (numbers_.size() <= source) numbers_.resize(source + 1);
+  if (numbers_[source].size() <= at) numbers_[source].resize(at + 1, -1);
+  return numbers_[source][at];
+}
+
 void EventQueue::push(size_t source, const Event& event, int64_t mark) {
   {
     const std::lock_guard lock(mutex_);
-    const auto same = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) {
-      return e.source == source && e.event.choice == event.choice;
-    });
-    if (same != entries_.end()) {
-      merge(same->event, event);
-      same->mark = mark;
+    int64_t& number = number_of(source, event.choice);
+    if (number >= taken_) {
+      Entry& waiting = entries_[static_cast<size_t>(number - taken_)];
+      merge(waiting.event, event);
+      waiting.mark = mark;
     } else {
       entries_.push_back({source, event, mark});
+      number = taken_ + static_cast<int64_t>(entries_.size()) - 1;
     }
   }
   changed_.notify_one();
@@ -43,6 +48,7 @@ std::optional<EventQueue::Entry> EventQueue::next(std::chrono::milliseconds time
   if (!changed_.wait_for(lock, timeout, ready) || entries_.empty()) return std::nullopt;
   Entry entry = std::move(entries_.front());
   entries_.pop_front();
+  ++taken_;
   if (entry.event.reason != FinishReason::none) --open_;
   return entry;
 }

@@ -8,6 +8,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "engine/request.h"
 
@@ -32,9 +33,14 @@ class EventQueue {
   bool done() const;  // every choice's last event was taken
 
  private:
+  // The number of the entry that was made last for a choice; -1: there was none.
+  int64_t& number_of(size_t source, int choice);
+
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Entry> entries_;  // at most one per choice
+  std::deque<Entry> entries_;                  // at most one per choice; numbered from taken_ on
+  int64_t taken_ = 0;                          // entries so far
+  std::vector<std::vector<int64_t>> numbers_;  // by source and choice
   int64_t open_;
 };
 

@@ -2,6 +2,7 @@
 #include "engine/request_table.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sluice::engine {
 
@@ -20,7 +21,7 @@ void RequestTable::insert(Handle handle, std::unique_ptr<OutputSequence> output)
   const auto at = static_cast<size_t>(handle);
   if (outputs_.size() <= at) outputs_.resize(at + 1);
   if (output->queue_timeout > 0 || output->timeout > 0) ++timed_;
-  outputs_[at] = std::move(output);
+  outputs_[at] = {std::move(output), nullptr};
   ++metrics_.queued;
 }
 
@@ -39,7 +40,8 @@ void RequestTable::record_latencies(OutputSequence& c, Clock::time_point now) {
 }
 
 void RequestTable::publish(Handle handle, Clock::time_point now) {
-  OutputSequence& c = *outputs_[static_cast<size_t>(handle)];
+  Output& at = outputs_[static_cast<size_t>(handle)];
+  OutputSequence& c = *at.output;
   Event& event = c.event();
   const auto count = static_cast<int64_t>(event.tokens.size());
   if (count == 0 && event.prompt_logprobs.empty() && !c.finished()) return;
@@ -54,7 +56,8 @@ void RequestTable::publish(Handle handle, Clock::time_point now) {
     scheduler_.remove(handle);  // before the sink is called: its blocks are free when the user hears of the end
   }
   try {
-    requests_.at(event.request).sink(event);
+    if (at.request == nullptr) at.request = &requests_.at(event.request);
+    at.request->sink(event);
   } catch (...) {  // the sink failed: its sequence ends, the engine goes on
     if (!c.finished()) {
       c.finish(FinishReason::cancelled);
@@ -66,7 +69,7 @@ void RequestTable::publish(Handle handle, Clock::time_point now) {
 }
 
 void RequestTable::erase(Handle handle) {
-  std::unique_ptr<OutputSequence> output = std::move(outputs_[static_cast<size_t>(handle)]);
+  std::unique_ptr<OutputSequence> output = std::exchange(outputs_[static_cast<size_t>(handle)], {}).output;
   if (!output->started) --metrics_.queued;
   if (output->queue_timeout > 0 || output->timeout > 0) --timed_;
   switch (output->event().reason) {
@@ -93,7 +96,7 @@ bool RequestTable::cancel(RequestId id) {
   if (requests_.count(id) == 0) return false;
   const auto now = Clock::now();
   for (size_t h = 0; h < outputs_.size(); ++h) {
-    OutputSequence* c = outputs_[h].get();
+    OutputSequence* c = outputs_[h].output.get();
     if (c == nullptr || c->event().request != id) continue;
     c->finish(FinishReason::cancelled);
     publish(static_cast<Handle>(h), now);
@@ -103,7 +106,7 @@ bool RequestTable::cancel(RequestId id) {
 
 void RequestTable::expire(Clock::time_point now) {
   for (size_t h = 0; timed_ > 0 && h < outputs_.size(); ++h) {
-    OutputSequence* c = outputs_[h].get();
+    OutputSequence* c = outputs_[h].output.get();
     if (c == nullptr) continue;
     const double age = seconds(now - c->added);
     const auto over = [&](double limit) { return limit > 0 && age >= limit; };

@@ -22,7 +22,7 @@ class RequestTable {
   // Registers a request with `choices` output sequences, each of which the caller inserts under the scheduler's handle.
   void open(RequestId id, Sink sink, int choices);
   void insert(Handle handle, std::unique_ptr<OutputSequence> output);
-  OutputSequence& at(Handle handle) { return *outputs_[static_cast<size_t>(handle)]; }
+  OutputSequence& at(Handle handle) { return *outputs_[static_cast<size_t>(handle)].output; }
 
   // Passes the sequence's event to the request's sink, if it holds anything new. A finished sequence is removed from
   // this table and from the scheduler.
@@ -32,7 +32,7 @@ class RequestTable {
   void cancel_all();
   // The same sequence is still open.
   bool holds(Handle handle, const OutputSequence* output) const {
-    return outputs_[static_cast<size_t>(handle)].get() == output;
+    return outputs_[static_cast<size_t>(handle)].output.get() == output;
   }
   bool timed() const { return timed_ > 0; }
   // Ends the sequences whose time is over.
@@ -43,13 +43,17 @@ class RequestTable {
     Sink sink;
     int open = 0;  // output sequences that have not finished
   };
+  struct Output {
+    std::unique_ptr<OutputSequence> output;
+    OpenRequest* request = nullptr;  // looked up with its first event
+  };
   void record_latencies(OutputSequence& output, Clock::time_point now);
   void erase(Handle handle);
 
   Scheduler& scheduler_;
   Metrics& metrics_;
   std::unordered_map<RequestId, OpenRequest> requests_;
-  std::vector<std::unique_ptr<OutputSequence>> outputs_;  // by handle
+  std::vector<Output> outputs_;  // by handle
   RequestId last_id_ = 0;
   int64_t timed_ = 0;  // sequences with a timeout
 };
