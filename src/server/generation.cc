@@ -15,6 +15,10 @@ std::string sse(std::string_view json) { return fmt::format("data: {}\n\n", json
 std::string AnswerWriter::error_event(const ApiError& error) { return sse(error_body(error)); }
 
 namespace {
+void post_delivery(Mailbox& mailbox, const std::shared_ptr<http::Exchange>& exchange) {
+  exchange->post([&mailbox, exchange] { mailbox.deliver_all([&] { post_delivery(mailbox, exchange); }); });
+}
+
 class Generation final : public Recipient, public std::enable_shared_from_this<Generation> {
  public:
   Generation(Service& service, std::shared_ptr<http::Exchange> exchange, Job job)
@@ -28,9 +32,14 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
 
  private:
   struct Arrived {
-    size_t prompt;
+    size_t prompt = 0;
     engine::Event event;
     std::string weight_version;
+  };
+  // Events, in memory that is used again: the engine's thread allocates nothing for a token.
+  struct Events {
+    std::vector<Arrived> slots;
+    size_t count = 0;
   };
 
   void arrived(size_t prompt, const engine::Event& event);
@@ -51,9 +60,10 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
   std::string out_;
   engine::Usage total_;
   std::string reasons_;
+  Events taken_;  // empty but in deliver()
 
   std::mutex mutex_;  // of what the engine's thread touches too
-  std::vector<Arrived> events_;
+  Events events_;
   std::vector<engine::RequestId> ids_;
   bool waking_ = false, cancelled_ = false;
 };
@@ -91,25 +101,29 @@ void Generation::arrived(size_t prompt, const engine::Event& event) {
     const std::lock_guard lock(mutex_);
     if (cancelled_) return;
     // Read here, between two steps: later the weights may be others.
-    events_.push_back({prompt, event, service_.weight_version()});
+    if (events_.count == events_.slots.size()) events_.slots.emplace_back();
+    Arrived& a = events_.slots[events_.count];
+    a.prompt = prompt;
+    a.event = event;
+    a.weight_version = service_.weight_version();
+    ++events_.count;
     if (waking_) return;
     waking_ = true;
   }
   Mailbox& mailbox = service_.mailbox();
-  mailbox.put(shared_from_this(), [&] { exchange_->post([&mailbox] { mailbox.deliver_all(); }); });
+  mailbox.put(shared_from_this(), [&] { post_delivery(mailbox, exchange_); });
 }
 
 void Generation::deliver() {
   if (!started_) return;
-  std::vector<Arrived> events;
   {
     const std::lock_guard lock(mutex_);
     waking_ = false;
-    events.swap(events_);
+    std::swap(taken_, events_);
   }
+  const size_t count = std::exchange(taken_.count, 0);
   try {
-    for (const Arrived& a : events)
-      if (!over_) take(a);
+    for (size_t i = 0; i < count && !over_; ++i) take(taken_.slots[i]);
   } catch (const std::exception& error) {
     fail({500, "server_error", error.what(), "", "internal_error"});
   }

@@ -21,12 +21,11 @@ void Mailbox::put(std::shared_ptr<Recipient> recipient, const std::function<void
   }
 }
 
-void Mailbox::deliver_all() {
+void Mailbox::deliver_all(const std::function<void()>& wake) {
   std::vector<std::shared_ptr<Recipient>> now;
   {
     const std::lock_guard lock(mutex_);
     now.swap(waiting_);
-    coming_ = false;
   }
   for (const auto& recipient : now) {
     try {
@@ -34,6 +33,21 @@ void Mailbox::deliver_all() {
     } catch (const std::exception&) {
       // No memory for one answer must not end the others.
     }
+  }
+  now.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    if (waiting_.empty()) {
+      now.swap(waiting_);  // with its memory, for the next step
+      coming_ = false;
+      return;
+    }
+  }
+  try {
+    wake();
+  } catch (const std::exception&) {  // the next put() wakes
+    const std::lock_guard lock(mutex_);
+    coming_ = false;
   }
 }
 
