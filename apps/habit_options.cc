@@ -33,6 +33,14 @@ constexpr std::array kAccepted{
              "requests are served in order of arrival, and of priority with "
              "--enable-priority-scheduling"},
     Accepted{"--enable-return-routed-experts", "", "requests may always ask for them"},
+    Accepted{"--enable-request-id-headers", "", "every answer has X-Request-Id"},
+    Accepted{"--enable-server-load-tracking", "", "/v1/loads is always there"},
+    Accepted{"--tokenizer-worker-num", "*", "the server's own threads tokenize"},
+    Accepted{"--detokenizer-worker-num", "*", "the engine's own thread makes the texts"},
+    Accepted{"--default-priority-value", "0", "requests without a priority have 0"},
+    Accepted{"--grammar-backend", "xgrammar", "there is one"},
+    Accepted{"--runner", "generate", "the models here make text"},
+    Accepted{"--api-server-count", "1", "there is one process"},
     Accepted{"--tokenizer-mode", "auto", "the checkpoint's own tokenizer is used"},
     Accepted{"--dp-size", "1", "there is one process"},
     Accepted{"--data-parallel-size", "1", "there is one process"},
@@ -61,6 +69,8 @@ constexpr std::array kCounterparts{
     Counterpart{"--scheduling-policy",
                 "--enable-priority-scheduling "
                 "--schedule-low-priority-values-first, or nothing"},
+    Counterpart{"--return-tokens-as-token-ids", "the field return_tokens_as_token_ids of a request", true},
+    Counterpart{"--enable-force-include-usage", "the field stream_options.include_usage of a request", true},
     Counterpart{"--weight-version", "the field weight_version of /update_weights_from_disk"},
 };
 
@@ -78,6 +88,12 @@ constexpr std::array kAbsent{
     Absent{"--enable-lora", "there are no adapters", true},
     Absent{"--lora-paths", "there are no adapters"},
     Absent{"--lora-modules", "there are no adapters"},
+    Absent{"--root-path", "the proxy that adds a prefix to the paths takes it away"},
+    Absent{"--skip-tokenizer-init", "send input_ids and read output_ids, which are always there", true},
+    Absent{"--incremental-streaming-output",
+           "streams of /generate have the text so far; those of /v1/completions have what is new", true},
+    Absent{"--enable-tokenizer-info-endpoint", "the tokenizer is in the checkpoint's tokenizer.json", true},
+    Absent{"--limit-mm-per-prompt", "the models here read text"},
     Absent{"--cpu-offload-gb", "weights are not moved between memories"},
 };
 

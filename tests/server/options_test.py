@@ -190,15 +190,19 @@ class Habits(Options):
         server = self.start("--trust-remote-code", "--enable-metrics", "--dtype", "auto", "--disable-cuda-graph",
                             "--enforce-eager", "--skip-server-warmup", "--kv-cache-dtype", "fp8_e4m3", "--dp-size", 1,
                             "--attention-backend", "triton", "--chunked-prefill-size", -1, "--enable-cache-report",
-                            "--enable-prompt-tokens-details")
+                            "--enable-prompt-tokens-details", "--enable-request-id-headers", "--enable-server-load-tracking",
+                            "--tokenizer-worker-num", 4, "--detokenizer-worker-num", 2, "--default-priority-value", 0,
+                            "--grammar-backend", "xgrammar", "--runner", "generate", "--api-server-count", 1)
         self.text(server)
         for name in ("--trust-remote-code", "--enable-metrics", "--dp-size 1",
-                     "--enable-cache-report", "--enable-prompt-tokens-details"):
+                     "--enable-cache-report", "--enable-prompt-tokens-details", "--enable-request-id-headers",
+                     "--tokenizer-worker-num 4", "--default-priority-value 0", "--runner generate"):
             self.assertIn(name + ": nothing to do, ", server.log())
         info = self.info(server)
         self.assertEqual((info["chunked_prefill_size"], info["dtype"]), (info["context_length"], "bfloat16"))
         self.assertEqual(info["kv_cache_dtype"], "float8_e4m3fn")
         self.refused(2, "--dp-size is 2; accepted: 1", "--dp-size", 2)
+        self.refused(2, "--runner is pooling; accepted: generate, the models here make text", "--runner", "pooling")
         self.refused(2, "fp8_e5m2 not in {auto,bf16,bfloat16,fp8_e4m3,fp8}", "--kv-cache-dtype", "fp8_e5m2")
 
     def test_the_others_name_their_counterpart(self):
@@ -206,7 +210,10 @@ class Habits(Options):
                               (("--gpu-memory-utilization", 0.9), "here --mem-fraction-static"),
                               (("--no-enable-prefix-caching",), "here --disable-radix-cache"),
                               (("--tensor-parallel-size", 2), "here --tp-size"), (("--seed", 1), "here --random-seed"),
-                              (("--ssl-keyfile", "x"), "a proxy"), (("--enable-lora",), "not available")):
+                              (("--ssl-keyfile", "x"), "a proxy"), (("--enable-lora",), "not available"),
+                              (("--root-path", "/x"), "the proxy"), (("--skip-tokenizer-init",), "input_ids"),
+                              (("--incremental-streaming-output",), "/v1/completions"),
+                              (("--enable-force-include-usage",), "here the field stream_options.include_usage")):
             self.refused(2, needle, *words)
         help_text = subprocess.run([PROGRAM, "serve", "--help"], capture_output=True, text=True).stdout
         self.assertNotIn("--max-model-len", help_text)
