@@ -31,6 +31,7 @@ OutputSequence::OutputSequence(RequestId id, int index, const Request& request, 
   if (setup.tokenizer != nullptr) detokenizer_.emplace(*setup.tokenizer, params_.skip_special_tokens);
   sampler_.see_prompt(tokens_);
   routed_experts = request.routed_experts;
+  routed_from_ = static_cast<size_t>(request.routed_from);
   queue_timeout = request.queue_timeout;
   timeout = request.timeout;
   if (!request.cache_salt.empty()) last_hash_ = hash_salt(key_, request.cache_salt);
@@ -166,6 +167,8 @@ void OutputSequence::set_routed_experts(int64_t position, std::span<const int32_
 
 void OutputSequence::give_routed_experts() {
   routed_.resize(std::min(routed_.size(), (tokens_.size() - 1) * routed_stride_));
+  const size_t unwanted = std::min(routed_.size(), routed_from_ * routed_stride_);
+  routed_.erase(routed_.begin(), routed_.begin() + static_cast<std::ptrdiff_t>(unwanted));
   event_.routed_experts = std::move(routed_);
 }
 

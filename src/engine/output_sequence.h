@@ -105,7 +105,7 @@ class OutputSequence {
   size_t block_size_, hashed_ = 0;  // tokens
   Event event_;
   std::vector<int32_t> routed_;  // [positions, layers * K]
-  size_t routed_stride_ = 0;
+  size_t routed_stride_ = 0, routed_from_ = 0;
 };
 
 }  // namespace sluice::engine

@@ -79,6 +79,8 @@ void validate(const Request& request, const Limits& limits) {
         "queue_timeout and timeout are {} and {}; accepted: 0 or more", request.queue_timeout, request.timeout);
   check(!request.routed_experts || limits.routed_experts,
         "routed_experts are wanted, but this model has no experts, or they run on another device than the cpu");
+  check(request.routed_from >= 0 && request.routed_from <= static_cast<int64_t>(request.prompt.size()),
+        "routed_from is {}; accepted: 0 to {}, the tokens of the prompt", request.routed_from, request.prompt.size());
   sampling::validate(p.sampling, limits.vocab);
   validate_stops(p, limits);
   validate_tokens(p, limits);

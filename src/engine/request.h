@@ -76,6 +76,7 @@ struct Request {
   double queue_timeout = 0;     // until its first step; then it ends with FinishReason::timed_out
   double timeout = 0;           // until its end; then it ends with what there is, as cancelled
   bool routed_experts = false;  // Event::routed_experts is wanted. The prefix cache is not used.
+  int64_t routed_from = 0;      // the first token of the prompt whose experts are wanted
 };
 
 // What a request is checked against; Engine::limits() gives the model's and configuration's.
@@ -128,7 +129,8 @@ struct Event {
   std::optional<std::string> stop_string;
   std::string error;
   // In the last event, when Request::routed_experts: the experts of all tokens but the last, prompt and answer, in
-  // every layer: [tokens - 1, layers, K], descending by the router's key; -1 in layers without experts.
+  // every layer: [tokens - 1, layers, K], descending by the router's key; -1 in layers without experts. The first
+  // Request::routed_from tokens are left out.
   std::vector<int32_t> routed_experts;
   Usage usage;  // complete when finished; prompt_tokens and cached_tokens are right from the first token on
 };

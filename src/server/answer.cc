@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/answer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -87,12 +89,17 @@ std::string token_text(const ServedModel& model, int32_t id) {
   return text::to_valid_utf8(model.tokenizer.bytes_of(id));
 }
 
+std::string token_name(const ServedModel& model, int32_t id, TokenNames names) {
+  return names == TokenNames::id ? fmt::format("token_id:{}", id) : token_text(model, id);
+}
+
 namespace {
-JsonObject likelihood(const ServedModel& model, const sampling::Likelihood& l) {
+JsonObject likelihood(const ServedModel& model, const sampling::Likelihood& l, TokenNames names) {
   JsonArray bytes;
   for (const char c : model.tokenizer.bytes_of(l.token)) bytes.raw(std::to_string(static_cast<unsigned char>(c)));
   JsonObject out;
-  out.add("token", token_text(model, l.token)).add("logprob", static_cast<double>(l.logprob)).raw("bytes", bytes.str());
+  out.add("token", token_name(model, l.token, names));
+  out.add("logprob", static_cast<double>(l.logprob)).raw("bytes", bytes.str());
   return out;
 }
 }  // namespace
@@ -102,10 +109,11 @@ std::span<const sampling::Likelihood> alternatives(const sampling::TokenLogprob&
   return std::span(token.top).first(std::min(token.top.size(), static_cast<size_t>(top)));
 }
 
-std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token, int top) {
+std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token, int top,
+                               TokenNames names) {
   JsonArray others;
-  for (const sampling::Likelihood& l : alternatives(token, top)) others.raw(likelihood(model, l).str());
-  return likelihood(model, token.chosen).raw("top_logprobs", others.str()).str();
+  for (const sampling::Likelihood& l : alternatives(token, top)) others.raw(likelihood(model, l, names).str());
+  return likelihood(model, token.chosen, names).raw("top_logprobs", others.str()).str();
 }
 
 std::string prompt_logprobs_json(const ServedModel& model, const std::vector<sampling::TokenLogprob>& tokens, int top) {

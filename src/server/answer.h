@@ -35,8 +35,13 @@ std::string matched_stop_json(const engine::Event& event);
 // The alternatives to show beside a token: those that the request names, else the `top` most likely.
 std::span<const sampling::Likelihood> alternatives(const sampling::TokenLogprob& token, int top);
 
+// How log probabilities name a token: by its text, or as vLLM's "token_id:7". Texts of several tokens can be the same.
+enum class TokenNames : uint8_t { text, id };
+std::string token_name(const ServedModel& model, int32_t id, TokenNames names);
+
 // {"token", "logprob", "bytes"} and "top_logprobs", of OpenAI's chat form.
-std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token, int top);
+std::string token_logprob_json(const ServedModel& model, const sampling::TokenLogprob& token, int top,
+                               TokenNames names);
 
 // vLLM's prompt_logprobs: [null, {"ID": {"logprob", "rank", "decoded_token"}, ...}, ...]. The rank of a token that is
 // not among the `top` most likely is null: it would take a sort of the vocabulary.

@@ -50,7 +50,7 @@ void read_output(Fields& fields, UnknownFields& unknown, ChatDemand& demand) {
     if (config->as<io::JsonValue::Object>() == nullptr)
       fields.refuse_type("output_config", *config, "an object with a format");
     Fields inner(*config, "output_config.");
-    inner.refuse_unless_empty({"effort"});
+    inner.ignore({"effort"});  // which read_anthropic_chat() has read
     if (const io::JsonValue* format = inner.find("format"))
       read_format(*format, "output_config.format", unknown, demand);
     inner.finish(unknown);

@@ -122,7 +122,7 @@ Last read_message(const JsonValue& json, const std::string& path, JsonValue::Arr
 }
 
 // {"type": "enabled" | "adaptive" | "disabled"}, as templates name it.
-void read_thinking(Fields& fields, JsonValue::Object& chat) {
+void read_thinking(Fields& fields, JsonValue::Object& kwargs) {
   const JsonValue* thinking = fields.find("thinking");
   if (thinking == nullptr) return;
   if (thinking->as<JsonValue::Object>() == nullptr) fields.refuse_type("thinking", *thinking, "an object with a type");
@@ -132,8 +132,18 @@ void read_thinking(Fields& fields, JsonValue::Object& chat) {
     inner.refuse("type", fmt::format("is {}; accepted: enabled, adaptive, disabled", io::quote(type)));
   // Accepted without effect: no template takes a number of tokens for thoughts.
   inner.integer("budget_tokens", 0, std::numeric_limits<int64_t>::max());
-  JsonValue kwargs{JsonValue::Object{{"enable_thinking", {type != "disabled"}}}};
-  chat.push_back({"chat_template_kwargs", std::move(kwargs)});
+  kwargs.push_back({"enable_thinking", {type != "disabled"}});
+}
+
+// "output_config": {"effort"}, which says how much a model thinks, not whether it does.
+void read_effort(Fields& fields, JsonValue::Object& kwargs) {
+  const JsonValue* config = fields.find("output_config");
+  if (config == nullptr || config->as<JsonValue::Object>() == nullptr) return;  // which its other reader refuses
+  Fields inner(*config, "output_config.");
+  const auto effort = inner.string("effort");
+  if (!effort) return;
+  check_effort(inner, "effort", *effort);
+  kwargs.push_back(text_member("reasoning_effort", *effort));
 }
 }  // namespace
 
@@ -157,7 +167,10 @@ JsonValue read_anthropic_chat(Fields& fields) {
     refuse(path + ".content", fmt::format("{}.content has tool_use, and is the last message; accepted: with a message "
                                           "of the user after it that has the tool_result",
                                           path));
-  read_thinking(fields, chat);
+  JsonValue::Object kwargs;
+  read_thinking(fields, kwargs);
+  read_effort(fields, kwargs);
+  if (!kwargs.empty()) chat.push_back({"chat_template_kwargs", {std::move(kwargs)}});
   chat.push_back({"messages", {std::move(messages)}});
   if (last == Last::assistant) chat.push_back({"continue_final_message", {true}});
   return {std::move(chat)};

@@ -84,7 +84,8 @@ class ChatWriter final : public AnswerWriter {
          : part.kind == Kind::content ? c.text
                                       : c.calls.back().arguments) += part.text;
     }
-    for (const auto& token : event.logprobs) c.logprobs.raw(token_logprob_json(*model_, token, form_.top));
+    for (const auto& token : event.logprobs)
+      c.logprobs.raw(token_logprob_json(*model_, token, form_.top, form_.more.names));
     if (form_.more.token_ids) c.ids.insert(c.ids.end(), event.tokens.begin(), event.tokens.end());
     prompt_logprobs_.insert(prompt_logprobs_.end(), event.prompt_logprobs.begin(), event.prompt_logprobs.end());
     if (event.reason == engine::FinishReason::none) return;
@@ -182,7 +183,7 @@ class ChatWriter final : public AnswerWriter {
   std::string logprobs_json(const std::vector<sampling::TokenLogprob>& tokens) const {
     if (!form_.logprobs || tokens.empty()) return "null";
     JsonArray content;
-    for (const auto& token : tokens) content.raw(token_logprob_json(*model_, token, form_.top));
+    for (const auto& token : tokens) content.raw(token_logprob_json(*model_, token, form_.top, form_.more.names));
     return JsonObject().raw("content", content.str()).raw("refusal", "null").str();
   }
 

@@ -50,7 +50,8 @@ ChatPrompt render_translated(const ServedModel& model, const io::JsonValue& chat
   try {
     return render_chat(fields, model, std::move(tools));
   } catch (const ApiError& error) {
-    throw ApiError(error.status, error.type, error.what(), std::string(field), error.code);
+    const bool own = error.param == "chat_template_kwargs";  // has the same name in every form
+    throw ApiError(error.status, error.type, error.what(), own ? error.param : std::string(field), error.code);
   }
 }
 

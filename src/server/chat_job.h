@@ -33,8 +33,8 @@ struct PreparedChat {
 PreparedChat prepare_chat(const Service& service, const ServedModel& model, const engine::Limits& limits,
                           const ChatPrompt& prompt, engine::Request request, const ChatDemand& demand);
 
-// `chat`: {"messages", "chat_template_kwargs", "continue_final_message"} that another API's request was translated to.
-// Errors name `field`.
+// `chat`: {"messages", "chat_template_kwargs", "reasoning_effort", "continue_final_message"} that another API's request
+// was translated to. Errors name `field`.
 ChatPrompt render_translated(const ServedModel& model, const io::JsonValue& chat, ToolRequest tools,
                              std::string_view field);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chat_prompt.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <ctime>
@@ -19,6 +21,9 @@ constexpr std::array<std::string_view, 9> kReserved{"messages",  "tools",     "d
                                                     "bos_token", "eos_token", "pad_token", "chat_template",
                                                     "tokenize"};
 
+// OpenAI's words, and those that vLLM and Anthropic have beyond them.
+constexpr std::array<std::string_view, 7> kEfforts{"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+
 text::jinja::Fields read_kwargs(Fields& fields, const ServedModel& model) {
   text::jinja::Fields extra;
   const JsonValue* kwargs = fields.find("chat_template_kwargs");
@@ -31,6 +36,21 @@ text::jinja::Fields read_kwargs(Fields& fields, const ServedModel& model) {
     extra.emplace_back(m.key, to_template_value(m.value, model));
   }
   return extra;
+}
+
+// How much a model is to think, for templates that have a word for it; others know at most whether it is to think at
+// all, under one of two names. What the request says to the template itself comes first.
+void add_effort(Fields& fields, text::jinja::Fields& extra) {
+  const std::optional<std::string> effort = fields.string("reasoning_effort");
+  if (!effort) return;
+  check_effort(fields, "reasoning_effort", *effort);
+  const auto add = [&](const char* name, text::jinja::Value value) {
+    const auto same = [&](const auto& field) { return field.first == name; };
+    if (std::none_of(extra.begin(), extra.end(), same)) extra.emplace_back(name, std::move(value));
+  };
+  add("reasoning_effort", *effort);
+  add("enable_thinking", *effort != "none");  // Qwen3's, GLM's, Nemotron's
+  add("thinking", *effort != "none");         // DeepSeek-V3.1's
 }
 
 // Whether a template asks if a message has content at all, as DeepSeek-V3's does to find calls. Others print None.
@@ -52,6 +72,11 @@ void cut_at_mark(Fields& fields, std::string& text) {
 }
 }  // namespace
 
+void check_effort(const Fields& fields, std::string_view key, const std::string& effort) {
+  if (std::find(kEfforts.begin(), kEfforts.end(), effort) == kEfforts.end())
+    fields.refuse(key, fmt::format("is {}; accepted: {}", io::quote(effort), fmt::join(kEfforts, ", ")));
+}
+
 ChatPrompt render_chat(Fields& fields, const ServedModel& model, ToolRequest tools) {
   const auto opens = fields.boolean("add_generation_prompt");
   const bool continues = fields.boolean("continue_final_message").value_or(false);
@@ -68,6 +93,7 @@ ChatPrompt render_chat(Fields& fields, const ServedModel& model, ToolRequest too
   options.tools = out.tools.for_template;
   options.add_generation_prompt = opens.value_or(!continues);
   options.extra = read_kwargs(fields, model);
+  add_effort(fields, options.extra);
   options.bos_token = model.tokenizer.bos_token();
   options.eos_token = model.tokenizer.eos_token();
   options.pad_token = model.tokenizer.pad_token();

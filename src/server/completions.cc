@@ -18,15 +18,17 @@ namespace {
 // The four parallel lists of OpenAI's old form.
 class LogprobLists {
  public:
+  explicit LogprobLists(TokenNames names) : names_(names) {}
+
   void add(const ServedModel& model, const sampling::TokenLogprob& token, int top) {
     add_token(model, token.chosen.token, json_number(static_cast<double>(token.chosen.logprob)));
     JsonObject object;
     bool chosen = false;
     for (const sampling::Likelihood& l : alternatives(token, top)) {
-      object.add(token_text(model, l.token), static_cast<double>(l.logprob));
+      object.add(token_name(model, l.token, names_), static_cast<double>(l.logprob));
       chosen = chosen || l.token == token.chosen.token;
     }
-    if (!chosen) object.add(token_text(model, token.chosen.token), static_cast<double>(token.chosen.logprob));
+    if (!chosen) object.add(token_name(model, token.chosen.token, names_), static_cast<double>(token.chosen.logprob));
     top_.raw(object.str());
   }
   // The first token of a prompt stands on nothing.
@@ -50,14 +52,14 @@ class LogprobLists {
 
  private:
   void add_token(const ServedModel& model, int32_t id, const std::string& logprob) {
-    const std::string text = token_text(model, id);
-    tokens_.raw(json_text(text));
+    tokens_.raw(json_text(token_name(model, id, names_)));
     logprobs_.raw(logprob);
     offsets_.raw(std::to_string(offset_));
-    offset_ += text::count_code_points(text);
+    offset_ += text::count_code_points(token_text(model, id));
     empty_ = false;
   }
 
+  TokenNames names_;
   JsonArray tokens_, logprobs_, top_, offsets_;
   size_t offset_ = 0;
   bool empty_ = true;
@@ -75,7 +77,7 @@ class CompletionWriter final : public AnswerWriter {
   CompletionWriter(std::shared_ptr<const ServedModel> model, std::string id, const std::vector<Prompt>& prompts,
                    int64_t n, const Form& form)
       : model_(std::move(model)), id_(std::move(id)), form_(form), n_(static_cast<size_t>(n)) {
-    choices_.resize(prompts.size() * n_);
+    choices_.assign(prompts.size() * n_, Choice(form.more.names));
     for (const Prompt& p : prompts) {
       PromptLogprobs& known = prompts_.emplace_back();
       known.first_token = p.ids.front();
@@ -135,6 +137,8 @@ class CompletionWriter final : public AnswerWriter {
     std::vector<engine::Event> held;
   };
   struct Choice {
+    explicit Choice(TokenNames names) : logprobs(names) {}
+
     std::string text, finish_reason = "null", matched_stop = "null";
     LogprobLists logprobs;
     std::vector<int32_t> ids;  // of the answer, of a chunk in a stream

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // POST /generate, SGLang's own form.
+#include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -207,6 +209,17 @@ std::vector<engine::Params> read_sampling_params(Fields& fields, size_t prompts,
   return out;
 }
 
+// The position from which on experts are shown: tokens before it are of a prompt whose experts the caller has.
+int64_t read_routed_from(Fields& fields, const std::vector<Prompt>& prompts) {
+  size_t shortest = prompts[0].ids.size();
+  for (const Prompt& prompt : prompts) shortest = std::min(shortest, prompt.ids.size());
+  const auto from = fields.integer("routed_experts_start_len", 0, std::numeric_limits<int64_t>::max());
+  if (from && *from > static_cast<int64_t>(shortest))
+    fields.refuse("routed_experts_start_len",
+                  fmt::format("is {}; accepted: at most the tokens of the prompt, {}", *from, shortest));
+  return from.value_or(0);
+}
+
 // What SGLang takes as one value for all prompts, or as an array with one for each: this prompt's, in an object.
 io::JsonValue of_prompt(Fields& fields, size_t index, size_t prompts, bool list) {
   io::JsonValue::Object own;
@@ -270,6 +283,7 @@ void generate(Service& service, const ExchangePtr& exchange) {
                   "another device than "
                   "the cpu",
                   "unsupported_parameter");
+  options.routed_from = read_routed_from(fields, prompts);
   int64_t answers = 0;
   std::vector<std::string> names;  // by prompt
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -289,9 +303,9 @@ void generate(Service& service, const ExchangePtr& exchange) {
   fields.ignore({"log_metrics", "no_logs"});
   // SGLang's gateway sends many of these, as false.
   fields.refuse_unless_empty({"return_hidden_states", "background", "return_bytes", "return_entropy",
-                              "return_prompt_token_ids", "image_data", "audio_data", "video_data", "input_embeds",
-                              "lora_path", "session_params", "custom_logit_processor", "bootstrap_host",
-                              "bootstrap_port", "bootstrap_room"});
+                              "return_sampling_mask", "return_prompt_token_ids", "image_data", "audio_data",
+                              "video_data", "input_embeds", "lora_path", "session_params", "custom_logit_processor",
+                              "bootstrap_host", "bootstrap_port", "bootstrap_room"});
   fields.finish(service.unknown_fields());
 
   form.list = form.list || answers > 1;

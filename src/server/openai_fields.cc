@@ -54,6 +54,7 @@ MoreLogprobs read_more_logprobs(Fields& fields, int64_t vocab, bool stream, engi
   out.named = !params.logprob_tokens.empty();
   if (out.named && !params.logprobs) fields.refuse("logprob_token_ids", "is given, but logprobs is not");
   out.token_ids = fields.boolean("return_token_ids").value_or(false);
+  if (fields.boolean("return_tokens_as_token_ids").value_or(false)) out.names = TokenNames::id;
   return out;
 }
 
@@ -84,10 +85,9 @@ void refuse_what_is_not_there(Fields& fields) {
     if (only == nullptr || *only != "text")
       fields.refuse("modalities", "has more than \"text\"", "unsupported_parameter");
   }
-  fields.refuse_unless_empty({"audio", "prediction", "web_search_options", "reasoning_effort", "verbosity",
-                              "chat_template", "stop_regex", "custom_logit_processor", "return_hidden_states",
-                              "return_routed_experts", "lora_path", "session_params", "use_beam_search",
-                              "truncate_prompt_tokens", "return_tokens_as_token_ids"});
+  fields.refuse_unless_empty({"audio", "prediction", "web_search_options", "verbosity", "chat_template", "stop_regex",
+                              "custom_logit_processor", "return_hidden_states", "return_routed_experts", "lora_path",
+                              "session_params", "use_beam_search", "truncate_prompt_tokens"});
 }
 
 }  // namespace sluice::server

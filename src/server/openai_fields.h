@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "server/answer.h"
 #include "server/fields.h"
 #include "server/params.h"
 #include "server/served_model.h"
@@ -26,9 +27,10 @@ StreamOptions read_stream_options(Fields& fields, UnknownFields& unknown);
 
 // vLLM's fields beside OpenAI's log probabilities.
 struct MoreLogprobs {
-  std::optional<int> prompt;  // prompt_logprobs: of every prompt token, with so many alternatives
-  bool named = false;         // logprob_token_ids: of these instead of the most likely
-  bool token_ids = false;     // return_token_ids
+  std::optional<int> prompt;            // prompt_logprobs: of every prompt token, with so many alternatives
+  bool named = false;                   // logprob_token_ids: of these instead of the most likely
+  bool token_ids = false;               // return_token_ids
+  TokenNames names = TokenNames::text;  // return_tokens_as_token_ids
 };
 // Call it after OpenAI's own fields have been read into `params`.
 MoreLogprobs read_more_logprobs(Fields& fields, int64_t vocab, bool stream, engine::Params& params);

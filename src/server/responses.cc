@@ -54,6 +54,19 @@ void read_text_format(Fields& fields, UnknownFields& unknown, ChatDemand& demand
   echo.format = io::to_json_line(*given);
 }
 
+// {"effort", "summary"}. A summary says nothing here: thoughts come as they are.
+std::optional<std::string> read_effort(Fields& fields, UnknownFields& unknown) {
+  const io::JsonValue* reasoning = fields.find("reasoning");
+  if (reasoning == nullptr) return std::nullopt;
+  if (reasoning->as<io::JsonValue::Object>() == nullptr) fields.refuse_type("reasoning", *reasoning, "an object");
+  Fields inner(*reasoning, "reasoning.");
+  const std::optional<std::string> effort = inner.string("effort");
+  if (effort) check_effort(inner, "effort", *effort);
+  inner.ignore({"summary", "generate_summary"});
+  inner.finish(unknown);
+  return effort;
+}
+
 ResponseEcho read_echo(Fields& fields, const engine::Params& params) {
   ResponseEcho echo;
   if (const io::JsonValue* v = fields.find("instructions")) echo.instructions = io::to_json_line(*v);
@@ -70,11 +83,22 @@ ResponseEcho read_echo(Fields& fields, const engine::Params& params) {
 
 // What an answer is to have in addition. Thoughts come in plain text, and are taken back as such: nothing needs to be
 // encrypted for a client that keeps the conversation itself.
-void read_include(Fields& fields) {
-  for (const std::string& what : fields.string_or_strings("include", 16))
-    if (what != "reasoning.encrypted_content")
-      fields.refuse("include", fmt::format("has {}; accepted: reasoning.encrypted_content", io::quote(what)),
-                    "unsupported_parameter");
+ResponseLogprobs read_include(Fields& fields) {
+  ResponseLogprobs out;
+  for (const std::string& what : fields.string_or_strings("include", 16)) {
+    if (what == "message.output_text.logprobs")
+      out.wanted = true;
+    else if (what != "reasoning.encrypted_content")
+      fields.refuse(
+          "include",
+          fmt::format("has {}; accepted: message.output_text.logprobs, reasoning.encrypted_content", io::quote(what)),
+          "unsupported_parameter");
+  }
+  out.top = static_cast<int>(fields.integer("top_logprobs", 0, engine::kMaxTopLogprobs).value_or(0));
+  if (out.top > 0 && !out.wanted)
+    fields.refuse("top_logprobs",
+                  fmt::format("is {}, but include does not have \"message.output_text.logprobs\"", out.top));
+  return out;
 }
 
 constexpr ParamNames kNames{"max_output_tokens", "", "min_tokens", "seed", std::nullopt};
@@ -89,11 +113,13 @@ void responses(Service& service, const ExchangePtr& exchange) {
   check_model_name(fields, *model);
   fields.refuse_unless_empty(
       {"previous_response_id", "conversation", "background", "prompt", "max_tool_calls", "context_management"});
-  read_include(fields);
+  const ResponseLogprobs logprobs = read_include(fields);
   accept_only(fields, "truncation", {"disabled"});
   accept_only(fields, "service_tier", {"auto", "default"});
   ToolRequest tools = read_tools(fields, *model, service.formats().calls, responses_tools());
-  const io::JsonValue chat = read_responses_chat(fields);
+  io::JsonValue chat = read_responses_chat(fields);
+  const std::optional<std::string> effort = read_effort(fields, service.unknown_fields());
+  if (effort) std::get<io::JsonValue::Object>(chat.value).push_back(text_member("reasoning_effort", *effort));
   const ChatPrompt prompt = render_translated(*model, chat, std::move(tools), "input");
   Job job;
   job.id = service.new_id("resp_");
@@ -102,26 +128,20 @@ void responses(Service& service, const ExchangePtr& exchange) {
   engine::Request request;
   request.params = read_params(fields, kNames, *model, limits.vocab, service.next_seed());
   if (request.params.n != 1) fields.refuse("n", "is not 1; accepted: 1");
+  request.params.logprobs = logprobs.wanted;
+  request.params.top_logprobs = logprobs.top;
   ResponseEcho echo = read_echo(fields, request.params);
+  if (effort) echo.effort = io::quote(*effort);
   ChatDemand demand{.field = "input"};
   read_request_options(fields, service.config(), request);
   read_text_format(fields, service.unknown_fields(), demand, echo);
-  if (const io::JsonValue* reasoning = fields.find("reasoning")) {
-    if (reasoning->as<io::JsonValue::Object>() == nullptr) fields.refuse_type("reasoning", *reasoning, "an object");
-    Fields inner(*reasoning, "reasoning.");
-    inner.refuse_unless_empty({"effort", "summary", "generate_summary"});
-    inner.finish(service.unknown_fields());
-  }
-  if (const auto top = fields.integer("top_logprobs", 0, engine::kMaxTopLogprobs); top.value_or(0) > 0)
-    fields.refuse("top_logprobs", fmt::format("is {}; accepted: 0, /v1/chat/completions has them", *top),
-                  "unsupported_parameter");
   // Nothing is stored, whatever it says; the rest says nothing about the answer.
   fields.ignore({"store", "metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
                  "stream_options"});
   fields.finish(service.unknown_fields());
 
   PreparedChat prepared = prepare_chat(service, *model, limits, prompt, std::move(request), demand);
-  job.writer = std::make_unique<ResponseWriter>(model, job.id, std::move(echo), prepared.reading);
+  job.writer = std::make_unique<ResponseWriter>(model, job.id, std::move(echo), logprobs, prepared.reading);
   job.requests.push_back(std::move(prepared.request));
   start_generation(service, exchange, std::move(job));
 }

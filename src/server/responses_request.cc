@@ -129,7 +129,9 @@ JsonValue read_responses_chat(Fields& fields) {
       fields.refuse_type("input", *input, "a string or an array of at least one item");
     for (size_t i = 0; i < items->size(); ++i) read_item((*items)[i], fmt::format("input[{}]", i), out);
   }
-  return {JsonValue::Object{{"messages", {out.take()}}}};
+  JsonValue::Object chat{{"messages", {out.take()}}};
+  if (const JsonValue* kwargs = fields.find("chat_template_kwargs")) chat.push_back({"chat_template_kwargs", *kwargs});
+  return {std::move(chat)};
 }
 
 }  // namespace sluice::server

@@ -6,8 +6,8 @@
 
 namespace sluice::server {
 
-// Reads "instructions" and "input" into {"messages"}. Throws ApiError 400 naming the request's own field for what is
-// not text, a call of a function or its output.
+// Reads "instructions", "input" and "chat_template_kwargs" into a chat as render_translated() takes it. Throws ApiError
+// 400 naming the request's own field for what is not text, a call of a function or its output.
 io::JsonValue read_responses_chat(Fields& fields);
 
 }  // namespace sluice::server

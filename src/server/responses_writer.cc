@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/responses_writer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "server/api_error.h"
@@ -34,6 +35,7 @@ std::string ResponseWriter::begin_stream() {
 std::string ResponseWriter::stream_event(size_t, const engine::Event& e) {
   usage_ = e.usage;
   last_ = e.reason;
+  add_tokens(e);
   std::string out;
   for (const AnswerPart& part : parser_.push(e)) out += piece(part);
   return e.reason == engine::FinishReason::none ? out : out + close();
@@ -72,8 +74,8 @@ JsonObject ResponseWriter::of_part() const {
 std::string ResponseWriter::part_json() const {
   JsonObject out;
   if (item_.kind == Kind::thought) return out.add("type", "reasoning_text").add("text", item_.text).str();
-  out.add("type", "output_text").add("text", item_.text).raw("annotations", "[]").raw("logprobs", "[]");
-  return out.str();
+  out.add("type", "output_text").add("text", item_.text).raw("annotations", "[]");
+  return out.raw("logprobs", item_tokens_.str()).str();
 }
 
 std::string ResponseWriter::item_json(const char* item_status, bool begins) const {
@@ -93,21 +95,49 @@ std::string ResponseWriter::item_json(const char* item_status, bool begins) cons
   return out.str();
 }
 
+// The token that ended the answer has no text.
+void ResponseWriter::add_tokens(const engine::Event& e) {
+  if (!logprobs_.wanted) return;
+  tokens_.insert(tokens_.end(), e.logprobs.begin(), e.logprobs.end());
+  if (e.stop_token && !tokens_.empty() && tokens_.back().chosen.token == *e.stop_token) tokens_.pop_back();
+}
+
+// The tokens that go with a part. Texts wait until they are certain, and one event may bring a text and a call: which
+// of its tokens made which is not known, and they go with the text. A thought's end is known where it is one token.
+JsonArray ResponseWriter::take_tokens(Kind kind) {
+  const auto ends_thought = [&](const sampling::TokenLogprob& token) { return token.chosen.token == thought_end_; };
+  const auto end = std::find_if(tokens_.begin(), tokens_.end(), ends_thought);
+  const bool ended = end != tokens_.end();
+  if (ended) tokens_.erase(tokens_.begin(), end + 1);
+  JsonArray out;
+  if (kind == Kind::thought && ended) return out;  // the others are the text's
+  if (kind == Kind::content)
+    for (const sampling::TokenLogprob& token : tokens_) {
+      const std::string json = token_logprob_json(*model_, token, logprobs_.top, TokenNames::text);
+      out.raw(json);
+      item_tokens_.raw(json);
+    }
+  tokens_.clear();
+  return out;
+}
+
 std::string ResponseWriter::piece(const AnswerPart& part) {
   const bool goes_on = is_open_ && (part.kind == item_.kind || part.kind == Kind::arguments);
   std::string out;
   if (!goes_on || part.kind == Kind::call) out = open(part);
+  const JsonArray tokens = take_tokens(part.kind);
   if (part.kind == Kind::call) return out;
   item_.text += part.text;
   JsonObject delta = of_part();
   delta.add("delta", part.text);
-  if (part.kind == Kind::content) delta.raw("logprobs", "[]");
+  if (part.kind == Kind::content) delta.raw("logprobs", tokens.str());
   return out += event(names_of(item_.kind).delta, delta);
 }
 
 std::string ResponseWriter::open(const AnswerPart& part) {
   std::string out = close();
   item_ = {part.kind, "", part.call};
+  item_tokens_ = {};
   is_open_ = true;
   item_id_ = fmt::format("{}_{}_{}", names_of(part.kind).id, id_, items_);
   JsonObject added;
@@ -123,7 +153,7 @@ std::string ResponseWriter::close() {
   JsonObject all = of_part();
   if (item_.kind == Kind::call) all.add("name", item_.call.name);
   all.add(names.text, item_.text);
-  if (item_.kind == Kind::content) all.raw("logprobs", "[]");
+  if (item_.kind == Kind::content) all.raw("logprobs", item_tokens_.str());
   std::string out = event(names.done, all);
   if (item_.kind != Kind::call) out += event("response.content_part.done", of_part().raw("part", part_json()));
   // The answer's last item broke off with it; a call may be complete all the same, and one before others may not be.
@@ -153,12 +183,13 @@ std::string ResponseWriter::response(const std::string& state) const {
       .raw("output", over ? output_.str() : "[]")
       .add("parallel_tool_calls", echo_.parallel_tool_calls)
       .raw("previous_response_id", "null")
-      .raw("reasoning", R"({"effort":null,"summary":null})")
+      .raw("reasoning", JsonObject().raw("effort", echo_.effort).raw("summary", "null").str())
       .add("store", false)
       .add("temperature", echo_.temperature)
       .raw("text", JsonObject().raw("format", echo_.format).str())
       .raw("tool_choice", echo_.tool_choice)
       .raw("tools", echo_.tools)
+      .add("top_logprobs", logprobs_.top)
       .add("top_p", echo_.top_p)
       .add("truncation", "disabled");
   if (over)

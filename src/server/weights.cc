@@ -69,8 +69,7 @@ Reload read_reload(Service& service, const std::string& body_text) {
   out.version = read_version(fields, "weight_version");
   if (const auto format = fields.string("load_format"); format && *format != "auto" && *format != "safetensors")
     fields.refuse("load_format", fmt::format("is {}; accepted: auto, safetensors", io::quote(*format)));
-  // New weights make cached prefixes wrong, so this cannot be turned off.
-  if (!fields.boolean("flush_cache").value_or(true)) fields.refuse("flush_cache", "is false; accepted: true");
+  fields.boolean("flush_cache");  // new weights make cached prefixes wrong: they are forgotten either way
   out.abort = fields.boolean("abort_all_requests").value_or(false);
   fields.ignore({"torch_empty_cache", "recapture_cuda_graph", "token_step"});
   fields.refuse_unless_empty({"is_async", "keep_pause", "manifest"});

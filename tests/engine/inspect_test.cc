@@ -64,7 +64,12 @@ TEST(Inspect, RoutedExpertsAreThoseOfTheWholeText) {
     EXPECT_TRUE(c.of(other).last.routed_experts.empty());
     std::vector<int32_t> tokens = kPrompt;
     tokens.insert(tokens.end(), plain.tokens.begin(), plain.tokens.end() - 1);
-    EXPECT_EQ(c.of(id).last.routed_experts, expected_routes(model, tokens)) << name;
+    const std::vector<int32_t> expected = expected_routes(model, tokens);
+    EXPECT_EQ(c.of(id).last.routed_experts, expected) << name;
+    Request tail = routed(12);
+    tail.routed_from = 5;
+    const auto begin = expected.begin() + static_cast<std::ptrdiff_t>(5 * expected.size() / tokens.size());
+    EXPECT_EQ(run_one(engine, tail).last.routed_experts, std::vector<int32_t>(begin, expected.end())) << name;
   }
 }
 

@@ -48,6 +48,8 @@ TEST(Request, LengthsAndTokens) {
   refuse("min_tokens is -1; accepted: 0 to 8 (max_tokens)", [](Request& r) { r.params.min_tokens = -1; });
   refuse("n is 1000000000; accepted: 1 to 128", [](Request& r) { r.params.n = 1000000000; });
   refuse("n is 0; accepted: 1 to 128", [](Request& r) { r.params.n = 0; });
+  refuse("routed_from is 5; accepted: 0 to 4, the tokens of the prompt", [](Request& r) { r.routed_from = 5; });
+  refuse("routed_from is -1; accepted: 0 to 4, the tokens of the prompt", [](Request& r) { r.routed_from = -1; });
 }
 
 TEST(Request, Logprobs) {

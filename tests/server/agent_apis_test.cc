@@ -143,7 +143,8 @@ TEST_F(AgentApisTest, MessagesThatCannotBeAreRefused) {
             "tool_choice.disable_parallel_tool_use");
   EXPECT_EQ(claude(R"("output_config": {"format": {"type": "text"}})"), "output_config.format.type");
   EXPECT_EQ(claude(R"("output_config": {"format": {"type": "json_schema"}})"), "output_config.format.schema");
-  EXPECT_EQ(claude(R"("output_config": {"effort": "low"})"), "output_config.effort");
+  EXPECT_EQ(claude(R"("output_config": {"effort": "huge"})"), "output_config.effort");
+  EXPECT_EQ(claude(R"("output_config": {"effort": 7})"), "output_config.effort");
   EXPECT_EQ(claude(R"("output_config": 7)"), "output_config");
   EXPECT_EQ(claude(R"("thread": {"type": "create"})"), "thread");
   const io::JsonValue thread = json(ask(kAskClaude + R"(, "thread": {"type": "create"}})", kMessages)->response.body);
@@ -243,6 +244,24 @@ TEST_F(AgentApisTest, AStreamOfAResponseIsTheResponse) {
   }
 }
 
+// One event has one token here; those of thoughts and calls have no place in the answer.
+TEST_F(AgentApisTest, LogProbabilitiesAreThoseOfTheText) {
+  const std::string body = kAskResponses + R"(, "include": ["message.output_text.logprobs"], )" + kFlatTools + "}";
+  const std::vector<std::string> pieces{"<think>Hm.", " Hm.</think>", "I", " look.", kCall, " Done."};
+  const io::JsonValue answer = whole(body, pieces, FinishReason::stop, kResponses);
+  EXPECT_EQ(contents(answer, "output"),
+            "reasoning(Hm. Hm.;completed;) message(I look.;completed;) function_call(get_weather;{\"city\": "
+            "\"Paris\"};completed;) message( Done.;completed;) ");
+  EXPECT_EQ(at(answer, "output.1.content.0.logprobs.1.logprob"), "-0.5");
+  EXPECT_EQ(at(answer, "output.1.content.0.logprobs.2"), "(none)");
+  EXPECT_EQ(at(answer, "output.3.content.0.logprobs.0.logprob"), "-0.5");
+  EXPECT_EQ(at(answer, "output.3.content.0.logprobs.1"), "(none)");
+  size_t tokens = 0;
+  for (const io::JsonValue& e : events(body, pieces, FinishReason::stop, kResponses))
+    if (at(e, "type") == "response.output_text.delta") tokens += e.find("logprobs")->as<io::JsonValue::Array>()->size();
+  EXPECT_EQ(tokens, 3u);
+}
+
 TEST_F(AgentApisTest, FunctionCallsAndTheirOutputsComeBackToAModel) {
   ask(R"({"input": [{"role": "user", "content": "a"}, {"type": "reasoning", "summary": [], "content":
       [{"type": "reasoning_text", "text": "Hm."}]}, {"type": "message", "role": "assistant", "content": [{"type":
@@ -277,7 +296,7 @@ TEST_F(AgentApisTest, ResponsesThatCannotBeAreRefused) {
       no(kFlatTools + R"(, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]})"),
       "tool_choice.tools[0].type");
   EXPECT_EQ(no(kFlatTools + R"(, "parallel_tool_calls": 7)"), "parallel_tool_calls");
-  EXPECT_EQ(no(R"("include": ["message.output_text.logprobs"])"), "include");
+  EXPECT_EQ(no(R"("include": ["file_search_call.results"])"), "include");
   EXPECT_EQ(no(R"("text": {"format": {"type": "grammar"}})"), "text.format.type");
   EXPECT_EQ(no(R"("text": {"format": {"type": "json_schema", "name": "x"}})"), "text.format.schema");
   EXPECT_EQ(no(R"("text": {"format": 7})"), "text.format");
@@ -309,6 +328,40 @@ TEST_F(AgentApisTest, PromisesOfResponsesAreConstraints) {
   const io::JsonValue cut = whole(body, {kCall.substr(0, 61)}, FinishReason::length, kResponses);
   EXPECT_EQ(contents(cut, "output"), "function_call(get_weather;{\"city\": \"Pa;incomplete;) ");
   EXPECT_EQ(at(cut, "status"), "incomplete");
+}
+
+// A template that says what it is told.
+class EffortTest : public ToolsTest {
+ protected:
+  EffortTest() : ToolsTest("{{ reasoning_effort }}|{{ enable_thinking }}|{{ thinking }}|{{ messages[0].content }}") {}
+
+  std::string said(const std::string& begin, const std::string& more, const char* path) {
+    const auto exchange = ask(begin + more + "}", path);
+    EXPECT_EQ(exchange->response.body, "") << more;
+    return prompt();
+  }
+};
+
+TEST_F(EffortTest, HowMuchAModelIsToThinkReachesTheTemplate) {
+  const auto chat = [&](const std::string& more) { return said(kAsk, more, "/v1/chat/completions"); };
+  EXPECT_EQ(chat(""), "|||a");
+  EXPECT_EQ(chat(R"(, "reasoning_effort": "low")"), "low|True|True|a");
+  EXPECT_EQ(chat(R"(, "reasoning_effort": "none")"), "none|False|False|a");
+  EXPECT_EQ(chat(R"(, "reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false})"),
+            "high|False|True|a");
+  const auto claude = [&](const std::string& more) { return said(kAskClaude, more, kMessages); };
+  EXPECT_EQ(claude(R"(, "output_config": {"effort": "max"})"), "max|||a");
+  EXPECT_EQ(claude(R"(, "output_config": {"effort": "low"}, "thinking": {"type": "adaptive"})"), "low|True||a");
+  const auto response = [&](const std::string& more) { return said(kAskResponses, more, kResponses); };
+  EXPECT_EQ(response(R"(, "reasoning": {"effort": "minimal", "summary": "auto"})"), "minimal|True|True|a");
+  EXPECT_EQ(response(R"(, "reasoning": {"summary": null})"), "|||a");
+  EXPECT_EQ(response(R"(, "chat_template_kwargs": {"enable_thinking": false})"), "|False||a");
+  const io::JsonValue answer =
+      whole(kAskResponses + R"(, "reasoning": {"effort": "high"}})", {"b"}, FinishReason::stop, kResponses);
+  EXPECT_EQ(at(answer, "reasoning.effort"), "high");
+  EXPECT_EQ(refused(R"("reasoning_effort": "huge")"), "reasoning_effort");
+  EXPECT_EQ(refused(R"("reasoning": {"effort": "huge"})", kAskResponses, kResponses), "reasoning.effort");
+  EXPECT_EQ(refused(R"("chat_template_kwargs": {"tools": []})", kAskResponses, kResponses), "chat_template_kwargs");
 }
 
 }  // namespace

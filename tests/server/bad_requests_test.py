@@ -96,13 +96,13 @@ class BadRequests(WithServer):
                                               {"messages": [{}]}, {"prompt": "a", "x": 1}],
                              "/v1/apply-template": [{}, {"messages": []}], "/abort_request": [{"abort_all": "x"}, {"rid": 7}],
                              "/update_weights_from_disk": [{"model_path": 7}, {"load_format": "pickle"}, {"x": 1},
-                                                           {"flush_cache": False}]}.items():
+                                                           {"flush_cache": "x"}]}.items():
             for body in bodies:
                 self.refused(path, body)
 
     def test_s4_s5_constraints_are_never_ignored(self):
         for body in ({"response_format": {"type": "grammar"}}, {"tools": [{"type": "function", "function": {"name": "f"}}]},
-                     {"tools": "x"}, {"tool_choice": "required"}, {"reasoning_effort": "high"}, {"modalities": ["audio"]},
+                     {"tools": "x"}, {"tool_choice": "required"}, {"verbosity": "high"}, {"modalities": ["audio"]},
                      {"audio": {"voice": "x"}}, {"grammar": "root ::= x"}, {"stop_regex": "x"},
                      {"structured_outputs": {"whitespace_pattern": " "}}, {"guided_whitespace_pattern": " "}):
             name = next(iter(body))

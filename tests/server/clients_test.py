@@ -163,6 +163,27 @@ class PeersFields(WithServer):
         self.assertEqual(rows[3][0], meta["input_token_logprobs"][3])
         self.assertNotIn("output_top_logprobs", meta)
 
+    def test_tokens_are_named_by_their_ids(self):
+        named = lambda i: f"token_id:{i}"
+        more = {"max_tokens": 5, "temperature": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        choice = self.ok("/v1/completions", {"prompt": PROMPT, "logprobs": 2, "echo": True, **more})["choices"][0]
+        lists = choice["logprobs"]
+        self.assertEqual(lists["tokens"], [named(i) for i in choice["prompt_token_ids"] + choice["token_ids"]])
+        self.assertTrue(all(token in top for token, top in zip(lists["tokens"][1:], lists["top_logprobs"][1:])))
+        plain = self.ok("/v1/completions", {"prompt": PROMPT, "logprobs": 2, "echo": True, **more,
+                                            "return_tokens_as_token_ids": False})["choices"][0]["logprobs"]
+        self.assertEqual((lists["token_logprobs"], lists["text_offset"]), (plain["token_logprobs"], plain["text_offset"]))
+        self.assertEqual([list(top.values()) for top in lists["top_logprobs"][1:]],
+                         [list(top.values()) for top in plain["top_logprobs"][1:]])
+        chat = {"messages": CHAT, "logprobs": True, "top_logprobs": 2, **more}
+        choice = self.ok("/v1/chat/completions", chat)["choices"][0]
+        content = choice["logprobs"]["content"]
+        self.assertEqual([t["token"] for t in content], [named(i) for i in choice["token_ids"]])
+        self.assertEqual([t["top_logprobs"][0]["token"] for t in content], [t["token"] for t in content])
+        status, events = self.server.stream("/v1/chat/completions", chat)
+        streamed = [t for e in events for t in ((e["choices"][0].get("logprobs") or {}).get("content") or [])]
+        self.assertEqual(streamed, content)
+
     def test_token_ids_come_back(self):
         text, ids = self.ids()
         body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "return_token_ids": True}

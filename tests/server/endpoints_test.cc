@@ -219,14 +219,14 @@ TEST_F(EndpointsTest, ReloadsAnswerInOneShape) {
   engine_->reload_error.clear();
   EXPECT_EQ(update(own)->response.status, 200);
   EXPECT_EQ(service_.weight_version(), "1");
-  EXPECT_EQ(update(own + R"(, "weight_version": "step-7")")->response.status, 200);
+  EXPECT_EQ(update(own + R"(, "weight_version": "step-7", "flush_cache": false)")->response.status, 200);
   EXPECT_EQ(service_.weight_version(), "step-7");
   EXPECT_EQ(string_at(json(ask("GET", "/model_info")->response.body), {"weight_version"}), "step-7");
   EXPECT_EQ(engine_->reloads, 2);
   for (const std::string& body :
        {std::string(), std::string(R"("model_path": "")"), std::string(R"("model_path": null)"),
         R"("model_path": ")" + folder + R"(\u0000")", R"("model_path": ")" + folder + R"(\u0000/../other")",
-        own + R"(, "flush_cache": false)", own + R"(, "unknown": 1)", own + R"(, "weight_version": 7)"})
+        own + R"(, "flush_cache": 7)", own + R"(, "unknown": 1)", own + R"(, "weight_version": 7)"})
     EXPECT_EQ(update(body)->response.status, 400) << body;
   EXPECT_EQ(engine_->reloads, 2);
   EXPECT_EQ(service_.weight_version(), "step-7");

@@ -91,6 +91,12 @@ class Inspect(WithServer):
         status, events = self.server.stream("/generate", {**body, "return_routed_experts": True})
         self.assertEqual(self.experts(events[-1]), rows)
         self.assertNotIn("routed_experts", events[0]["meta_info"])
+        for start in (0, 1, prompt):
+            tail = self.ok("/generate", {**body, "return_routed_experts": True, "routed_experts_start_len": start})
+            self.assertEqual(self.experts(tail), rows[start:])
+        for value in (-1, prompt + 1, "x"):
+            self.refused("/generate", {**body, "return_routed_experts": True, "routed_experts_start_len": value},
+                         "routed_experts_start_len")
         for value in ("x", 1, []):
             self.refused("/generate", {**body, "return_routed_experts": value}, "return_routed_experts")
 

@@ -167,6 +167,24 @@ class Responses(OtherApi):
         self.assertEqual(last["usage"]["output_tokens"], 12)
         self.assertEqual({e["item_id"] for _, e in events if "item_id" in e}, {last["output"][0]["id"]})
 
+    def test_log_probabilities_are_a_chats(self):
+        chat = self.chat(CHAT, logprobs=True, top_logprobs=3)["choices"][0]["logprobs"]["content"]
+        asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+        whole = self.create(**asked)
+        self.assertEqual(whole["output"][0]["content"][0]["logprobs"], chat)
+        self.assertEqual(whole["top_logprobs"], 3)
+        events = self.events(RESPONSES, {"input": "Hello", "max_output_tokens": 12, "temperature": 0, **asked})
+        deltas = [e["logprobs"] for name, e in events if name == "response.output_text.delta"]
+        self.assertEqual([entry for d in deltas for entry in d], chat)
+        for name, e in events:
+            if name == "response.output_text.done":
+                self.assertEqual(e["logprobs"], chat)
+        self.assertEqual(events[-1][1]["response"]["output"][0]["content"][0]["logprobs"], chat)
+        self.assertEqual(self.create()["output"][0]["content"][0]["logprobs"], [])
+        # What ends an answer is no part of its text.
+        stopped = self.create(include=asked["include"], stop_token_ids=[self.ok("/v1/tokenize", {"prompt": chat[5]["token"]})["tokens"][0]])
+        self.assertEqual([t["token"] for t in stopped["output"][0]["content"][0]["logprobs"]], [t["token"] for t in chat[:5]])
+
     def test_bad_requests(self):
         good = {"input": "Hello", "max_output_tokens": 4}
         for body, param in (
@@ -182,7 +200,9 @@ class Responses(OtherApi):
                 ({"conversation": "c"}, "conversation"), ({"background": True}, "background"), ({"tools": [{"type": "web_search"}]}, "tools"),
                 ({"tool_choice": "required"}, "tool_choice"), ({"truncation": "auto"}, "truncation"), ({"include": ["x"]}, "include"),
                 ({"text": {"format": {"type": "grammar"}}}, "text.format.type"), ({"text": 7}, "text"), ({"text": {"x": 1}}, "text.x"),
-                ({"reasoning": {"effort": "high"}}, "reasoning.effort"), ({"reasoning": 7}, "reasoning"), ({"top_logprobs": 2}, "top_logprobs"),
+                ({"reasoning": {"effort": "huge"}}, "reasoning.effort"), ({"reasoning": 7}, "reasoning"), ({"top_logprobs": 2}, "top_logprobs"),
+                ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
+                ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
                 ({"prompt": {"id": "x"}}, "prompt"), ({"service_tier": "flex"}, "service_tier"), ({"unknown": 1}, "unknown"),
                 ({"parallel_tool_calls": 7}, "parallel_tool_calls")):
             self.assertEqual(self.refused(RESPONSES, {**good, **body})["param"], param)
