@@ -51,7 +51,9 @@ MEANINGLESS = {"--enforce-eager": 0, "--gpu-memory-utilization": 1, "--device": 
                "--enable-prompt-tokens-details": 0, "--disable-piecewise-cuda-graph": 0, "--generation-config": 1,
                "--quantization": 1, "--sleep-on-idle": 0, "--enable-sleep-mode": 0, "--disable-log-stats": 0,
                "--max-logprobs": 1, "--enable-per-request-metrics": 0, "--enable-force-include-usage": 0,
-               "--enable-log-requests": 0, "--max-prefill-tokens": 1}
+               "--enable-log-requests": 0, "--max-prefill-tokens": 1, "--default-priority-value": 1, "--enable-tokenizer-info-endpoint": 0,
+               "--enable-request-id-headers": 0, "--runner": 1, "--limit-mm-per-prompt": 1, "--api-server-count": 1,
+               "--hf-overrides": 1, "--enable-mfu-metrics": 0, "--enable-metrics": 0, "--show-hidden-metrics-for-version": 1}
 PARSERS = {"llama3": "hermes", "llama3_json": "hermes", "openai": "gpt-oss"}  # of models that are not served here
 
 
@@ -82,12 +84,18 @@ def options(words):
         if word == "--model-path":
             i += 1
             continue
+        if word == "--context-length":  # the last one counts
+            while word in out:
+                at = out.index(word)
+                del out[at:at + 2]
         out.append(word)
     return out, names
 
 
 def command(model, words, host, port):
     words, names = options(words)
+    if "--metrics-prefix" not in words:
+        words += ["--metrics-prefix", "vllm" if os.environ.get("PEER_WHO") == "vLLM" else "sglang"]
     if "--context-length" not in words:
         words += ["--context-length", "131072"]
     if "--chat-template" not in words:
@@ -308,6 +316,7 @@ class Hub:
 
 class RemoteServer:
     DUMMY_API_KEY = "token-abc123"
+    show_hidden_metrics = False
 
     def __init__(self, model, vllm_serve_args=(), *, env_dict=None, seed=None, auto_port=True, max_wait_seconds=None,
                  override_hf_configs=None, **_):
@@ -328,6 +337,9 @@ class RemoteServer:
 
     def __exit__(self, *_):
         kill(self.proc.pid)
+
+    def _get_process_termination_timeout(self, *_, **__):
+        return 20
 
     @property
     def url_root(self):
@@ -355,12 +367,18 @@ class RemoteServer:
                                         **{"max_retries": 0, "timeout": 60, **more})
 
 
+def routed_experts(answer):
+    import base64
+    import numpy
+    return numpy.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), dtype=numpy.int32)
+
+
 def nothing(*_, **__):
     return None
 
 
 URL = f"http://127.0.0.1:{PORT}"
-ENDS = {"kill_process_tree": kill, "terminate_process": lambda p, *_: kill(p.pid), "is_in_ci": lambda: False,
+ENDS = {"kill_process_tree": kill, "terminate_process": lambda p, *_: kill(p.pid), "is_in_ci": lambda: True,
         "is_in_amd_ci": lambda: False, "is_cuda": lambda: False, "is_npu": lambda: False, "is_hip": lambda: False,
         "get_device": lambda *_: "cpu", "get_open_port": free_port}
 STAND_INS = {
@@ -373,12 +391,14 @@ STAND_INS = {
         "register_cuda_ci", "register_amd_ci", "register_cpu_ci", "register_npu_ci", "register_xpu_ci")},
     "sglang.srt.utils": ENDS, "sglang.srt.utils.common": ENDS, "sglang.utils": ENDS,
     "sglang.srt.utils.hf_transformers_utils": {"get_tokenizer": tokenizer},
+    "sglang.srt.state_capturer.routed_experts": {"extract_routed_experts_from_meta_info": routed_experts},
     "sglang.srt.environ": {"envs": Variables()},
     "vllm.platforms": {"current_platform": Platform()},
     "vllm.tokenizers": {"get_tokenizer": tokenizer},
     "vllm.transformers_utils.repo_utils": {"hf_api": Hub},
     "vllm.utils.network_utils": ENDS,
-    "vllm.version": {"__version__": "0"},
+    "vllm.version": {"__version__": subprocess.check_output([PROGRAM, "--version"], text=True).split()[1],
+                     "_prev_minor_version": lambda: "0.0"},
     "vllm._aiter_ops": {"is_aiter_found_and_supported": lambda: False},
     "torch": {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"},
     "torch.cuda": {"is_available": lambda: False, "device_count": lambda: 0, "empty_cache": nothing},
@@ -392,6 +412,8 @@ def install():
     sys.modules["sglang.test.test_utils"] = utils
     import torch.cuda
     torch.cuda = sys.modules["torch.cuda"]
+    import vllm.version
+    vllm.version = sys.modules["vllm.version"]
     remote = Module("tests.utils")
     checkout = pathlib.Path(os.environ.get("PEER_VLLM") or "/nowhere")
     remote.__dict__.update({"RemoteOpenAIServer": RemoteServer, "ROCM_EXTRA_ARGS": [], "ROCM_ENV_OVERRIDES": {}, "VLLM_PATH": checkout,
@@ -399,6 +421,7 @@ def install():
                             "multi_gpu_test": lambda **_: pytest.mark.skip(reason="needs GPUs"),
                             "create_new_process_for_each_test": lambda *_: (lambda f: f)})
     sys.modules["tests.utils"] = remote
+    sys.modules["tests.conftest"] = Module("tests.conftest")  # of images and GPUs
     import transformers
     for name in ("AutoTokenizer", "PreTrainedTokenizerFast"):
         kind = getattr(transformers, name)

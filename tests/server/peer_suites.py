@@ -2,7 +2,7 @@
 """The tests that SGLang and vLLM have for their own servers, run against `sluice serve`.
 
     python3 -m venv V && V/bin/pip install pytest pytest-asyncio pytest-timeout openai anthropic requests aiohttp "httpx[http2]" \\
-        transformers jsonschema numpy prometheus_client regex tiktoken pybase64 psutil fastapi schemathesis msgpack pyzmq mcp openai-harmony
+        transformers jsonschema numpy prometheus_client regex tiktoken pybase64 psutil fastapi schemathesis msgpack pyzmq mcp openai-harmony jinja2 rapidfuzz
     V/bin/python tests/server/peer_suites.py PROGRAM . --sglang CHECKOUT --vllm CHECKOUT --report bench/results/serve_suites.md
 
 A checkout is the other project's repository (of vLLM, the source archive on PyPI will do). Nothing of theirs is in here but the
@@ -63,10 +63,11 @@ serve/instrumentator/test_orca_metrics serve/middleware/test_optional_middleware
 rl/state_transitions/test_sleep rl/return_routed_experts/test_openai_api tool_parsers/test_hermes_tool_parser
 tool_parsers/test_openai_tool_parser
 """.split()
-GOES_ON = re.compile("test_penalty|matched_stop|routed_experts|test_abort|scheduler_control|ignore_eos|priority|retract")
+GOES_ON = re.compile("test_penalty|matched_stop|routed_experts|test_abort|scheduler_control|ignore_eos|priority|retract|instrumentator/test_metrics")
 
 # (pattern of a test's id, kind, why): the first that fits.
 REASONS = [
+    (r"local_asset_server", "n/a", "images"),
     (r"LoRA|lora", "n/a", "LoRA adapters"),
     (r"granian", "n/a", "HTTP/2, which a proxy gives"),
     (r"watermark", "n/a", "watermarks of the text"),
@@ -83,7 +84,52 @@ REASONS = [
     (r"custom_role", "refused", "roles that templates do not know"),
     (r"in_messages_system_role", "refused", "a system message among Anthropic's messages: it has a field of its own, system"),
     (r"invocations", "refused", "no SageMaker container"),
-    (r"return_tokens_as_token_ids", "refused", "return_tokens_as_token_ids: return_token_ids has the ids"),
+    (r"weight_checker_e2e.*(400|message|missing|checksums)", "refused",
+     "/weights_checker: the action checksum alone, with SHA-256 of the checkpoint's own tensors"),
+    (r"routed_experts.*reshape", "n/a", "counts the layers and experts of its own model"),
+    (r"start_len_with_cache_hit", "refused", "the prefix cache is not used where experts are asked for: what does not run has none"),
+    (r"start_len_exceeds", "refused", "400 with another sentence"),
+    (r"sampling_mask", "refused", "return_sampling_mask: the sampler does not hand out which tokens top-k and top-p left"),
+    (r"Long running|long runtime", "n/a", "23 million tokens, which the other project's own CI leaves out too"),
+    (r"test_update_weights_from_tensor.*fixture", "n/a", "a function that the file's tests call, which pytest takes for one"),
+    (r"test_stateful", "refused", "/v1/responses remembers nothing: no fetching, cancelling, background or going on by an id"),
+    (r"enable_response_messages", "refused", "enable_response_messages: the tokens of the messages are not given out"),
+    (r"test_logprob_token_ids.*(5000\} == \{|5000\}$)", "refused", "top_logprobs of named tokens are those alone: the chosen token stands beside them"),
+    (r"test_tokenization.*(token_strs|400 Client)", "refused", "return_token_strs; add_special_tokens beside messages, whose template has them"),
+    (r"test_tokenization.*'text'", "refused", "/detokenize answers text, SGLang's name"),
+    (r"tokenizer_info", "refused", "no /tokenizer_info: the checkpoint's tokenizer.json has it"),
+    (r"conflicting_defs", "refused", "tools may define one name differently: each has its own schema"),
+    (r"error_handling_invalid_tool|invalid_json_schema_in_tool", "refused", "400 with another sentence"),
+    (r"multi_tool_scenario", "model", "the model has to decide on a call"),
+    (r"priority_metrics.*priority", "refused", "metrics are not split by priority"),
+    (r"KeyError: 'routed_experts'", "refused", "routed experts are in /generate"),
+    (r"Expected at least 2 child processes", "n/a", "looks for child processes: this server is one"),
+    (r"Missing metric|Did not find vllm:", "refused", "metrics of the other server's own parts (grammar queue, routing keys, tokens of an iteration)"),
+    (r"rust_frontend_version", "refused", "/version has the version alone"),
+    (r"test_no_request_id_header", "refused", "every answer has X-Request-Id"),
+    (r"test_v2_endpoint", "n/a", "/v2/embed, of models that make vectors"),
+    (r"test_sleep_mode .*404", "refused", "/sleep and /wake_up: /release_memory_occupation and /resume_memory_occupation"),
+    (r"run_batch", "n/a", "starts the other project's program itself"),
+    (r"output does not look like Spanish", "model", "the text itself is checked"),
+    (r"cache_report", "refused", "a prefix is cached in whole pages; the other server's have one token"),
+    (r"/v1/completions.*openapi|openapi_stateless", "refused", "no /openapi.json"),
+    (r"test_return_tokens_as_ids.*(\[True\])", "refused", "--return-tokens-as-token-ids: a request has the field"),
+    (r"test_return_tokens_as_ids.*\[False\]", "model", "its tokens are not those that its text is cut into"),
+    (r"test_logprob_with_chunked_prefill.*!= 4", "model", "the text has to go on, or not to be empty"),
+    (r"test_comparison_with_prompt_logprobs", "model", "the text has to end by itself, or not to"),
+    (r"test_reasoning_item|reasoning_tokens_e2e", "model", "the model has to think"),
+    (r"test_simple.py.*test_max_tokens|test_extra_sampling_params.*0 > 0", "model", "the text has to go on, or not to be empty"),
+    (r"responses/test_basic.*(in '|assert '|out of range)", "model", "the text itself is checked"),
+    (r"test_structured_output", "model", "the text itself is checked"),
+    (r"forced_tool_choice.*== ''|test_function_tool_use.required", "refused", "a model may say something before a call that must come"),
+    (r"expected_arguments|forced_tool_choice|streaming_types|chat_completion_with_tool_use|anthropic_tool_call|openai_tool_parser.*(No tool calls|not called)", "model",
+     "the model has to decide on a call"),
+    (r"anthropic_streaming_cache_usage", "model", "its vocabulary makes more tokens of a prompt than the context of 2048 has"),
+    (r"test_anthropic_streaming", "refused", "the usage of message_start counts the first token, as Anthropic's"),
+    (r"orca", "refused", "no header endpoint-load-metrics: /metrics and /v1/loads have the numbers"),
+    (r"test_server_load", "refused", "/load: /v1/loads has the numbers"),
+    (r"'prompt_token_ids' in", "refused", "prompt_token_ids are there only when asked for"),
+    (r"test_shutdown_on_engine_failure", "n/a", "starts the other project's program itself"),
     (r"include_reasoning|reasoning_content by default", "refused", "include_reasoning: false, and thoughts under the name reasoning"),
     (r"attribute 'reasoning'|delta.reasoning|no attribute 'prompt_logprobs'", "refused", "reasoning is named reasoning_content; prompt_logprobs is there only when asked for"),
     (r"test_chat_streaming|completion_stream_options", "refused", "a stream's end is a chunk of its own, as OpenAI sends it"),
@@ -103,7 +149,7 @@ REASONS = [
     (r"test_(ebnf|regex)_generate_.*does not match|'stop' == 'length'", "model", "the text has to end by itself, or not to"),
     (r"kv_transfer", "refused", "kv_transfer_params: prefill and decode are not split"),
     (r"per_request_metrics", "refused", "metrics in an answer: it has timings"),
-    (r"parameter.*'echo'|message': 'echo is not", "refused", "echo in chats"),
+    (r"'echo'|echo is not a parameter", "refused", "echo in chats"),
     (r"logprobs is -1", "refused", "log probabilities of the whole vocabulary: at most 20"),
     (r"named_tool_use", "refused", "a model may say something before a call that must come"),
     (r"function_tool_use.*plain-True-(required|tool_choice2)", "refused", "thoughts are reasoning_content, not reasoning"),
@@ -131,7 +177,7 @@ def run(o, work, who, checkout, file):
     results.unlink(missing_ok=True)
     model = "trained" if GOES_ON.search(file) else "greeting"
     env = {**os.environ, "PEER_PROGRAM": str(o.program), "PEER_MODEL": str(work / model), "PEER_TEMPLATE": str(work / "tools.jinja"),
-           "PEER_SGLANG": str(o.sglang or ""), "PEER_VLLM": str(o.vllm or ""), "PEER_LOG": str(work / "servers.log"),
+           "PEER_WHO": who, "PEER_SGLANG": str(o.sglang or ""), "PEER_VLLM": str(o.vllm or ""), "PEER_LOG": str(work / "servers.log"),
            "PEER_RESULTS": str(results), "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent)}
     words = [sys.executable, "-m", "pytest", "-p", "peer_stand_ins", "-q", "--tb=short", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider",
              f"--timeout={o.seconds}", *(["--confcutdir=tests/entrypoints"] if who == "vLLM" else []), file]
