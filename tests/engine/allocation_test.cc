@@ -1,21 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding allocates nothing: memory for an answer is taken when it starts.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "tests/engine/fixture.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-}
-__attribute__((noinline)) void* operator new(size_t n) {
-  ++allocations;
-  if (void* p = std::malloc(n)) return p;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
+#include "tests/support/counting_new.h"
 
 namespace sluice::engine {
 namespace {

@@ -1,24 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row's logits are the same bits whatever the batch: chunks, single rows, other sequences, drafts that were
 // partly taken back. Speculative decoding depends on this. And decoding allocates nothing.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "model/decoder.h"
 #include "model/generate.h"
 #include "tests/model/fixture.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-}
-__attribute__((noinline)) void* operator new(size_t n) {
-  ++allocations;
-  if (void* p = std::malloc(n)) return p;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
+#include "tests/support/counting_new.h"
 
 namespace sluice::model {
 namespace {

@@ -5,27 +5,13 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <random>
 
 #include "format/quantize_weights.h"
+#include "tests/support/counting_new.h"
 #include "tests/support/random.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-}  // namespace
-
-void* operator new(size_t bytes) {
-  allocations.fetch_add(1);
-  if (void* p = std::malloc(bytes)) return p;
-  throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace sluice::moe {
 namespace {
