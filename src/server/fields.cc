@@ -5,6 +5,7 @@
 
 #include "io/quote.h"
 #include "server/api_error.h"
+#include "server/refusal_reasons.h"
 
 namespace sluice::server {
 
@@ -131,13 +132,14 @@ void Fields::refuse_unless_empty(std::initializer_list<std::string_view> keys) {
   for (const std::string_view key : keys) {
     const JsonValue* value = find(key);
     if (value != nullptr && !asks_for_nothing(*value))
-      refuse(key, "is not supported by this server; leave it out", "unsupported_parameter");
+      refuse(key, fmt::format("is not supported: {}; leave it out", refusal_reason(key)), "unsupported_parameter");
   }
 }
 
 void Fields::finish(UnknownFields& unknown) const {
   for (const io::JsonMember& member : *object_.as<JsonValue::Object>())
-    if (!known_.contains(member.key) && !member.value.is_null()) unknown.meet(path_ + io::printable(member.key, 100));
+    if (!known_.contains(member.key) && !member.value.is_null())
+      unknown.meet(path_ + io::printable(member.key, 100), refusal_reason(member.key));
 }
 
 }  // namespace sluice::server

@@ -45,7 +45,7 @@ class Fields {
   // Fields that say something about the request, but nothing about the answer.
   void ignore(std::initializer_list<std::string_view> keys);
   // Fields that would change the answer in a way that is not implemented: refused unless their value asks for nothing
-  // (false, 0, an empty string, array or object).
+  // (false, 0, an empty string, array or object). refusal_reasons.cc has the reason of each.
   void refuse_unless_empty(std::initializer_list<std::string_view> keys);
   // Throws ApiError 400 for the first field that nothing above has named, or passes it over: `unknown` decides.
   void finish(UnknownFields& unknown) const;

@@ -16,8 +16,9 @@ class UnknownFields {
   // Passed over; each name is given to `log` once.
   explicit UnknownFields(std::function<void(std::string_view)> log) : log_(std::move(log)) {}
 
-  // Throws ApiError 400 unless they are passed over. Any thread.
-  void meet(const std::string& name);
+  // Throws ApiError 400 unless they are passed over. `reason`: refusal_reason() of a field that another server has;
+  // empty: it is nobody's. Any thread.
+  void meet(const std::string& name, std::string_view reason);
 
  private:
   std::function<void(std::string_view)> log_;

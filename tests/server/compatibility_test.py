@@ -68,6 +68,19 @@ class Page(unittest.TestCase):
         self.assertEqual(missing, {}, "no row in docs/compatibility.md")
 
 
+    def test_every_refusal_has_a_reason(self):
+        reasons = set(re.findall(r"Refusal\{\"([a-z_]+)\"", (SOURCE / "src" / "server" / "refusal_reasons.cc").read_text()))
+        self.assertGreater(len(reasons), 40)
+        refused = set()
+        for file in (SOURCE / "src" / "server").glob("*.cc"):
+            for block in re.findall(r"\.refuse_unless_empty\(\{(.*?)\}\)", file.read_text(), re.S):
+                refused |= set(re.findall(r"\"([a-z_]+)\"", block))
+        self.assertEqual(refused - reasons, set(), "no reason in refusal_reasons.cc")
+        listed = {name for title, rows in sections().items() if title != "Endpoints" for row in rows for cell in row
+                  for name in names(cell)}
+        self.assertEqual(reasons - listed, set(), "no row in docs/compatibility.md")
+
+
 class Refusals(WithServer):
     """A row that says "refused" is true."""
 
@@ -82,6 +95,7 @@ class Refusals(WithServer):
                 status, answer = self.server.post(path, {**good, field: value})
                 self.assertEqual(status, 400, (path, field, value, answer))
                 self.assertTrue((answer["error"]["param"] or "").startswith(field), (field, answer))
+                self.assertNotIn(f"{field} is not a parameter that this server knows", answer["error"]["message"])
 
     def test_chats_and_completions(self):
         fields = self.refused_fields("Fields of chats and completions")
