@@ -14,8 +14,7 @@ constexpr size_t kMostNames = 256;  // a client that invents names must not fill
 void UnknownFields::meet(const std::string& name, std::string_view reason) {
   if (!log_ && reason.empty())
     refuse(name, name + " is not a parameter that this server knows; leave it out", "unknown_parameter");
-  if (!log_)
-    refuse(name, fmt::format("{} is not supported here: {}; leave it out", name, reason), "unsupported_parameter");
+  if (!log_) refuse(name, fmt::format("{} is not supported: {}; leave it out", name, reason), "unsupported_parameter");
   {
     const std::lock_guard lock(mutex_);
     if (met_.size() >= kMostNames || !met_.insert(name).second) return;

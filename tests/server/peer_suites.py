@@ -149,7 +149,7 @@ REASONS = [
     (r"test_(ebnf|regex)_generate_.*does not match|'stop' == 'length'", "model", "the text has to end by itself, or not to"),
     (r"kv_transfer", "refused", "kv_transfer_params: prefill and decode are not split"),
     (r"per_request_metrics", "refused", "metrics in an answer: it has timings"),
-    (r"'echo'|echo is not a parameter", "refused", "echo in chats"),
+    (r"'echo'|echo is not supported", "refused", "echo in chats"),
     (r"logprobs is -1", "refused", "log probabilities of the whole vocabulary: at most 20"),
     (r"named_tool_use", "refused", "a model may say something before a call that must come"),
     (r"function_tool_use.*plain-True-(required|tool_choice2)", "refused", "thoughts are reasoning_content, not reasoning"),

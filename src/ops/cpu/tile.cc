@@ -43,17 +43,10 @@ inline __attribute__((always_inline)) float max_lanes(const Lanes& v) {
 
 // exp_float (exp.h) of values that are not positive: there 2^n is a float of its own.
 inline __attribute__((always_inline)) void exp_lanes(Lanes& x) {
-  const Lanes low = Lanes{} - 87.336544f;
+  const Lanes low = Lanes{} + kExpLow;
   const Lanes t = x < low ? low : x;
-  const Lanes shifted = t * 1.44269504088896341f + 12582912.0f;
-  const Lanes n = shifted - 12582912.0f;
-  const Lanes r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
-  Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  Lanes p, shifted;
+  exp_parts(t, p, shifted);
   // The low bits of `shifted` are n.
   const Words power = (__builtin_bit_cast(Words, shifted) << 23) + (127u << 23);
   const Lanes y = p * __builtin_bit_cast(Lanes, power);
