@@ -19,7 +19,7 @@ constexpr std::string_view kTextOnly = "the models here read and write text only
                            kOneRole = "one server does prefill and decode, so nothing is transferred",
                            kAdapters = "adapters (LoRA) are not loaded",
                            kWhitespace = "white space between the parts of JSON is at most 16 characters",
-                           kTorch = "weights are replaced whole, and the answer comes when that is done",
+                           kReplacedWhole = "weights are replaced whole, and the answer comes when that is done",
                            kProfile = "a trace begins with the next step and has all of its parts",
                            kNotHandedOut = "it is not handed out";
 
@@ -47,11 +47,11 @@ constexpr std::array kRefusals{
     Refusal{"image_data", kTextOnly},
     Refusal{"input_embeds", "prompts are text or token ids"},
     Refusal{"input_examples", kNoWord},
-    Refusal{"is_async", kTorch},
-    Refusal{"keep_pause", kTorch},
+    Refusal{"is_async", kReplacedWhole},
+    Refusal{"keep_pause", kReplacedWhole},
     Refusal{"kv_transfer_params", kOneRole},
     Refusal{"lora_path", kAdapters},
-    Refusal{"manifest", kTorch},
+    Refusal{"manifest", kReplacedWhole},
     Refusal{"max_tool_calls", "it counts built-in tools, and the server runs none"},
     Refusal{"mcp_servers", "the server runs nothing for a model"},
     Refusal{"merge_profiles", kProfile},
