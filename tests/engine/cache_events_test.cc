@@ -92,7 +92,8 @@ std::vector<int32_t> random_prompt(std::mt19937& random) {
 }
 
 // Bursts that evict, pre-empt and are cancelled, flushes and replaced weights, and after each of these single requests
-// whose hits the mirror predicts.
+// whose hits the mirror predicts. At least 60 rounds, and then until enough of everything has happened to say that it
+// was tested: hits are rare in a hybrid model, where 60 rounds gave from 10 to 40.
 void run_randomly(const model::Model& model, EngineConfig config, bool exact) {
   std::mt19937 random = test::rng();
   Engine engine(test_context(), model, &tokenizer(), config);
@@ -100,7 +101,10 @@ void run_randomly(const model::Model& model, EngineConfig config, bool exact) {
   engine.publish_cache_events(mirror.sink());
   const std::vector<std::string> salts{"", "", "one", "another"};
   int64_t hits = 0;
-  for (int round = 0; round < 60; ++round) {
+  const auto seen_enough = [&] {
+    return hits > 10 && mirror.stored > 100 && mirror.removed > 20 && mirror.cleared > 1;
+  };
+  for (int round = 0; round < 60 || (!seen_enough() && round < 600); ++round) {
     std::vector<RequestId> ids;
     for (auto left = random() % 8; left > 0; --left) {
       Request r = request(random_prompt(random), 1 + static_cast<int64_t>(random() % 40), 0);
@@ -132,10 +136,8 @@ void run_randomly(const model::Model& model, EngineConfig config, bool exact) {
     }
     ASSERT_LE(static_cast<int64_t>(mirror.blocks().size()), 30);
   }
-  EXPECT_GT(hits, 10);
-  EXPECT_GT(mirror.stored, 100);
-  EXPECT_GT(mirror.removed, 20);
-  EXPECT_GT(mirror.cleared, 1);
+  EXPECT_TRUE(seen_enough()) << hits << " hits, " << mirror.stored << " stored, " << mirror.removed << " removed, "
+                             << mirror.cleared << " cleared";
 }
 
 TEST(CacheEvents, AMirrorKnowsWhatIsCached) { run_randomly(load(fixture_folder("qwen3-moe")), small_cache(), true); }
