@@ -19,12 +19,37 @@ namespace sluice::grammar {
 
 namespace {
 
+// UTF-8 has no surrogates: after ED no byte from A0 on. xgrammar takes them for characters of every class around them.
+constexpr unsigned char kBeforeSurrogate = 0xed;
+bool is_rest_of_surrogate(char c) {
+  return static_cast<unsigned char>(c) >= 0xa0 && static_cast<unsigned char>(c) < 0xc0;
+}
+bool ends_before_surrogate(std::string_view text) {
+  return !text.empty() && static_cast<unsigned char>(text.back()) == kBeforeSurrogate;
+}
+bool has_surrogate(std::string_view text) {
+  for (size_t i = 1; i < text.size(); ++i)
+    if (is_rest_of_surrogate(text[i]) && ends_before_surrogate(text.substr(0, i))) return true;
+  return false;
+}
+
+// What a state has to know of the tokens.
+struct Spelling {
+  explicit Spelling(Vocabulary v) : vocabulary(std::move(v)) {
+    for (size_t id = 0; id < vocabulary.bytes.size(); ++id)
+      if (const std::string& word = vocabulary.bytes[id]; !word.empty() && is_rest_of_surrogate(word.front()))
+        rests_of_surrogates.push_back(static_cast<int32_t>(id));
+  }
+  Vocabulary vocabulary;
+  std::vector<int32_t> rests_of_surrogates;  // tokens that begin with one
+};
+
 struct Words {
-  explicit Words(Vocabulary v) : vocabulary(std::move(v)) {}
+  explicit Words(Vocabulary v) : spelling(std::make_shared<const Spelling>(std::move(v))) {}
   const xgrammar::TokenizerInfo& info(bool tagged, bool printable);
   CompileQueue::Compiled compile(const Source& source, const Prepared& prepared);
 
-  const Vocabulary vocabulary;
+  const std::shared_ptr<const Spelling> spelling;
   std::mutex mutex;
   std::optional<xgrammar::TokenizerInfo> infos[2][2];  // by the arguments of info()
 };
@@ -34,7 +59,7 @@ std::string_view why_not_available() { return {}; }
 
 struct CompiledGrammar {
   xgrammar::CompiledGrammar compiled;
-  int64_t vocab;
+  std::shared_ptr<const Spelling> spelling;
 };
 
 struct GrammarCompiler::Impl {
@@ -68,9 +93,11 @@ const xgrammar::TokenizerInfo& Words::info(bool tagged, bool printable) {
   };
   // Tokens without bytes are never taken. Stop tokens are not text either: who samples allows them where the text may
   // end, so that a request's own ones count too.
+  const Vocabulary& vocabulary = spelling->vocabulary;
   std::vector<std::string> words = vocabulary.bytes;
   for (size_t id = 0; id < words.size(); ++id)
-    if ((!tagged && vocabulary.special[id]) || (printable && has_control(words[id]))) words[id].clear();
+    if ((!tagged && vocabulary.special[id]) || (printable && has_control(words[id])) || has_surrogate(words[id]))
+      words[id].clear();
   for (const int32_t id : vocabulary.stops)
     if (static_cast<size_t>(id) < words.size()) words[static_cast<size_t>(id)].clear();
   made.emplace(words, xgrammar::VocabType::RAW, static_cast<int>(vocabulary.size), std::vector<int32_t>());
@@ -103,8 +130,7 @@ CompileQueue::Compiled Words::compile(const Source& source, const Prepared& prep
   }();
   // It warns of what it will not keep. A constraint that holds in parts only is none.
   if (!warnings.all().empty()) fail(ErrorCode::invalid_argument, "{}", warnings.all().front());
-  return {std::make_shared<const CompiledGrammar>(CompiledGrammar{compiled, vocabulary.size}),
-          compiled.MemorySizeBytes()};
+  return {std::make_shared<const CompiledGrammar>(CompiledGrammar{compiled, spelling}), compiled.MemorySizeBytes()};
 } catch (const std::bad_alloc&) {
   throw;
 } catch (const std::exception& error) {
@@ -114,8 +140,11 @@ CompileQueue::Compiled Words::compile(const Source& source, const Prepared& prep
 
 struct GrammarState::Impl {
   explicit Impl(GrammarPtr g) : grammar(std::move(g)), matcher(grammar->compiled) {}
+  bool before_surrogate() const { return !steps.empty() && steps.back(); }
+
   GrammarPtr grammar;
   xgrammar::GrammarMatcher matcher;
+  std::vector<bool> steps;  // does the text after each of them end in half of what may become a surrogate?
 };
 
 GrammarState::GrammarState(GrammarPtr grammar) : impl_(std::make_unique<Impl>(std::move(grammar))) {}
@@ -123,15 +152,32 @@ GrammarState::~GrammarState() = default;
 GrammarState::GrammarState(GrammarState&&) noexcept = default;
 GrammarState& GrammarState::operator=(GrammarState&&) noexcept = default;
 
-bool GrammarState::accept(int32_t token) { return impl_->matcher.AcceptToken(token); }
-bool GrammarState::accept_bytes(std::string_view bytes) { return impl_->matcher.AcceptString(std::string(bytes)); }
+bool GrammarState::accept(int32_t token) {
+  const std::vector<std::string>& words = impl_->grammar->spelling->vocabulary.bytes;
+  const std::string_view word = static_cast<size_t>(token) < words.size() ? words[static_cast<size_t>(token)] : "";
+  if (impl_->before_surrogate() && !word.empty() && is_rest_of_surrogate(word.front())) return false;
+  if (!impl_->matcher.AcceptToken(token)) return false;
+  impl_->steps.push_back(ends_before_surrogate(word));
+  return true;
+}
+
+bool GrammarState::accept_bytes(std::string_view bytes) {
+  if (has_surrogate(bytes) || (impl_->before_surrogate() && !bytes.empty() && is_rest_of_surrogate(bytes.front())))
+    return false;
+  if (!impl_->matcher.AcceptString(std::string(bytes))) return false;
+  impl_->steps.push_back(bytes.empty() ? impl_->before_surrogate() : ends_before_surrogate(bytes));
+  return true;
+}
+
 void GrammarState::rollback(int steps) {
-  if (steps > 0) impl_->matcher.Rollback(steps);
+  if (steps <= 0) return;
+  impl_->matcher.Rollback(steps);
+  impl_->steps.resize(impl_->steps.size() - static_cast<size_t>(steps));
 }
 bool GrammarState::may_end() const { return impl_->matcher.IsCompleted(); }
 
 void GrammarState::fill_mask(std::span<uint32_t> mask) {
-  int64_t shape = sampling::mask_words(impl_->grammar->vocab);
+  int64_t shape = sampling::mask_words(impl_->grammar->spelling->vocabulary.size);
   check(static_cast<int64_t>(mask.size()) == shape, "the mask has {} words; expected: {}", mask.size(), shape);
   DLTensor tensor{};
   tensor.data = mask.data();
@@ -140,6 +186,9 @@ void GrammarState::fill_mask(std::span<uint32_t> mask) {
   tensor.dtype = {kDLInt, 32, 1};
   tensor.shape = &shape;
   impl_->matcher.FillNextTokenBitmask(&tensor);
+  if (!impl_->before_surrogate()) return;
+  for (const int32_t id : impl_->grammar->spelling->rests_of_surrogates)
+    mask[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
 }
 
 }  // namespace sluice::grammar
