@@ -100,6 +100,7 @@ TEST(DraftDepth, ComesNearTheBestNumber) {
   std::mt19937_64 random = test::rng<std::mt19937_64>();
   constexpr int kMachines = 200;
   double sum = 0;
+  int slow = 0;
   for (int i = 0; i < kMachines; ++i) {
     const Machine m = any_machine(random);
     Simulation s(random);
@@ -107,8 +108,11 @@ TEST(DraftDepth, ComesNearTheBestNumber) {
     s.forget();
     s.run(m, 3000, 4);
     sum += s.seconds / s.best_seconds;
-    EXPECT_LE(s.seconds, s.best_seconds * 1.3) << "with " << m.with << ", each " << m.each << ", chance " << m.chance;
+    slow += s.seconds > s.best_seconds * 1.3;
   }
+  // About one machine of 12000: a trial whose later drafts were all wrong by chance is not made again. More than three
+  // of 200 are no chance (3e-9).
+  EXPECT_LE(slow, 3);
   EXPECT_LE(sum / kMachines, 1.03);
 }
 
@@ -134,11 +138,12 @@ TEST(DraftDepth, FollowsTheNumberOfSequences) {
     s.run(alone, 300, 1);
     s.run(crowd, 300, 64);
   }
+  // Long enough that the luck of single drafts is a tenth of the room: 300 steps of one sequence spread by 2.6 %.
   s.forget();
-  s.run(alone, 300, 1);
+  s.run(alone, 20000, 1);
   EXPECT_LE(s.seconds, 1.1 * s.best_seconds);
   s.forget();
-  s.run(crowd, 300, 64);
+  s.run(crowd, 3000, 64);
   EXPECT_LE(s.seconds, 1.05 * s.plain_seconds);
 }
 
