@@ -11,6 +11,7 @@ namespace sluice::engine {
 namespace {
 
 using std::chrono::milliseconds;
+using Hold = AsyncEngine::Hold;
 
 std::unique_ptr<AsyncEngine> make_async(EngineConfig config = {}) {
   config.cache_tokens = 8192;
@@ -35,6 +36,10 @@ Answer read(EventStream& stream, int choice = 0) {
 
 const std::vector<int32_t> kPrompt{20, 45, 77, 101, 13};
 
+// 900 tokens take 50 ms here. On a busy machine a test's thread may rest that long, so those that must do something
+// before a request ends try again until they were in time.
+constexpr int kAttempts = 100;
+
 TEST(AsyncEngine, ManyThreadsGetTheTextsOfOne) {
   Engine plain(test_context(), load(fixture_folder("qwen3-moe")), &tokenizer(), {.cache_tokens = 4096});
   std::vector<Answer> expected;
@@ -53,7 +58,7 @@ TEST(AsyncEngine, ManyThreadsGetTheTextsOfOne) {
       }
     });
   for (std::thread& t : threads) t.join();
-  EXPECT_TRUE(engine->drain(milliseconds(5000)));
+  EXPECT_TRUE(engine->drain(milliseconds(60000)));
   const Metrics m = engine->metrics();
   EXPECT_EQ(m.finished_length, 24);
   EXPECT_EQ(m.blocks_used, 0);
@@ -61,17 +66,20 @@ TEST(AsyncEngine, ManyThreadsGetTheTextsOfOne) {
 }
 
 TEST(AsyncEngine, DroppingAStreamCancels) {
-  const auto engine = make_async();
-  {
-    const auto stream = engine->submit(request(kPrompt, 900));
-    ASSERT_TRUE(stream->next(milliseconds(20000)));
+  Metrics m;
+  for (int attempt = 0; attempt < kAttempts && m.finished_cancelled == 0; ++attempt) {
+    const auto engine = make_async();
+    {
+      const auto stream = engine->submit(request(kPrompt, 900));
+      ASSERT_TRUE(stream->next(milliseconds(60000)));
+    }
+    EXPECT_TRUE(engine->drain(milliseconds(60000)));
+    m = engine->metrics();
+    EXPECT_EQ(m.blocks_used, 0);
+    EXPECT_THROW(engine->submit(request(kPrompt, 1)), Error) << "drained";
   }
-  EXPECT_TRUE(engine->drain(milliseconds(5000)));
-  const Metrics m = engine->metrics();
   EXPECT_EQ(m.finished_cancelled, 1);
   EXPECT_LT(m.generation_tokens, 900);
-  EXPECT_EQ(m.blocks_used, 0);
-  EXPECT_THROW(engine->submit(request(kPrompt, 1)), Error) << "drained";
 }
 
 TEST(AsyncEngine, QueueIsBounded) {
@@ -110,6 +118,7 @@ TEST(AsyncEngine, AGroupIsTakenWholeOrNotAtAll) {
     };
     return engine->submit(std::vector<Request>(size, request(kPrompt, max_tokens)), std::vector<Sink>(size, sink));
   };
+  engine->hold(Hold::paused);                        // so that all of them wait until the others have been refused
   const std::vector<RequestId> ids = group(20, 50);  // more than max_queued, on an idle engine
   ASSERT_EQ(ids.size(), 20u);
   EXPECT_TRUE(std::is_sorted(ids.begin(), ids.end()));
@@ -123,6 +132,7 @@ TEST(AsyncEngine, AGroupIsTakenWholeOrNotAtAll) {
   std::vector<Request> bad(3, request(kPrompt, 3));
   bad[2].prompt = {-1};
   EXPECT_THROW(engine->submit(bad, std::vector<Sink>(3, [](const Event&) {})), Error);
+  engine->release(Hold::paused);
   EXPECT_TRUE(engine->drain(milliseconds(60000)));
   EXPECT_EQ(ended, 20);
   EXPECT_EQ(failed, 0);
@@ -139,14 +149,22 @@ TEST(AsyncEngine, BadRequestsAreRefusedOnTheCallersThread) {
 }
 
 TEST(AsyncEngine, StoppingEndsEveryStream) {
-  auto engine = make_async({.max_running = 2});
-  std::vector<std::unique_ptr<EventStream>> streams;
-  for (int i = 0; i < 5; ++i) streams.push_back(engine->submit(request(kPrompt, 900)));
-  EXPECT_FALSE(engine->drain(milliseconds(20)));
-  engine->stop();
-  for (const auto& s : streams) EXPECT_EQ(read(*s).reason(), FinishReason::cancelled);
-  EXPECT_THROW(engine->submit(request(kPrompt, 1)), Error);
-  EXPECT_THROW(engine->run([](Engine&) {}), Error);
+  bool in_time = false;
+  for (int attempt = 0; attempt < kAttempts && !in_time; ++attempt) {
+    auto engine = make_async({.max_running = 2});
+    std::vector<std::unique_ptr<EventStream>> streams;
+    for (int i = 0; i < 5; ++i) streams.push_back(engine->submit(request(kPrompt, 900)));
+    in_time = !engine->drain(milliseconds(20));
+    engine->stop();
+    for (const auto& s : streams) {
+      const FinishReason reason = read(*s).reason();
+      EXPECT_TRUE(reason == FinishReason::cancelled || reason == FinishReason::length);
+      in_time = in_time && reason == FinishReason::cancelled;
+    }
+    EXPECT_THROW(engine->submit(request(kPrompt, 1)), Error);
+    EXPECT_THROW(engine->run([](Engine&) {}), Error);
+  }
+  EXPECT_TRUE(in_time);
 }
 
 // What arrives while a job runs (a reload takes minutes) is answered although the engine stops right after that job.

@@ -30,7 +30,9 @@ struct Scene {
   std::promise<void> ended;
 };
 
-TEST(Shutdown, EndsWithAnAdminRequestThatWaitsForAReload) {
+// What the request that waits is told when the server ends; "" when it never ends. `patience`: for what cannot be seen
+// from here, that the request waits and that the drain has given up.
+std::string answer_to_the_one_that_waits(milliseconds patience) {
   const auto scene = std::make_shared<Scene>();
   const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/qwen3-moe";
   model::LoadOptions options;
@@ -49,20 +51,30 @@ TEST(Shutdown, EndsWithAnAdminRequestThatWaitsForAReload) {
                                                                            }));
   http::Client first(scene->server->port()), second(scene->server->port());
   first.send(post("/update_weights_from_disk", R"({"model_path": ")" + tiny_model()->path + "\"}"));
-  ASSERT_EQ(scene->reloading.get_future().wait_for(seconds(20)), std::future_status::ready);
+  EXPECT_EQ(scene->reloading.get_future().wait_for(seconds(120)), std::future_status::ready);
   second.send(post("/flush_cache", ""));
-  std::this_thread::sleep_for(milliseconds(200));  // time for it to be queued after the reload
+  std::this_thread::sleep_for(patience);  // for it to be queued after the reload
   std::thread([scene] {
     scene->server->drain(milliseconds(0));
     scene->server.reset();
     scene->ended.set_value();
   }).detach();
-  std::this_thread::sleep_for(milliseconds(200));  // time for the drain to give up waiting and to stop the engine
+  std::this_thread::sleep_for(patience);  // for the drain to give up waiting and to stop the engine
   scene->go.set_value();
   const std::string answer = second.rest();
+  return scene->ended.get_future().wait_for(seconds(120)) == std::future_status::ready ? answer : "";
+}
+
+TEST(Shutdown, EndsWithAnAdminRequestThatWaitsForAReload) {
+  std::string answer;
+  // Longer where a busy machine was not that far: the request then has another answer.
+  for (milliseconds patience(200); patience <= seconds(10); patience *= 2) {
+    answer = answer_to_the_one_that_waits(patience);
+    ASSERT_NE(answer, "") << "the server never ends, or has no answer";
+    if (answer.find("the engine is stopping") != std::string::npos) break;
+  }
   EXPECT_NE(answer.find("503"), std::string::npos) << answer;
   EXPECT_NE(answer.find("the engine is stopping"), std::string::npos) << answer;
-  EXPECT_EQ(scene->ended.get_future().wait_for(seconds(20)), std::future_status::ready) << "the server never ends";
 }
 
 }  // namespace
