@@ -179,16 +179,20 @@ class Endless(WithServer):
 
     def test_times(self):
         body = {**NEVER_ENDS, "stream": False}
-        answer = self.ok("/v1/completions", {**body, "timeout": 0.2})
-        self.assertEqual(answer["choices"][0]["finish_reason"], "abort")
-        self.assertTrue(answer["choices"][0]["text"])
+        timeout, text = 0.1, ""
+        while not text:  # a busy machine may have none in a short time
+            timeout *= 2
+            self.assertLess(timeout, 60)
+            choice = self.ok("/v1/completions", {**body, "timeout": timeout})["choices"][0]
+            self.assertEqual(choice["finish_reason"], "abort")
+            text = choice["text"]
         for value in (0, -1, "x", 1e9, True):
             self.refused("/v1/completions", {**body, "timeout": value}, "timeout")
             self.refused("/v1/completions", {**body, "queue_timeout": value}, "queue_timeout")
 
 
 class OneAtATime(WithServer):
-    words = ("--max-running-requests", "1", "--queue-timeout", "0.3")
+    words = ("--max-running-requests", "1", "--queue-timeout", "2")  # of what may begin at once, a busy machine needs much less
     endless = True
 
     def test_who_waits_too_long_is_told(self):

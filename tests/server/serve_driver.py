@@ -107,7 +107,7 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
                    if re.match(rf"sluice:{name}\{{", line))
 
-    def wait_for_metric(self, name, value, seconds=10):
+    def wait_for_metric(self, name, value, seconds=TIMEOUT):
         """Seconds until the metric has that value."""
         begin = time.monotonic()
         while self.metric(name) != value:

@@ -21,7 +21,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from serve_case import CHAT, endless, main, MODEL, NEVER_ENDS, PROGRAM, PROMPT, WithServer  # noqa: E402
-from serve_driver import Server, raw_post  # noqa: E402
+from serve_driver import Server, TIMEOUT, raw_post  # noqa: E402
 
 
 class Stress(WithServer):
@@ -63,12 +63,12 @@ class Stress(WithServer):
             if end == "reset":
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             s.close()
-            self.assertLess(self.server.wait_for_metric("num_running_reqs", 0), 5)
+            self.server.wait_for_metric("num_running_reqs", 0)  # they never end by themselves
         s = self.server.connect()  # a whole answer: nothing is ever written before the end
         s.sendall(raw_post("/v1/completions", {**NEVER_ENDS, "stream": False}))
         self.server.wait_for_metric("num_running_reqs", 1)
         s.close()
-        self.assertLess(self.server.wait_for_metric("num_running_reqs", 0), 5)
+        self.server.wait_for_metric("num_running_reqs", 0)
         taken, begin = self.server.metric("num_requests_total"), time.monotonic()
         s = self.server.connect()  # in the prompt
         s.sendall(raw_post("/v1/completions", {"prompt": "word " * 1900, "max_tokens": 1}))
@@ -101,7 +101,7 @@ class Stress(WithServer):
         begin = time.monotonic()
         for _ in range(20):
             self.assertEqual(self.server.get("/health")[0], 200)
-        self.assertLess(time.monotonic() - begin, 5)  # half the time that a head may take
+        self.assertLess(time.monotonic() - begin, 10)  # the time that a head may take
         self.ok("/v1/completions", {"prompt": "a", "max_tokens": 1})
         for s in sockets:
             s.close()
@@ -155,6 +155,13 @@ class Life(unittest.TestCase):
         self.addCleanup(server.close)
         return server
 
+    @staticmethod
+    def wait_until_it_drains(server):
+        begin = time.monotonic()
+        while server.get("/health")[0] == 200:
+            assert time.monotonic() - begin < TIMEOUT, "it does not drain"
+            time.sleep(0.01)
+
     def long_stream(self, server, tokens):
         s = server.connect()
         s.sendall(raw_post("/v1/completions", {"prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}))
@@ -170,18 +177,19 @@ class Life(unittest.TestCase):
         return received.decode()
 
     def test_s18_sigterm_finishes_what_runs(self):
-        server = self.start("--shutdown-timeout", 300)
-        s = self.long_stream(server, 600)
+        server = self.start("--shutdown-timeout", 300, model=endless(self))
+        # Five seconds of tokens: what follows must come before their end.
+        begin = time.monotonic()
+        server.post("/v1/completions", {"prompt": "Once", "max_tokens": 200, "ignore_eos": True})
+        s = self.long_stream(server, max(600, round(5 * 200 / (time.monotonic() - begin))))
         server.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 5
-        while server.get("/health")[0] == 200 and time.monotonic() < deadline:
-            pass
+        self.wait_until_it_drains(server)
         status, answer = server.post("/v1/completions", {"prompt": "a"})
         self.assertEqual((status, answer["error"]["code"]), (503, "draining"))
         text = self.rest(s)
         self.assertIn('"finish_reason":"length"', text)
         self.assertIn("data: [DONE]", text)
-        self.assertEqual(server.process.wait(10), 0)
+        self.assertEqual(server.process.wait(TIMEOUT), 0)
 
     def test_s18_sigterm_has_an_end(self):
         server = self.start("--shutdown-timeout", 1, model=endless(self))
@@ -190,22 +198,24 @@ class Life(unittest.TestCase):
         server.process.send_signal(signal.SIGTERM)
         text = self.rest(s)
         self.assertIn("data: [DONE]", text)
-        self.assertEqual(server.process.wait(10), 0)
-        self.assertLess(time.monotonic() - begin, 5)
+        self.assertEqual(server.process.wait(TIMEOUT), 0)
+        self.assertLess(time.monotonic() - begin, 30)  # half of what it is without the option
 
     def test_s18_second_signal_ends_at_once(self):
         server = self.start(model=endless(self))
         s = self.long_stream(server, 1_000_000)
-        for _ in range(2):
-            server.process.send_signal(signal.SIGINT)
-            time.sleep(0.2)
-        self.assertEqual(server.process.wait(20), 0)
+        server.process.send_signal(signal.SIGINT)
+        self.wait_until_it_drains(server)  # two signals at once may be one
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        self.assertEqual(server.process.wait(TIMEOUT), 0)
+        self.assertLess(time.monotonic() - begin, 30)  # half of what it is after one
         s.close()
 
     def test_health_while_loading(self):
         server = self.start(wait=False)
         seen = set()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + TIMEOUT
         while 200 not in seen and time.monotonic() < deadline:
             status, _, text = server.get("/health")
             if status == 503:
@@ -262,8 +272,10 @@ class Life(unittest.TestCase):
             list(pool.map(load, range(100, 300)))
             server.wait_for_metric("num_running_reqs", 0)
         server.wait_for_metric("num_used_tokens", 0)
-        time.sleep(0.5)
-        self.assertLessEqual(descriptors(), open_before + 4)
+        begin = time.monotonic()  # connections end a little later than their requests
+        while descriptors() > open_before + 4:
+            self.assertLess(time.monotonic() - begin, TIMEOUT, f"{descriptors()} descriptors, {open_before} before")
+            time.sleep(0.05)
         if not server.sanitized():
             self.assertLess(resident() - before, 20_000)
         self.assertEqual(server.stop(), 0)
