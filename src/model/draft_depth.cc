@@ -12,7 +12,7 @@ namespace {
 constexpr int kTrialSteps = 6;
 // Steps until the next trial after one that gained nothing: doubled each time up to the second.
 constexpr int64_t kShortPause = 64, kLongPause = 8192;
-// Steps after which a measured time is measured again: contexts grow.
+// Steps after which what was measured is measured again: contexts grow, and a few drafts may have been wrong by chance.
 constexpr int64_t kOld = 2048;
 // How much better a number of drafts must look to be taken instead of none, or to be tried.
 constexpr double kMargin = 1.02;
@@ -36,10 +36,11 @@ void DraftDepth::Period::add(double s, int64_t step) {
 
 double DraftDepth::Period::least() const { return *std::min_element(seconds.begin(), seconds.begin() + count); }
 
-// Draft i + 1 is as often right as draft i where it was never made.
+// Draft i + 1 is as often right as draft i where it was never made, or not for long while draft 1 was: what its last
+// trial said would otherwise keep it from being made again.
 double DraftDepth::chance(int draft) const {
   for (; draft >= 0; --draft)
-    if (chances_[static_cast<size_t>(draft)].count > 0) return chances_[static_cast<size_t>(draft)].value;
+    if (const Chance& c = chances_[static_cast<size_t>(draft)]; c.count > 0 && !is_old(c)) return c.value;
   return kUnknownChance;
 }
 
@@ -48,6 +49,8 @@ double DraftDepth::tokens_per_sequence(int drafts) const {
   for (int i = 0; i < drafts; ++i) tokens += right *= chance(i);
   return tokens;
 }
+
+bool DraftDepth::is_old(const Chance& c) const { return chances_.front().seen_at - c.seen_at > kOld; }
 
 // Among the measured ones. None are best unless others are clearly better.
 int DraftDepth::best_known() {
@@ -159,6 +162,8 @@ void DraftDepth::took_otherwise(double seconds, double following) {
 void DraftDepth::verified(int64_t drafts, int64_t right) {
   for (int64_t i = 0; i < std::min<int64_t>(drafts, right + 1); ++i) {
     Chance& c = chances_[static_cast<size_t>(i)];
+    if (is_old(c)) c.count = 0;
+    c.seen_at = step_;
     c.count = std::min(c.count + 1, kWindow);
     c.value += ((i < right ? 1.0 : 0.0) - c.value) / static_cast<double>(c.count);
   }

@@ -55,10 +55,12 @@ class DraftDepth {
   struct Chance {
     double value = 0;
     int64_t count = 0;
+    int64_t seen_at = 0;  // step
   };
 
   std::vector<Period>& periods() { return periods_[at_]; }
   double chance(int draft) const;
+  bool is_old(const Chance& c) const;
   double tokens_per_sequence(int drafts) const;
   int best_known();
   double optimistic_seconds(int drafts);

@@ -131,6 +131,26 @@ TEST(DraftDepth, StopsAndBeginsAgainWithTheTexts) {
   EXPECT_LT(s.seconds, 0.6 * s.plain_seconds);
 }
 
+// A trial is a few drafts, of which all but the first may be wrong by chance. They are tried again.
+TEST(DraftDepth, ForgetsAnUnluckyTrial) {
+  DraftDepth depth(kMost);
+  const Machine m{.with = 1.19, .each = 0.01};
+  const auto run = [&](int steps, int most_right) {
+    int64_t drafted = 0;
+    for (int i = 0; i < steps; ++i) {
+      const int drafts = depth.choose(1), right = std::min(drafts, most_right);
+      if (drafts > 0) depth.verified(drafts, right);
+      depth.took(m.seconds(drafts), 1 + right);
+      drafted += drafts;
+    }
+    return drafted;
+  };
+  run(200, 1);
+  EXPECT_EQ(run(100, 1), 100) << "one each, as no second one was ever right";
+  run(2500, kMost);
+  EXPECT_EQ(run(100, kMost), 100 * kMost);
+}
+
 TEST(DraftDepth, FollowsTheNumberOfSequences) {
   Simulation s(test::rng<std::mt19937_64>());
   const Machine alone{.chance = 0.8}, crowd{.plain = 4e-2, .with = 1.3, .each = 0.9, .chance = 0.8};
