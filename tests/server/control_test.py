@@ -77,7 +77,7 @@ class Pauses(Control):
                                         **more})
 
     def pause_while_running(self, mode):
-        self.server.wait_for_metric("num_running_reqs", 0)
+        self.server.wait_until_idle()
         before = self.server.metric("generation_tokens_total")
         thread, out = self.running()
         while self.server.metric("generation_tokens_total") < before + 20:
@@ -142,7 +142,7 @@ class Pauses(Control):
             self.ok("/continue_generation", {})
             s.settimeout(TIMEOUT)
             self.assertTrue(s.recv(65536))
-        self.server.wait_for_metric("num_running_reqs", 0)
+        self.server.wait_until_idle()
 
     def test_bad_input(self):
         for body in ({"mode": "stop"}, {"mode": 7}, {"mode": ""}):
@@ -324,7 +324,7 @@ class Weights(Control):
         body = {"text": PROMPT, "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}}
         for mode in ("retract", "in_place"):
             self.setUp()
-            self.server.wait_for_metric("num_running_reqs", 0)
+            self.server.wait_until_idle()
             before = self.server.metric("generation_tokens_total")
             thread, out = self.begin("/generate", body)
             while self.server.metric("generation_tokens_total") < before + 5:

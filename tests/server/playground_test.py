@@ -130,7 +130,7 @@ class Playground(unittest.TestCase):
         browser.wait_for("document.getElementById('send').textContent == 'Stop'")
         browser.evaluate("document.getElementById('form').requestSubmit()")  # stop
         browser.wait_for("document.getElementById('send').textContent == 'Send'")
-        server.wait_for_metric("num_running_reqs", 0)
+        server.wait_until_idle()
         failures = [e for e in browser.events if e.get("method") == "Runtime.exceptionThrown"]
         self.assertEqual(failures, [])
 

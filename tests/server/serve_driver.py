@@ -116,6 +116,12 @@ class Server:
             time.sleep(0.01)
         return time.monotonic() - begin
 
+    def wait_until_idle(self):
+        """Until no answer waits or runs. The numbers are those after a step, and an answer's first tokens may come before
+        them: where one still counts as waiting, that none runs says nothing."""
+        self.wait_for_metric("num_queue_reqs", 0)
+        self.wait_for_metric("num_running_reqs", 0)
+
     def connect(self):
         return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
 

@@ -47,14 +47,14 @@ class Stress(WithServer):
         self.refused("/abort_request", {"rid": "nobody"}, "rid", status=404)
         with concurrent.futures.ThreadPoolExecutor() as pool:
             for how in ({"rid": "long"}, {"abort_all": True}):
-                self.server.wait_for_metric("num_running_reqs", 0)  # the last round's end has been counted
+                self.server.wait_until_idle()  # the last round's end has been counted
                 body = {**NEVER_ENDS, "stream": False, "rid": "long"}
                 running = pool.submit(self.ok, "/v1/completions", body)
                 self.server.wait_for_metric("num_running_reqs", 1)
                 self.refused("/v1/completions", body, "rid")
                 self.assertTrue(self.ok("/abort_request", how)["success"])
                 self.assertEqual(running.result()["choices"][0]["finish_reason"], "abort")
-        self.server.wait_for_metric("num_running_reqs", 0)
+        self.server.wait_until_idle()
 
     def test_s8_a_client_that_leaves_frees_its_slot(self):
         for end in ("close", "reset"):
@@ -63,12 +63,12 @@ class Stress(WithServer):
             if end == "reset":
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             s.close()
-            self.server.wait_for_metric("num_running_reqs", 0)  # they never end by themselves
+            self.server.wait_until_idle()  # they never end by themselves
         s = self.server.connect()  # a whole answer: nothing is ever written before the end
         s.sendall(raw_post("/v1/completions", {**NEVER_ENDS, "stream": False}))
         self.server.wait_for_metric("num_running_reqs", 1)
         s.close()
-        self.server.wait_for_metric("num_running_reqs", 0)
+        self.server.wait_until_idle()
         taken, begin = self.server.metric("num_requests_total"), time.monotonic()
         s = self.server.connect()  # in the prompt
         s.sendall(raw_post("/v1/completions", {"prompt": "word " * 1900, "max_tokens": 1}))
@@ -267,10 +267,10 @@ class Life(unittest.TestCase):
                 server.stream("/v1/completions", {"prompt": f"{i} word " * 20, "max_tokens": 8, "n": 2})
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(load, range(100)))
-            server.wait_for_metric("num_running_reqs", 0)
+            server.wait_until_idle()
             before, open_before = resident(), descriptors()
             list(pool.map(load, range(100, 300)))
-            server.wait_for_metric("num_running_reqs", 0)
+            server.wait_until_idle()
         server.wait_for_metric("num_used_tokens", 0)
         begin = time.monotonic()  # connections end a little later than their requests
         while descriptors() > open_before + 4:
