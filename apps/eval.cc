@@ -69,7 +69,10 @@ void run_perplexity(const PerplexityOptions& o, Shared& shared) {
   const std::vector<int32_t> ids = load_tokenizer(o.model, *model).encode(text, {.add_special_tokens = false});
   const model::Perplexity p = model::perplexity(ctx, *model, ids, o.window);
   if (o.json) {
-    const nlohmann::ordered_json j{{"ppl", p.value()}, {"scored_tokens", p.scored_tokens}, {"nll_sum", p.nll_sum}};
+    const nlohmann::ordered_json j{{"ppl", p.value()},
+                                   {"scored_tokens", p.scored_tokens},
+                                   {"nll_sum", p.nll_sum},
+                                   {"window_nll", p.window_nll}};
     std::printf("%s\n", j.dump().c_str());
   } else {
     std::printf("perplexity %.6f over %lld scored tokens (sum of -ln p %.6f)\n", p.value(),
@@ -103,7 +106,7 @@ void add_eval(CLI::App& parent, Shared& shared) {
   perplexity->add_option("--window", p->window, "tokens of a window")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
       ->capture_default_str();
-  perplexity->add_flag("--json", p->json, "print {\"ppl\", \"scored_tokens\", \"nll_sum\"}");
+  perplexity->add_flag("--json", p->json, "print {\"ppl\", \"scored_tokens\", \"nll_sum\", \"window_nll\"}");
 }
 
 }  // namespace sluice::apps

@@ -6,13 +6,15 @@ usage: gpu_perplexity.py experts|models PROGRAM MODELS...
 
 `experts`: the MoE layers on the GPU inside the CPU's model; `models`: all of it on the GPU. PROGRAM is a built `sluice`,
 MODELS are BF16 checkpoints that hold valid.txt. Prints a table in Markdown; exit 1 unless
-each pair agrees to four digits, 5e-4 of it: sums in another order flip a code, and sometimes an expert, so that two
-CPUs differ by 3e-4. FP8 formats run once more with --fp8-sums tensor-core: 14 bits are not another order, and must
+each pair agrees to 5e-4 of it, or to four standard errors of the difference where these are more. Sums in another order
+flip roundings, and sometimes an expert, which moves a token's likelihood either way; the standard error is that of the
+mean over the text's windows, each of which is run alone. FP8 formats run once more with --fp8-sums tensor-core: 14 bits are not another order, and must
 move a perplexity less than the format itself does from BF16's.
 """
 import concurrent.futures
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,7 +47,14 @@ def perplexity(program, model, text, form, where, sums="float32"):
         words += ["--quantization", form]
     if sums != "float32":
         words += ["--fp8-sums", sums]
-    return json.loads(run(*words))["ppl"]
+    return json.loads(run(*words))
+
+
+def difference(cpu, gpu):
+    """Relative difference of the perplexities, and its standard error from the windows of both runs."""
+    pairs = list(zip(cpu["window_nll"], gpu["window_nll"], strict=True))
+    error = len(pairs) ** 0.5 * statistics.stdev(g - c for c, g in pairs) / cpu["scored_tokens"]
+    return (gpu["ppl"] - cpu["ppl"]) / cpu["ppl"], error
 
 
 def main():
@@ -65,7 +74,7 @@ def main():
                 for sums in ("float32", "tensor-core") if form in FP8 else ("float32",):
                     gpu = pool.submit(perplexity, program, folder, text, form, on_gpu, sums)
                     jobs.append((model.name, form, sums == "float32", (cpu, gpu)))
-        print("| model | weights | CPU | GPU | difference |\n|---|---|---|---|---|")
+        print("| model | weights | CPU | GPU | difference | standard error |\n|---|---|---|---|---|---|")
         for name, form, judged, results in jobs:
             try:
                 cpu, gpu = (r.result() for r in results)
@@ -75,12 +84,13 @@ def main():
                 continue
             if form == "bf16":
                 bf16[name] = cpu
-            if not judged:
-                wrong += name not in bf16 or abs(gpu - cpu) >= abs(cpu - bf16[name])
+            apart, error = difference(cpu, gpu)
+            if judged:
+                wrong += not abs(apart) <= max(5e-4, 4 * error)
+                same += f"{cpu['ppl']:.4g}" == f"{gpu['ppl']:.4g}"
             else:
-                wrong += abs(gpu - cpu) > 5e-4 * cpu
-                same += f"{cpu:.4g}" == f"{gpu:.4g}"
-            print(f"| {name} | {form}{'' if judged else ', 14-bit sums'} | {cpu:.5f} | {gpu:.5f} | {(gpu - cpu) / cpu:+.1e} |")
+                wrong += name not in bf16 or abs(gpu["ppl"] - cpu["ppl"]) >= abs(cpu["ppl"] - bf16[name]["ppl"])
+            print(f"| {name} | {form}{'' if judged else ', 14-bit sums'} | {cpu['ppl']:.5f} | {gpu['ppl']:.5f} | {apart:+.1e} | {error:.1e} |")
     pairs = sum(judged for _, _, judged, _ in jobs)
     print(f"{pairs} pairs and {len(jobs) - pairs} with 14-bit sums, {wrong} wrong; {same} pairs print the same four digits")
     return wrong != 0

@@ -2,7 +2,6 @@
 #include "model/perplexity.h"
 
 #include <cmath>
-#include <vector>
 
 #include "model/windows.h"
 
@@ -25,11 +24,14 @@ Perplexity perplexity(Context& ctx, const Model& model, std::span<const int32_t>
     const auto count = static_cast<size_t>(scored);
     likelihoods.resize(count);
     piece.runner.log_likelihoods(ids.subspan(static_cast<size_t>(piece.begin) + 1, count), likelihoods);
+    const auto at = static_cast<size_t>(piece.begin / window);
+    if (at >= out.window_nll.size()) out.window_nll.resize(at + 1);
     for (int64_t r = 0; r < scored; ++r) {
       const double value = likelihoods[static_cast<size_t>(r)];
       check_file(value == value, "the logits at position {} hold a NaN; the weights or their scales are broken",
                  piece.begin + r);
       out.nll_sum -= value;
+      out.window_nll[at] -= value;
     }
     out.scored_tokens += scored;
   });

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "model/model.h"
 
@@ -11,8 +12,9 @@ namespace sluice::model {
 
 struct Perplexity {
   int64_t scored_tokens = 0;
-  double nll_sum = 0;    // sum of -ln p
-  double value() const;  // exp(nll_sum / scored_tokens)
+  double nll_sum = 0;              // sum of -ln p
+  std::vector<double> window_nll;  // the part of each window in nll_sum: two runs' differ by noise that these show
+  double value() const;            // exp(nll_sum / scored_tokens)
 };
 
 // Reports progress in tokens. Throws invalid_argument: fewer than two tokens, window < 2 or longer than the model's

@@ -84,7 +84,9 @@ class Goldens(Models):
             card = json.loads((model / "expected.json").read_text())["valid"]
             result = json.loads(run("eval", "perplexity", "--model-path", model, "--text", model / "valid.txt", "--dtype",
                                     "float32", "--json").stdout)
-            self.assertEqual(set(result), {"ppl", "scored_tokens", "nll_sum"})
+            self.assertEqual(set(result), {"ppl", "scored_tokens", "nll_sum", "window_nll"})
+            self.assertEqual(len(result["window_nll"]), -(-(result["scored_tokens"] + len(result["window_nll"])) // 512))
+            self.assertAlmostEqual(sum(result["window_nll"]) / result["nll_sum"], 1, delta=1e-12)
             self.assertEqual(result["scored_tokens"], card["scored_tokens"])
             self.assertEqual(f"{result['ppl']:.5g}", f"{card['ppl']:.5g}", name)
             self.assertAlmostEqual(result["nll_sum"] / card["nll_sum"], 1, delta=1e-6)
