@@ -133,6 +133,9 @@ bool Engine::step() {
   const auto start = Clock::now();
   auto scheduled = start;
   std::span<const PlanEntry> plan;
+  // A step that the one before has begun was in the model then.
+  const double in_model_before = e.current->begun() ? e.current->model_seconds() : 0.0;
+  double in_next_model = 0.0;
   if (!e.current->begun()) {
     e.requests.expire(start);
     const int drafts = e.drafts();
@@ -149,6 +152,7 @@ bool Engine::step() {
   const bool ahead = e.current->begun();
   if (ahead) {
     if (e.may_follow()) e.next->begin_after(*e.current);
+    if (e.next->begun()) in_next_model = e.next->model_seconds();
     e.current->end();
     if (e.next->begun()) e.next->drop_finished();
   }
@@ -160,7 +164,8 @@ bool Engine::step() {
   if (e.traces_left > 0 && !ahead) e.give_trace(plan, start, scheduled, published_from);
   const double all = seconds(Clock::now() - start);
   e.metrics.step_seconds.observe(all);
-  e.metrics.overhead_seconds.observe(std::max(0.0, all - e.current->model_seconds() - e.current->sampling_seconds()));
+  const double in_model = e.current->model_seconds() - in_model_before + in_next_model;
+  e.metrics.overhead_seconds.observe(std::max(0.0, all - in_model - e.current->sampling_seconds()));
   if (!ahead) return true;
   std::swap(e.current, e.next);
   if (!e.current->begun()) return true;
