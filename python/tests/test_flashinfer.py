@@ -85,6 +85,18 @@ def test_quantisers(rng):
             np.abs(x).reshape(37, 3, 32).max(-1).repeat(32, 1) / 3).all()
 
 
+def test_rows_of_zeros_are_zeros():
+    zeros = np.zeros((16, 64), np.float16)
+    largest = np.array([np.finfo(np.float32).max], np.float32)  # 448 * 6 / amax, as FlashInfer bounds it
+    for out in (fi.nvfp4_quantize(zeros, largest), fi.nvfp4_quantize(zeros, None, per_token_activation=True)):
+        for tensor in out:
+            assert not tensor.any()
+    some = zeros.copy()
+    some[3] = 6
+    rows = fi.nvfp4_quantize(some, None, per_token_activation=True, out_scale=np.float32(2))[2]
+    assert rows[3] == np.float32(6 / 2688) * 2 and not np.delete(rows, 3).any()
+
+
 def test_what_quantisers_take(rng, monkeypatch):
     half = rng.normal(size=(5, 64)).astype(np.float16)
     one = np.ones(1, np.float32)

@@ -135,7 +135,8 @@ def test_llama4_scales_the_input(rng):
     codes = sluice_moe.quantize(c.x, "fp8_static", input_scale=1.0).codes
     ones = np.full(E, 2.0**-8, np.float32)
     w1, w2 = c.matrices("codes", shuffled)
-    got = fi.trtllm_fp8_per_tensor_scale_moe(c.logits, None, codes, w1, ones, ones, w2, ones, E, 1, None, None, I, 0, E, None,
+    bias = rng.normal(size=E).astype(np.float32)  # which FlashInfer takes and does not read
+    got = fi.trtllm_fp8_per_tensor_scale_moe(c.logits, bias, codes, w1, ones, ones, w2, ones, E, 1, None, None, I, 0, E, None,
                                              True, 3)
     ids = c.logits.argmax(1)[:, None]
     weight = bf16(to_bf16(1 / (1 + np.exp(-c.logits.max(1).astype(np.float64)))))
@@ -504,8 +505,8 @@ SIGNATURES = {
     "use_mxfp8_act_scaling min_latency_mode use_packed_weights use_wfp4afp8_humming tune_max_num_tokens enable_pdl "
     "activation_type swizzled_input_sf use_fused_finalize profile_ids workspace_buffer clamped_relu2_limit situ_beta "
     "situ_linear_beta backend",
-    "mm_fp4": "a b a_descale b_descale alpha out_dtype out block_size use_8x4_sf_layout backend use_nvfp4 enable_pdl",
-    "mm_mxfp8": "a b a_descale b_descale out out_dtype use_8x4_sf_layout backend",
+    "mm_fp4": "a b a_descale b_descale alpha out_dtype out block_size use_8x4_sf_layout backend use_nvfp4 enable_pdl skip_check",
+    "mm_mxfp8": "a b a_descale b_descale out out_dtype use_8x4_sf_layout backend skip_check",
     "mxfp8_quantize": "input is_sf_swizzled_layout alignment enable_pdl backend sf_swizzle_layout",
     "fp4_quantize": "input global_scale sf_vec_size sf_use_ue8m0 is_sf_swizzled_layout is_sf_8x4_layout "
     "is_global_scale_inversed enable_pdl backend nvfp4_4over6",
@@ -518,4 +519,5 @@ def test_argument_order(name):
     assert list(parameters) == SIGNATURES[name].split()
     keywords = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert keywords == {"trtllm_fp8_block_scale_moe": ["gemm1_bias", "gemm2_bias"], "cutlass_fused_moe": [
-        "clamped_relu2_limit", "situ_beta", "situ_linear_beta", "backend"]}.get(name, [])
+        "clamped_relu2_limit", "situ_beta", "situ_linear_beta", "backend"], "mm_fp4": ["skip_check"],
+        "mm_mxfp8": ["skip_check"]}.get(name, [])

@@ -28,9 +28,10 @@ def _product(coded: ops.Quantized, weights: Matrices, format: str, out: Any, exa
 
 
 def mm_mxfp8(a: Any, b: Any, a_descale: Any, b_descale: Any, out: Any = None, out_dtype: Any = None,
-             use_8x4_sf_layout: bool = False, backend: str = "auto") -> Any:
+             use_8x4_sf_layout: bool = False, backend: str = "auto", *, skip_check: bool = False) -> Any:
     """bfloat16 [m, n] = a b. a: e4m3 [m, k]; b: e4m3 [k, n], the transposed view of a matrix [n, k]; scales UE8M0 in the
-    128x4 layout (a's in 8x4 with use_8x4_sf_layout)."""
+    128x4 layout (a's in 8x4 with use_8x4_sf_layout). skip_check: FlashInfer's, of the backend; the arguments are always
+    checked."""
     check_out_dtype(out_dtype)
     (rows, cols), outputs = a.shape, b.shape[1]
     layout = "8x4" if use_8x4_sf_layout else "128x4"
@@ -42,9 +43,10 @@ def mm_mxfp8(a: Any, b: Any, a_descale: Any, b_descale: Any, out: Any = None, ou
 
 def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, out_dtype: Any = None, out: Any = None,
            block_size: int = 16, use_8x4_sf_layout: bool = False, backend: str = "auto", use_nvfp4: bool = True,
-           enable_pdl: bool = True) -> Any:
+           enable_pdl: bool = True, *, skip_check: bool = False) -> Any:
     """bfloat16 [m, n] = alpha * a b for NVFP4. a: uint8 [m, k / 2]; b: uint8 [k / 2, n], the transposed view of [n, k / 2];
-    scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout); alpha: float32 [1], [m] or None."""
+    scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout); alpha: float32 [1], [m] or None.
+    skip_check: FlashInfer's, of the backend; the arguments are always checked."""
     if block_size != 16 or not use_nvfp4:
         refuse(f"block_size is {block_size} and use_nvfp4 {use_nvfp4}; accepted: 16, True (MXFP4 inputs run nowhere here)")
     check_out_dtype(out_dtype)

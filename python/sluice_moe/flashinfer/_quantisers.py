@@ -10,6 +10,7 @@ from ._enums import SfLayout
 from ._layouts import bits, shuffle_matrix_a, shuffle_matrix_sf_a
 from ._refusal import refuse
 
+_LEAST_NORMAL = 2.0**-126  # of float32
 _LAYOUTS = {SfLayout.layout_128x4: "128x4", SfLayout.layout_8x4: "8x4", SfLayout.layout_linear: "linear"}
 
 
@@ -82,6 +83,7 @@ def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf
             scale[:] = 1
         else:
             scale = (global_scale if is_global_scale_inversed else 1 / global_scale).reshape(1)
+            scale = scale.clip(_LEAST_NORMAL)  # rows of zeros have the largest float as their global scale
     q = ops.quantize(input, coding, input_scale=scale, layout=layout)
     return q.codes, _by_columns(q.scales, input.shape[1] // sf_vec_size)
 
@@ -90,7 +92,7 @@ def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128
                    sf_vec_size: int = 16, enable_pdl: Any = None, backend: str = "cuda", per_token_activation: bool = False,
                    expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = None) -> Any:
     """fp4_quantize for NVFP4. do_shuffle: rows and 128x4 scales as shuffle_matrix_a leaves them. per_token_activation:
-    also float32 [M], each row's own global scale times out_scale, in place of a_global_sf."""
+    also float32 [M], each row's own global scale (0 of a row of zeros) times out_scale, in place of a_global_sf."""
     if sf_vec_size != 16 or expanded_idx_to_permuted_idx is not None:
         refuse("sf_vec_size or expanded_idx_to_permuted_idx are given; accepted: 16, None")
     refuse_4over6(nvfp4_4over6)
@@ -99,7 +101,10 @@ def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128
     groups = a.shape[1] // 16
     if per_token_activation:
         q = ops.quantize(a, "nvfp4_token", layout=layout)
-        rows = q.row_scales if out_scale is None else q.row_scales * out_scale
+        rows = q.row_scales
+        rows[rows < _LEAST_NORMAL] = 0  # of rows of zeros, one over the largest float
+        if out_scale is not None:
+            rows = rows * out_scale
         return q.codes, _by_columns(q.scales, groups), rows
     if not do_shuffle:
         return fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=layout != "linear", is_sf_8x4_layout=layout == "8x4")
