@@ -21,6 +21,24 @@ __device__ inline void cp_async_bulk_tensor(void* smem, const void* map, int col
       "l"(map), "r"(column), "r"(row), "r"(smem_address(bar))
       : "memory");
 }
+// The same with an L2 policy.
+__device__ inline void cp_async_bulk_tensor(void* smem, const void* map, int column, int row, uint64_t* bar,
+                                            uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;\n" ::"r"(smem_address(smem)),
+      "l"(map), "r"(column), "r"(row), "r"(smem_address(bar)), "l"(policy)
+      : "memory");
+}
+// The same bytes to the same offsets (data and barrier) of every block of the cluster in `mask`.
+__device__ inline void cp_async_bulk_tensor_multicast(void* smem, const void* map, int column, int row, uint64_t* bar,
+                                                      uint16_t mask, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;\n" ::"r"(smem_address(smem)),
+      "l"(map), "r"(column), "r"(row), "r"(smem_address(bar)), "h"(mask), "l"(policy)
+      : "memory");
+}
 // From this block's shared memory to that of another block of the cluster; `to` and `bar` are mapa addresses there.
 __device__ inline void cp_async_bulk_cluster(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
   asm volatile(

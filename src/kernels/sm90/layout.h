@@ -44,6 +44,8 @@ HD constexpr bool block_scaled(WeightOperand o) {
 
 inline constexpr int kMTileRows = 128;
 HD constexpr bool has_row_scale(WeightOperand o) { return o != WeightOperand::bf16 && !block_scaled(o); }
+// Whether all tiles can read rows that are not in the rows layout: a stage is one k-block without scales of columns.
+HD constexpr bool reads_in_place(WeightOperand o) { return o == WeightOperand::bf16 || o == WeightOperand::fp8; }
 HD constexpr int k_block_columns(WeightOperand o) { return is_fp8(o) ? 128 : 64; }
 // How many k-blocks share a pair of block scales (128 columns), and how many pairs `k_blocks` k-blocks need.
 HD constexpr int k_blocks_per_scale(WeightOperand o) { return block_scaled(o) ? 128 / k_block_columns(o) : 1; }

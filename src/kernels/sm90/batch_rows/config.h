@@ -4,13 +4,9 @@
 
 #include "kernels/sm90/batch_rows/heuristic.h"
 #include "kernels/sm90/grouped_gemm/args.h"
+#include "kernels/sm90/rows_map/rows_map.h"
 
 namespace sluice::sm90 {
-
-// What the copy engine reads rows by (a CUtensorMap).
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
 
 // y = x W^T + bias for rows of x that are rounded already. Filled by DenseGemm::run_batch_rows. All pointers are device
 // memory.

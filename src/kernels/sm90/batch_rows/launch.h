@@ -10,8 +10,6 @@ namespace sluice::sm90 {
 void allow_batch_rows(WeightOperand operand);
 // What the current device runs at the same time.
 BatchRoom device_batch_room(WeightOperand operand, int multiprocessors);
-// Describes rows of `bytes` bytes, `stride` bytes apart, to the copy engine; `data` and `stride` are multiples of 16.
-TensorMap rows_map(const void* data, int64_t rows, int64_t bytes, int64_t stride, int box_rows);
 // At most kMaxBatchRows rows. parts of args are the choice's.
 void launch_batch_rows(const BatchRowsArgs& args, WeightOperand operand, const BatchRowsChoice& choice,
                        int multiprocessors, Stream stream, bool pdl);

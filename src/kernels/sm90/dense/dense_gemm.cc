@@ -197,6 +197,20 @@ void DenseGemm::run_few_rows(const DenseCall& call, int parts, Stream stream) co
   launch_few_rows(a, matrix_.shape.operand, multiprocessors_, stream, call.pdl);
 }
 
+// Whether the grouped GEMM can read this call's rows where they are: nothing is rounded, and the copy engine takes
+// them.
+bool DenseGemm::reads_in_place(const DenseCall& call) const {
+  const WeightOperand op = matrix_.shape.operand;
+  if (!sm90::reads_in_place(op)) return false;
+  const auto aligned = [](const void* rows, int64_t bytes) {
+    return reinterpret_cast<uintptr_t>(rows) % 16 == 0 && bytes % 16 == 0;
+  };
+  if (call.codes != nullptr)
+    return is_fp8(op) && format::group_of(spec_.inputs) == 0 && aligned(call.codes, spec_.cols);
+  return round_of(spec_.inputs) == Round::plain && call.x_dtype.value_or(spec_.dtype) == DType::bf16 &&
+         aligned(call.x, 2 * (call.x_stride > 0 ? call.x_stride : spec_.cols));
+}
+
 void DenseGemm::run(const DenseCall& call, Stream stream) const {
   if (call.tokens == 0) return;
   const Round round = round_of(spec_.inputs);
@@ -211,6 +225,7 @@ void DenseGemm::run(const DenseCall& call, Stream stream) const {
   check(call.workspace_size >= p.bytes, "workspace_size is {}; a call of {} tokens needs {} bytes", call.workspace_size,
         call.tokens, p.bytes);
   const Instance& tile = p.choice.instance;
+  const bool in_place = reads_in_place(call);
 
   DenseRowsArgs rows{};
   RowsArgs& r = rows.rows;
@@ -223,7 +238,7 @@ void DenseGemm::run(const DenseCall& call, Stream stream) const {
   r.out.round = round;
   r.out.e4m3 = is_fp8(tile.operand);
   r.out.static_scale = input_scales_.as<InputScale>();
-  r.out.data = p.x;
+  r.out.data = in_place ? nullptr : p.x;
   r.out.k_blocks = matrix_.shape.k_blocks();
   r.out.scale_runs = scale_runs(tile.operand, r.out.k_blocks);
   r.out.row_scale = rows_scaled ? p.row_scale : nullptr;
@@ -252,8 +267,12 @@ void DenseGemm::run(const DenseCall& call, Stream stream) const {
   g.weights.data = matrix_.weights.as<uint8_t>();
   g.weights.row_scale = matrix_.row_scale.as<float>();
   g.weights.block_scale = matrix_.block_scale.as<float>();
-  g.x.data = p.x;
-  g.x.row_scale = r.out.row_scale;
+  g.x.data = r.out.data;
+  g.x.row_scale = in_place ? call.row_scales : r.out.row_scale;
+  if (in_place)
+    args.rows_in_place =
+        rows_map(coded ? static_cast<const void*>(call.codes) : call.x, call.tokens, spec_.cols * (coded ? 1 : 2),
+                 coded ? spec_.cols : 2 * rows.stride, tile.max_n / tile.cluster);
   g.x.block_scale = p.block_scale;
   // Given row scales are the whole factor.
   g.x.scale = input_scales_.as<InputScale>() + (coded && rows_scaled ? 1 : 0);

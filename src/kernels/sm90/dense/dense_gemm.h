@@ -32,6 +32,7 @@ class DenseGemm {
   int few_rows_parts(const DenseCall& call) const;
   // How the kernel for a batch of rows runs the call; no tile: another kernel does.
   BatchRowsChoice batch_rows_choice(const DenseCall& call) const;
+  bool reads_in_place(const DenseCall& call) const;
   void run(const DenseCall& call, Stream stream) const;
 
  private:

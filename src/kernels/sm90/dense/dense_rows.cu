@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/math.h"
 #include "format/e8m0.h"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/dense/dense_rows.h"
@@ -86,7 +89,8 @@ __global__ void __launch_bounds__(kThreads) dense_rows_kernel(const __grid_const
   for (int i = thread; i < tokens; i += all) a.row_pair[i] = i;
   if (a.arrivals != nullptr)
     for (int i = thread; i < p.tiles * a.m_groups; i += all) a.arrivals[i] = 0;
-  for (int token = static_cast<int>(blockIdx.x); token < tokens; token += static_cast<int>(gridDim.x)) {
+  const int copied = r.out.data == nullptr ? 0 : tokens;
+  for (int token = static_cast<int>(blockIdx.x); token < copied; token += static_cast<int>(gridDim.x)) {
     const int index = token / p.rows_per_tile, n = token % p.rows_per_tile, row_base = index * p.rows_per_tile;
     const int count = index + 1 < p.tiles ? p.rows_per_tile : p.last_rows;
     const RowTile tile{0, row_base, count, round_up(count, a.step_n)};
@@ -105,8 +109,10 @@ __global__ void __launch_bounds__(kThreads) dense_rows_kernel(const __grid_const
 }  // namespace
 
 void launch_dense_rows(const DenseRowsArgs& args, Stream stream, bool pdl) {
-  const int64_t tokens = args.rows.source.max_tokens, blocks = tokens < 4096 ? tokens : 4096;
-  launch(dense_rows_kernel, static_cast<int>(blocks > 0 ? blocks : 1), kThreads, 0, stream, pdl, args);
+  const int64_t tokens = args.rows.source.max_tokens;
+  const int64_t blocks =
+      std::min<int64_t>(args.rows.out.data == nullptr ? ceil_div<int64_t>(tokens, kThreads) : tokens, 4096);
+  launch(dense_rows_kernel, static_cast<int>(std::max<int64_t>(blocks, 1)), kThreads, 0, stream, pdl, args);
 }
 
 }  // namespace sluice::sm90

@@ -8,7 +8,8 @@
 namespace sluice::sm90 {
 
 struct DenseRowsArgs {
-  RowsArgs rows;   // source `tokens`, rounding and destination; its tables are unused
+  RowsArgs rows;   // source `tokens`, rounding and destination; its tables are unused. If `out.data` is null the GEMM
+                   // reads the rows where they are, and only the tables are made
   int64_t stride;  // elements from one of rows.tokens to the next
   // Or rows that are quantised already (rows.tokens null): QuantizeArgs' codes, scales and row_scales. row_scales may
   // be null where the input scale is calibrated.

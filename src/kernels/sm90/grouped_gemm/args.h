@@ -4,6 +4,7 @@
 #include "activation/kind.h"
 #include "format/quantize.h"
 #include "kernels/sm90/layout.h"
+#include "kernels/sm90/rows_map/rows_map.h"
 
 namespace sluice::sm90 {
 
@@ -39,7 +40,7 @@ struct WeightArgs {
 
 // The input rows of one GEMM, in the rows layout (layout.h).
 struct InputArgs {
-  const uint8_t* data;       // never null
+  const uint8_t* data;       // null: the rows lie one after the other where GroupedGemmArgs::rows_in_place says
   const float* row_scale;    // [rows] decode factors; null if rows share x.scale->factor (no per-token format)
   const float* block_scale;  // [tile][128 columns][padded]; null unless block_scaled(operand)
   const InputScale* scale;   // never null
@@ -99,12 +100,14 @@ struct GroupedGemmArgs {
   int gemms;         // 2: the second waits, tile by tile, for the first
   const RowTile* tiles;
   Header* header;
-  const int* row_pair;  // [rows] token * top_k + slot
-  int* arrivals[2];     // [tiles * M-tile groups] cleared counters; null if that GEMM has one split
-  int* ready;           // [tiles] cleared counters of finished parts; read only if gemms is 2
-  float* token_scale;   // [rows]: not null only if gemms is 2 and completes_token_rows(): the block that finishes a
-                        // tile rounds the rows of GEMM2 to NVFP4 per token and writes their factors here
-  int ticket;           // which of the header's counters deals the tasks
+  const int* row_pair;      // [rows] token * top_k + slot
+  int* arrivals[2];         // [tiles * M-tile groups] cleared counters; null if that GEMM has one split
+  int* ready;               // [tiles] cleared counters of finished parts; read only if gemms is 2
+  float* token_scale;       // [rows]: not null only if gemms is 2 and completes_token_rows(): the block that finishes a
+                            // tile rounds the rows of GEMM2 to NVFP4 per token and writes their factors here
+  int ticket;               // which of the header's counters deals the tasks
+  TensorMap rows_in_place;  // of gemm[0], read only if its x.data is null: boxes of max_n / cluster rows. Row n of a
+                            // tile is row row_base + n. Tiles for which reads_in_place()
   GivenRouting given;
 };
 

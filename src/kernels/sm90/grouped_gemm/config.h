@@ -24,6 +24,7 @@ struct GemmTile {
   static constexpr int x_bytes = kKBlocks * kMaxN * 128;
   static constexpr bool block_scaled = sm90::block_scaled(kOp);
   static constexpr bool completes_token_rows = sm90::completes_token_rows(kOp, kMaxN);
+  static constexpr bool reads_in_place = sm90::reads_in_place(kOp);
   // A gated group of 128 columns is two M-tiles.
   static constexpr bool rounds_gated = !block_scaled || kMTiles == 2;
   // Whether lanes read codes or scales of a stage themselves. Then every lane arrives when it has read; else one lane
@@ -46,6 +47,7 @@ struct GemmTile {
   static constexpr int stages = stages_fit > 16 ? 16 : stages_fit;
   static constexpr int smem_bytes = stages * stage_bytes + fixed_bytes;
   static_assert(stages >= 2);
+  static_assert(!reads_in_place || kKBlocks == 1);
   static_assert(!block_scaled || kKBlocks == k_blocks_per_scale(kOp));
   static_assert(kCluster == 1 || (kKBlocks == 1 && kCluster == 2));
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/tensor_copy.cuh"
 #include "kernels/sm90/grouped_gemm/early_weights.cuh"
 
 namespace sluice::sm90 {
@@ -99,6 +100,21 @@ __device__ inline void copy_rows(uint8_t* smem, const uint8_t* from, uint32_t by
   }
 }
 
+// The k-block of max_n rows from `row` on, by all blocks of the cluster together. Rows beyond the tile are copied too,
+// and their results are not stored.
+template <class T>
+__device__ inline void copy_rows_in_place(const GroupedGemmArgs& args, uint8_t* smem, int k_block, int row,
+                                          uint64_t* full, uint64_t policy) {
+  constexpr int kBox = T::max_n / T::cluster;
+  if constexpr (T::cluster > 1) {
+    const int first = static_cast<int>(ptx::cluster_ctarank()) * kBox;
+    ptx::cp_async_bulk_tensor_multicast(smem + first * 128, &args.rows_in_place, k_block * 128, row + first, full,
+                                        (1 << T::cluster) - 1, policy);
+  } else {
+    ptx::cp_async_bulk_tensor(smem, &args.rows_in_place, k_block * 128, row, full, policy);
+  }
+}
+
 template <class T>
 __device__ __forceinline__ void stream_rows(const GroupedGemmArgs& args, const Shared<T>& smem) {
   const int num_tiles = args.header->num_tiles;
@@ -123,6 +139,13 @@ __device__ __forceinline__ void stream_rows(const GroupedGemmArgs& args, const S
       const int count = min(T::k_blocks, t.end - k_block);
       ptx::mbarrier_wait(smem.empty + ring.stage(), ring.phase() ^ 1u);
       uint64_t* full = smem.full + ring.stage();
+      if constexpr (T::reads_in_place)
+        if (g.x.data == nullptr) {
+          ptx::mbarrier_arrive_expect_tx(full, T::max_n * 128);
+          copy_rows_in_place<T>(args, smem.x(ring.stage()), k_block, tile.row_base, full, policy);
+          ring.next();
+          continue;
+        }
       // Padding rows have no contents, and their results are not stored. They need not be copied if a stage is one
       // k-block.
       const uint32_t bytes = T::k_blocks == 1 ? tile.count * 128 : count * tile.padded * 128;
