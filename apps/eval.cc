@@ -69,10 +69,8 @@ void run_perplexity(const PerplexityOptions& o, Shared& shared) {
   const std::vector<int32_t> ids = load_tokenizer(o.model, *model).encode(text, {.add_special_tokens = false});
   const model::Perplexity p = model::perplexity(ctx, *model, ids, o.window);
   if (o.json) {
-    const nlohmann::ordered_json j{{"ppl", p.value()},
-                                   {"scored_tokens", p.scored_tokens},
-                                   {"nll_sum", p.nll_sum},
-                                   {"window_nll", p.window_nll}};
+    const nlohmann::ordered_json j{
+        {"ppl", p.value()}, {"scored_tokens", p.scored_tokens}, {"nll_sum", p.nll_sum}, {"window_nll", p.window_nll}};
     std::printf("%s\n", j.dump().c_str());
   } else {
     std::printf("perplexity %.6f over %lld scored tokens (sum of -ln p %.6f)\n", p.value(),
