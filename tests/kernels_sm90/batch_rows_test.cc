@@ -20,14 +20,16 @@ std::vector<sm90::DenseSpec> batch_specs(int64_t n, int64_t k, DType dtype) {
 // With these parts of K.
 std::vector<BatchRowsChoice> choices_of(const sm90::WeightShape& shape, int parts) {
   std::vector<BatchRowsChoice> out;
-  for (const sm90::BatchTileSize& t : sm90::kBatchTiles) {
-    const BatchRowsChoice c{t.rows, t.blocks, parts};
-    if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
-  }
+  for (const sm90::BatchTileSize& t : sm90::kBatchTiles)
+    for (const int m_parts : {1, 2, 4}) {
+      const BatchRowsChoice c{t.rows, t.blocks, parts, m_parts};
+      if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
+    }
   return out;
 }
 std::string name_of(const sm90::DenseSpec& s, int64_t tokens, const BatchRowsChoice& c) {
-  return fmt::format("{} tile={} blocks={} parts={}", describe(s, tokens), c.tile, c.blocks, c.parts);
+  return fmt::format("{} tile={} blocks={} parts={} m_parts={}", describe(s, tokens), c.tile, c.blocks, c.parts,
+                     c.m_parts);
 }
 sm90::DenseCall call_of(int64_t tokens, const sm90::DeviceBuffer& x, std::optional<BatchRowsChoice> choice) {
   sm90::DenseCall call;
@@ -72,6 +74,22 @@ TEST(BatchRows, EveryFormat) {
         }
       }
   all.print("batch of rows");
+}
+
+// A device of three multiprocessors: a block takes several tasks in turn.
+TEST(BatchRows, TasksInTurn) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (const sm90::DenseSpec& s : batch_specs(641, 544, DType::bf16)) {
+    const Dense d = make(s, 150, true, rng);
+    sm90::DenseGemm gemm(s), small(s, 3);
+    for (sm90::DenseGemm* g : {&gemm, &small}) g->set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer x = upload_x(d);
+    for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, 1)) {
+      SCOPED_TRACE(name_of(s, d.tokens, c));
+      ASSERT_EQ(run(small, call_of(d.tokens, x, c)), run(gemm, call_of(d.tokens, x, BatchRowsChoice{64, 1, 1})));
+    }
+  }
 }
 
 // What is chosen, for every number of rows. Columns that are no multiple of eight are copied first.

@@ -36,8 +36,11 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
               if (one_part) ASSERT_EQ(c.parts, 1);
               const double us = batch_rows_us(s, rows, room, c);
               for (const BatchTileSize& t : kBatchTiles) {
-                const BatchRowsChoice other{t.rows, t.blocks, c.parts};
-                if (batch_rows_possible(s, other)) ASSERT_LE(us, batch_rows_us(s, rows, room, other));
+                for (const int m_parts : {1, 2, 4}) {
+                  const BatchRowsChoice other{t.rows, t.blocks, c.parts, m_parts};
+                  if (!batch_rows_possible(s, other) || (m_parts > 1 && !one_part)) continue;
+                  ASSERT_LE(us, batch_rows_us(s, rows, room, other));
+                }
               }
             }
           }

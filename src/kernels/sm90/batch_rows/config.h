@@ -20,6 +20,7 @@ struct BatchRowsArgs {
   int n, k;                // without padding
   int m_tiles, k_blocks;   // of its WeightShape
   int parts;               // of K, one per block of a cluster: BatchRowsChoice::parts
+  int m_parts;             // tasks of an M-tile: BatchRowsChoice::m_parts
   uint32_t parts_inverse;  // x / parts is x * parts_inverse >> 16 for x up to parts times the rows of a tile
 
   // More about the rows.

@@ -26,24 +26,30 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
                                 [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });
   return tile && batch_rows_run(shape.operand) && c.parts >= 1 &&
          c.parts <= batch_rows_most_parts(shape.operand, c.tile) &&
-         ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) >= c.parts;
+         ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) >= c.parts &&
+         (c.m_parts == 1 ||
+          (c.parts == 1 && cuts_m_tiles(shape.operand) && (c.m_parts == 2 || c.m_parts == kMaxMParts)));
 }
 
 double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
   const WeightOperand op = shape.operand;
   const int copy = k_blocks_per_copy(op);
-  const double row_tiles = static_cast<double>(ceil_div<int64_t>(rows, c.tile)), tasks = shape.m_tiles() * row_tiles;
+  const double row_tiles = static_cast<double>(ceil_div<int64_t>(rows, c.tile)),
+               tasks = shape.m_tiles() * c.m_parts * row_tiles;
   const double waves = std::ceil(tasks / std::max(1, room.clusters[c.blocks - 1][c.parts - 1]));
   // Tasks of the busiest multiprocessor: the blocks of a cluster fill one before they take the next.
   const double busiest = c.parts == 1 ? std::ceil(tasks / room.multiprocessors) : waves * c.blocks;
   const double k_blocks = ceil_div(ceil_div(shape.k_blocks(), copy), c.parts) * copy;  // of the longest part
-  const double multiply = busiest * k_blocks * (kBatchKBlockUs * c.tile / 256.0 + (decodes(op) ? kBatchDecodeUs : 0));
+  // A part of an M-tile is multiplied by one warpgroup of the two.
+  const double share = c.m_parts > 1 ? 0.5 : 1.0;
+  const double multiply =
+      busiest * k_blocks * (share * kBatchKBlockUs * c.tile / 256.0 + (decodes(op) ? kBatchDecodeUs : 0));
   const double bytes = static_cast<double>(shape.bytes());
   const double memory = bytes / kBatchMemoryBytes;
   const double cache = (bytes * row_tiles + tasks * shape.k_blocks() * 128.0 * c.tile) / kBatchCacheBytes;
   // They overlap, the better the more they differ.
   const double products = std::sqrt(multiply * multiply + memory * memory + cache * cache);
-  const double sums = 512.0 * c.tile;  // bytes of a task
+  const double sums = 512.0 * c.tile / c.m_parts;  // bytes of a task
   if (c.parts == 1) return kBatchStartUs + products + busiest * sums / kBatchStoreBytes;
   const double part = 1.0 / c.parts;
   const double exchange = kBatchExchangeUs + sums * ((1 - part) / kBatchExchangeBytes + part / kBatchStoreBytes);
@@ -54,12 +60,14 @@ BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const 
   BatchRowsChoice best;
   double best_us = 0;
   for (const BatchTileSize& tile : kBatchTiles)
-    for (int parts = 1; parts <= (one_part ? 1 : kMaxBatchCluster); ++parts) {
-      const BatchRowsChoice c{tile.rows, tile.blocks, parts};
-      if (!batch_rows_possible(shape, c)) continue;
-      const double us = batch_rows_us(shape, rows, room, c);
-      if (best.tile == 0 || us < best_us) best = c, best_us = us;
-    }
+    for (int parts = 1; parts <= (one_part ? 1 : kMaxBatchCluster); ++parts)
+      // Where K may be cut, M-tiles are not: the model was fitted to these.
+      for (int m_parts = 1; m_parts <= (one_part ? kMaxMParts : 1); m_parts *= 2) {
+        const BatchRowsChoice c{tile.rows, tile.blocks, parts, m_parts};
+        if (!batch_rows_possible(shape, c)) continue;
+        const double us = batch_rows_us(shape, rows, room, c);
+        if (best.tile == 0 || us < best_us) best = c, best_us = us;
+      }
   return best;
 }
 

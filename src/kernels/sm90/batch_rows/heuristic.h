@@ -14,12 +14,13 @@ inline constexpr int kMaxBatchCluster = 8;  // blocks
 // Formats whose rows have a scale per 128 columns stay with the grouped GEMM.
 HD constexpr bool batch_rows_run(WeightOperand o) { return !block_scaled(o); }
 struct BatchRowsChoice {
-  int tile = 0;    // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
-  int blocks = 1;  // per multiprocessor, of kBatchTiles
-  int parts = 1;   // of K: blocks of a cluster that add their sums
+  int tile = 0;     // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
+  int blocks = 1;   // per multiprocessor, of kBatchTiles
+  int parts = 1;    // of K: blocks of a cluster that add their sums
+  int m_parts = 1;  // tasks of an M-tile with one part of K: 1, 2 or 4. No sum depends on it
 };
 inline bool operator==(const BatchRowsChoice& a, const BatchRowsChoice& b) {
-  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts;
+  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts && a.m_parts == b.m_parts;
 }
 
 struct BatchTileSize {

@@ -31,7 +31,7 @@ void launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choi
                           bool pdl) {
   visit_batch_tiles<op>([&]<class T>(T) {
     if (T::rows != choice.tile || T::blocks_per_sm != choice.blocks) return;
-    const int tasks = args.m_tiles * args.row_tiles;
+    const int tasks = args.m_tiles * args.m_parts * args.row_tiles;
     // Without parts of K a block takes several tasks in turn, so that the streams never stop.
     const int clusters = args.parts > 1 ? tasks : std::min(tasks, multiprocessors * T::blocks_per_sm);
     launch_clusters(batch_rows<T>, args.parts, static_cast<unsigned>(clusters * args.parts), T::threads, T::smem_bytes,

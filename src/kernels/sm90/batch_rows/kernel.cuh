@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T with a batch of rows of x: the weights are streamed once. A task is 128 weight rows by a tile of rows; the
-// blocks of a cluster share its K, and each adds the partial sums of a part of the rows, in the order of K.
+// blocks of a cluster share its K, and each adds the partial sums of a part of the rows, in the order of K. Or K is not
+// shared, and a task may be 64 or 32 weight rows (m_parts).
 // Warps 0 to 7 multiply (two warpgroups of 64 weight rows). Warp 8 streams weights, and starts before the kernel ahead
 // has finished. Warp 9 streams rows of x.
 #pragma once
@@ -18,11 +19,14 @@ __device__ __forceinline__ void stream_batch_weights(const BatchRowsArgs& a, con
   // Several tiles of rows read the same weights.
   const uint64_t policy = a.row_tiles > 1 ? ptx::createpolicy_evict_normal() : ptx::createpolicy_evict_first();
   Stage<T::w_stages> stage;
+  const int share = k_block_bytes(T::op) / a.m_parts;
   for (int t = 0; t < part.tasks; ++t) {
-    const uint8_t* from = a.weights.data + static_cast<int64_t>(part.m_tile(a, part.first + t * part.step)) *
-                                               a.k_blocks * k_block_bytes(T::op);
+    const int task = part.first + t * part.step;
+    const uint8_t* from = a.weights.data +
+                          static_cast<int64_t>(part.m_tile(a, task)) * a.k_blocks * k_block_bytes(T::op) +
+                          part.m_part(a, task) * share;
     for (int k_block = part.begin; k_block < part.end; k_block += T::w_k_blocks) {
-      const int bytes = min(T::w_k_blocks, part.end - k_block) * k_block_bytes(T::op);
+      const int bytes = min(T::w_k_blocks, part.end - k_block) * share;
       ptx::mbarrier_wait(smem.w_empty + stage.index, stage.phase ^ 1u);
       uint64_t* full = smem.w_full + stage.index;
       ptx::mbarrier_arrive_expect_tx(full, bytes);

@@ -131,6 +131,21 @@ __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2]
   }
 }
 
+// What a warpgroup does whose weight rows are not in a task that is a part of an M-tile.
+template <class T>
+__device__ __forceinline__ void pass_task(const BatchShared<T>& smem, const BatchPart& part, BatchReader<T>& at) {
+  static_assert(!cuts_m_tiles(T::op) || T::w_k_blocks == 1);
+#pragma unroll 1
+  for (int k_block = part.begin; k_block < part.end; ++k_block) {
+    ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
+    ptx::mbarrier_wait(smem.x_full + at.x.index, at.x.phase);
+    release(smem.w_empty + at.w.index);
+    release(smem.x_empty + at.x.index);
+    at.w.next();
+    at.x.next();
+  }
+}
+
 template <class T>
 __device__ __forceinline__ void multiply_task(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
                                               const BatchPart& part, BatchReader<T>& at) {

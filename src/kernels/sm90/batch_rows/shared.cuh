@@ -60,10 +60,11 @@ struct BatchShared {
 struct BatchPart {
   int part;         // of K: the rank in the cluster
   int begin, end;   // k-blocks
-  int first, step;  // tasks: the tiles of rows of an M-tile, then the next M-tile
+  int first, step;  // tasks: the tiles of rows of an M-tile or a part of it, then the next one
   int tasks;        // of this block
 
-  __device__ static int m_tile(const BatchRowsArgs& a, int task) { return task / a.row_tiles; }
+  __device__ static int m_tile(const BatchRowsArgs& a, int task) { return task / a.row_tiles / a.m_parts; }
+  __device__ static int m_part(const BatchRowsArgs& a, int task) { return task / a.row_tiles % a.m_parts; }
   __device__ static int row_tile(const BatchRowsArgs& a, int task) { return task % a.row_tiles; }
 };
 template <class T>
@@ -75,7 +76,7 @@ __device__ __forceinline__ BatchPart batch_part(const BatchRowsArgs& a) {
   p.end = min(copies * (p.part + 1) / a.parts * T::w_k_blocks, a.k_blocks);
   p.first = static_cast<int>(blockIdx.x) / a.parts;
   p.step = static_cast<int>(gridDim.x) / a.parts;
-  p.tasks = ceil_div(a.m_tiles * a.row_tiles - p.first, p.step);
+  p.tasks = ceil_div(a.m_tiles * a.m_parts * a.row_tiles - p.first, p.step);
   return p;
 }
 

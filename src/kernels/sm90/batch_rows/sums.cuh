@@ -56,25 +56,32 @@ __device__ __forceinline__ void send_sums(const BatchRowsArgs& a, const BatchSha
                                ptx::mapa(ptx::smem_address(smem.sums_full), to));
 }
 
-// Scales and biases of a lane's four weight rows.
+// Whether a lane's four weight rows are in the task.
+__device__ __forceinline__ bool has_four(const BatchRowsArgs& a) {
+  return static_cast<int>(threadIdx.x & 31) < 32 / a.m_parts;
+}
+
+// Scales and biases of a lane's four weight rows. first: the task's first weight row.
 struct FourParams {
   float scale[4], bias[4];
 };
-__device__ __forceinline__ FourParams four_params(const BatchRowsArgs& a, int m_tile) {
-  const int row = m_tile * kMTileRows + 4 * (threadIdx.x & 31);
+__device__ __forceinline__ FourParams four_params(const BatchRowsArgs& a, int first) {
+  const int row = first + 4 * static_cast<int>(threadIdx.x & 31);
+  const bool inside = has_four(a);
   FourParams p;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    p.scale[i] = a.weights.row_scale != nullptr ? __ldg(a.weights.row_scale + row + i) : 1.0f;
-    p.bias[i] = a.bias != nullptr && row + i < a.n ? __ldg(a.bias + row + i) : 0.0f;
+    p.scale[i] = inside && a.weights.row_scale != nullptr ? __ldg(a.weights.row_scale + row + i) : 1.0f;
+    p.bias[i] = inside && a.bias != nullptr && row + i < a.n ? __ldg(a.bias + row + i) : 0.0f;
   }
   return p;
 }
 
 // Results of a lane's four weight rows. The roundings are those of the grouped GEMM's epilogues (few_rows/store.cuh).
-__device__ __forceinline__ void store_four(const BatchRowsArgs& a, int m_tile, const FourParams& p, int row,
+__device__ __forceinline__ void store_four(const BatchRowsArgs& a, int first, const FourParams& p, int row,
                                            const float (&sum)[4], float factor) {
-  const int column = m_tile * kMTileRows + 4 * (threadIdx.x & 31);
+  if (!has_four(a)) return;
+  const int column = first + 4 * static_cast<int>(threadIdx.x & 31);
   const bool fused = !a.y_f32 && a.n % 8 == 0;
   float r[4];
 #pragma unroll
@@ -107,7 +114,7 @@ __device__ __forceinline__ void store_four(const BatchRowsArgs& a, int m_tile, c
 // The sums of the block's rows in the order of K, and the results. A warp takes two rows at a time.
 template <class T>
 __device__ __forceinline__ void add_sums(const BatchRowsArgs& a, const BatchShared<T>& smem, const BatchPart& part,
-                                         int m_tile, const FourParams& params, int row0, int count, int most) {
+                                         int first, const FourParams& params, int row0, int count, int most) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int begin = first_sum(a, count, part.part), end = first_sum(a, count, part.part + 1);
 #pragma unroll 1
@@ -125,17 +132,19 @@ __device__ __forceinline__ void add_sums(const BatchRowsArgs& a, const BatchShar
 #pragma unroll
       for (int i = 0; i < 2; ++i) sum[i][0] += v[i].x, sum[i][1] += v[i].y, sum[i][2] += v[i].z, sum[i][3] += v[i].w;
     }
-    store_four(a, m_tile, params, row0 + row, sum[0], smem.factors[row]);
-    if (two) store_four(a, m_tile, params, row0 + row + 8, sum[1], smem.factors[row + 8]);
+    store_four(a, first, params, row0 + row, sum[0], smem.factors[row]);
+    if (two) store_four(a, first, params, row0 + row + 8, sum[1], smem.factors[row + 8]);
   }
 }
 
 // Results from registers, while the rings are filled for the next task.
 template <class T>
 __device__ __forceinline__ void store_batch(const float (&acc)[T::rows / 2], const BatchRowsArgs& a,
-                                            const BatchShared<T>& smem, int row0, int m_tile, int count) {
+                                            const BatchShared<T>& smem, int row0, int m_tile, int m_part, int count) {
+  const int row_groups = 8 / a.m_parts, warp = static_cast<int>(threadIdx.x >> 5);
+  if (warp >= row_groups) return;
   SumRows rows;
-  rows.row_group = threadIdx.x >> 5;
+  rows.row_group = m_part * row_groups + warp;
   rows.row = 16 * rows.row_group + (threadIdx.x & 31) / 4;
   const RowParams params = row_params(a, m_tile, rows);
   const bool wide = stores_wide(a);
@@ -172,6 +181,7 @@ __device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const Bat
 #pragma unroll 1
   for (int t = 0; t < part.tasks; ++t) {
     const int task = part.first + t * part.step, m_tile = part.m_tile(a, task), row_tile = part.row_tile(a, task);
+    const int m_part = part.m_part(a, task), first = m_tile * kMTileRows + m_part * (kMTileRows / a.m_parts);
     const int row0 = row_tile * T::rows, count = min(T::rows, max(rows - row0, 0));
     // These loads are under way while the products run.
     const bool other_rows = row_tile != factors_of;
@@ -180,7 +190,10 @@ __device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const Bat
       shared = __ldg(&a.scale->factor);
       if (a.row_factor != nullptr && row0 + n < a.rows) factor = __ldcg(a.row_factor + row0 + n);
     }
-    multiply_task<T>(acc, smem, part, at);
+    if (cuts_m_tiles(T::op) && a.m_parts > 1 && threadIdx.x >= 128)
+      pass_task<T>(smem, part, at);
+    else
+      multiply_task<T>(acc, smem, part, at);
     if (other_rows) {
       factors_of = row_tile;
       if (t > 0) ptx::bar_sync(2, 256);  // the last task's have been read
@@ -188,11 +201,11 @@ __device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const Bat
     }
     if (t + 1 < part.tasks) {
       if (other_rows) ptx::bar_sync(2, 256);
-      store_batch<T>(acc, a, smem, row0, m_tile, count);
+      store_batch<T>(acc, a, smem, row0, m_tile, m_part, count);
       continue;
     }
     // The last task: the rings are free when all warps of the block have multiplied.
-    const FourParams params = four_params(a, m_tile);
+    const FourParams params = four_params(a, first);
     const int most = first_sum(a, count + a.parts - 1, 1);
     ptx::bar_sync(1, 256);
     if (a.parts > 1 && n < a.parts) {
@@ -203,7 +216,7 @@ __device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const Bat
       // Nothing that was written before must be seen, so this is no release.
       ptx::mbarrier_arrive_cluster(smem.ready, n);
     }
-    write_sums<T>(acc, smem, count);
+    if (a.m_parts == 1 || threadIdx.x < 128) write_sums<T>(acc, smem, count);
     if (a.parts > 1) ptx::fence_proxy_async_shared();
     ptx::bar_sync(1, 256);
     if (a.parts > 1) {
@@ -212,7 +225,7 @@ __device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const Bat
       ptx::mbarrier_wait_cluster(smem.sums_full, 0);
       ptx::cluster_arrive_relaxed();  // what others send from their memory is here
     }
-    add_sums<T>(a, smem, part, m_tile, params, row0, count, most);
+    add_sums<T>(a, smem, part, first, params, row0, count, most);
   }
 }
 

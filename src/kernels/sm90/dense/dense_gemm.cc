@@ -159,6 +159,7 @@ void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& cho
   a.m_tiles = matrix_.shape.m_tiles();
   a.k_blocks = matrix_.shape.k_blocks();
   a.parts = choice.parts;
+  a.m_parts = choice.m_parts;
   a.parts_inverse = static_cast<uint32_t>(65536 / choice.parts + 1);
   a.row_tiles = static_cast<int>(ceil_div<int64_t>(call.tokens, choice.tile));
   a.rows = static_cast<int>(call.tokens);
@@ -183,6 +184,7 @@ void DenseGemm::run_few_rows(const DenseCall& call, int parts, Stream stream) co
   a.m_tiles = matrix_.shape.m_tiles();
   a.k_blocks = matrix_.shape.k_blocks();
   a.splits = parts;
+  a.m_parts = parts > 1 ? 1 : few_rows_m_parts(matrix_.shape, multiprocessors_);
   a.x = call.x;
   a.x_stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
   a.x_f32 = call.x_dtype.value_or(spec_.dtype) == DType::f32;

@@ -16,6 +16,7 @@ struct FewRowsArgs {
   int n, k;               // without padding
   int m_tiles, k_blocks;  // of its WeightShape
   int splits;             // parts of K, one per block of a cluster: few_rows_splits(), or 1 for deterministic sums
+  int m_parts;            // tasks of an M-tile, with one part of K: few_rows_m_parts()
 
   // The rows of x.
   const void* x;     // [rows, k] in float32 if x_f32, else bfloat16; rows aligned to 16 bytes if k % 8 == 0

@@ -14,4 +14,12 @@ int few_rows_splits(const WeightShape& shape, int multiprocessors) {
   return splits;
 }
 
+int few_rows_m_parts(const WeightShape& shape, int multiprocessors) {
+  int parts = 1;
+  while (cuts_m_tiles(shape.operand) && parts < kMaxMParts &&
+         shape.m_tiles() * parts < tuning::kFewRowsFilled * multiprocessors)
+    parts *= 2;
+  return parts;
+}
+
 }  // namespace sluice::sm90

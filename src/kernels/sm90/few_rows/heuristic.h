@@ -19,7 +19,13 @@ HD constexpr int k_blocks_per_copy(WeightOperand o) {
 // The tile of `rows` rows.
 HD constexpr int few_rows_tile(int64_t rows) { return rows <= 8 ? 8 : 16; }
 
+// Whether a task can be a part of an M-tile: its rows follow each other in a k-block of a copy.
+HD constexpr bool cuts_m_tiles(WeightOperand o) { return !decodes(o) && !block_scaled(o); }
+inline constexpr int kMaxMParts = 4;  // of 32 weight rows
+
 // Parts of K: a power of two. It does not depend on the number of rows.
 int few_rows_splits(const WeightShape& shape, int multiprocessors);
+// With one part of K: 1, 2 or 4 parts of each M-tile, as many as fill the multiprocessors. No sum depends on it.
+int few_rows_m_parts(const WeightShape& shape, int multiprocessors);
 
 }  // namespace sluice::sm90

@@ -19,8 +19,9 @@ void allow_few_rows_of() {
 template <WeightOperand op>
 void launch_few_rows_of(const FewRowsArgs& args, int multiprocessors, Stream stream, bool pdl) {
   const auto run = [&]<class T>(T) {
-    // Without parts of K a block takes several M-tiles in turn, so that the streams never stop.
-    const int clusters = args.splits > 1 ? args.m_tiles : std::min(args.m_tiles, multiprocessors * T::blocks_per_sm);
+    // Without parts of K a block takes several tasks in turn, so that the streams never stop.
+    const int tasks = args.m_tiles * args.m_parts;
+    const int clusters = args.splits > 1 ? tasks : std::min(tasks, multiprocessors * T::blocks_per_sm);
     launch_clusters(few_rows<T>, args.splits, static_cast<unsigned>(clusters * args.splits), T::threads, T::smem_bytes,
                     stream, pdl, args);
   };

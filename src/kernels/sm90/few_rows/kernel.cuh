@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T with few rows of x: the weights are streamed once, by as many blocks as keep the memory busy. A task is 128
 // weight rows; the blocks of a cluster share its K, and each adds the partial sums of a part of the weight rows, in the
-// order of K.
+// order of K. Or K is not shared, and a task may be 64 or 32 weight rows (m_parts).
 // Warps 0 to 7 multiply (two warpgroups of 64 weight rows). Warp 8 streams weights, and starts before the kernel ahead
 // has finished. Warps 9 to 11 round rows of x into the stages.
 #pragma once
@@ -18,10 +18,13 @@ template <class T>
 __device__ __forceinline__ void stream_few_weights(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part) {
   const uint64_t policy = ptx::createpolicy_evict_first();
   Ring<T> ring;
-  for (int m_tile = part.first; m_tile < a.m_tiles; m_tile += part.step) {
-    const uint8_t* from = a.weights.data + static_cast<int64_t>(m_tile) * a.k_blocks * k_block_bytes(T::op);
+  const int share = k_block_bytes(T::op) / a.m_parts;
+  for (int t = 0; t < part.tasks; ++t) {
+    const int task = part.first + t * part.step, m_tile = task / a.m_parts;
+    const uint8_t* from =
+        a.weights.data + static_cast<int64_t>(m_tile) * a.k_blocks * k_block_bytes(T::op) + task % a.m_parts * share;
     for (int k_block = part.begin; k_block < part.end; k_block += T::k_blocks) {
-      const int bytes = min(T::k_blocks, part.end - k_block) * k_block_bytes(T::op);
+      const int bytes = min(T::k_blocks, part.end - k_block) * share;
       ptx::mbarrier_wait(smem.empty + ring.stage(), ring.phase() ^ 1u);
       uint64_t* full = smem.full + ring.stage();
       ptx::mbarrier_arrive_expect_tx(full, bytes + (T::block_scaled ? 16 : 0));

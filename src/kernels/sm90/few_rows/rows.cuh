@@ -108,7 +108,7 @@ __device__ __forceinline__ void stream_few_rows_of(const FewRowsArgs& a, const F
   const P place;
   const int warp = (threadIdx.x >> 5) - 9, lane = threadIdx.x & 31;
   const int steps = ceil_div(part.end - part.begin, T::k_blocks);
-  const int total = part.first < a.m_tiles ? steps * ceil_div(a.m_tiles - part.first, part.step) : 0;
+  const int total = steps * part.tasks;
   const int columns = min(a.k, part.end * k_block_columns(T::op));
   const X* x = static_cast<const X*>(a.x);
   const InputScale scale = *a.scale;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void copy_few_rows(const FewRowsArgs& a, const FewSha
   static_assert(T::op == WeightOperand::bf16 && T::k_blocks == 1);
   const P place;
   const int lane = threadIdx.x & 31, steps = part.end - part.begin;
-  const int total = part.first < a.m_tiles ? steps * ceil_div(a.m_tiles - part.first, part.step) : 0;
+  const int total = steps * part.tasks;
   const auto* x = static_cast<const bf16_t*>(a.x) + place.row * a.x_stride + part.begin * P::columns + place.column;
   const int columns = a.k - part.begin * P::columns - place.column;  // from this lane's on
   const auto empty_phase = [](int i) { return static_cast<uint32_t>(i / T::stages & 1) ^ 1u; };

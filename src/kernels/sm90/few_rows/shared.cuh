@@ -40,7 +40,8 @@ struct FewShared : Shared<T> {
 struct Part {
   int rank;         // in the cluster
   int begin, end;   // k-blocks
-  int first, step;  // M-tiles
+  int first, step;  // tasks: M-tiles, or parts of them
+  int tasks;        // of this block
 };
 template <class T>
 __device__ __forceinline__ Part part_of(const FewRowsArgs& a) {
@@ -51,6 +52,7 @@ __device__ __forceinline__ Part part_of(const FewRowsArgs& a) {
   p.end = min(copies * (p.rank + 1) / a.splits * T::k_blocks, a.k_blocks);
   p.first = static_cast<int>(blockIdx.x) / a.splits;
   p.step = static_cast<int>(gridDim.x) / a.splits;
+  p.tasks = p.first < a.m_tiles * a.m_parts ? ceil_div(a.m_tiles * a.m_parts - p.first, p.step) : 0;
   return p;
 }
 

@@ -76,11 +76,33 @@ __device__ __forceinline__ void multiply_bf16_ahead(float (&acc)[T::max_n / 2], 
   for (int i = 0; i < T::max_n / 2; ++i) ptx::pin(acc[i]);
 }
 
+// What a warpgroup does whose weight rows are not in a task that is a part of an M-tile.
+template <class T>
+__device__ __forceinline__ void pass_stages(const FewShared<T>& smem, Ring<T>& ring, int k_blocks) {
+  for (; k_blocks > 0; k_blocks -= T::k_blocks) {
+    ptx::mbarrier_wait(smem.full + ring.stage(), ring.phase());
+    if (T::lanes_read || (threadIdx.x & 31) == 0) ptx::mbarrier_arrive(smem.empty + ring.stage());
+    ring.next();
+  }
+}
+
+// The weight rows that a warp adds in a task; those of a warp beyond the task's are another's, whom it does not
+// disturb.
+__device__ __forceinline__ SumRows rows_of_task(const FewRowsArgs& a, const SumRows& rows, int task) {
+  if (a.m_parts == 1) return rows;
+  SumRows r;
+  r.row_groups = 8 / a.m_parts;
+  r.row_group = task % a.m_parts * r.row_groups + static_cast<int>(threadIdx.x >> 5) % r.row_groups;
+  r.row = 16 * r.row_group + static_cast<int>(threadIdx.x & 31) / 4;
+  return r;
+}
+
 // By warps 0 to 7: all products and results of the block.
 template <class T>
 __device__ __forceinline__ void multiply_few(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part,
-                                             const SumRows& rows) {
+                                             const SumRows& all_rows) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = 1 + (threadIdx.x >> 7);
+  SumRows rows = all_rows;
   const int count = static_cast<int>(real_tokens(a.num_rows, a.rows));
   if (scales_few_rows<T::op>(a.round)) {
     a.x_f32 ? send_maxima<T, float>(a, smem, part, count) : send_maxima<T, bf16_t>(a, smem, part, count);
@@ -101,16 +123,21 @@ __device__ __forceinline__ void multiply_few(const FewRowsArgs& a, const FewShar
   const auto factors_of = [&](int j) { return *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (lane & 3)); };
   float acc[1][T::max_n / 2];
   Ring<T> ring;
-  for (int m_tile = part.first; m_tile < a.m_tiles; m_tile += part.step) {
+  for (int t = 0; t < part.tasks; ++t) {
+    const int task = part.first + t * part.step, m_tile = task / a.m_parts;
+    rows = rows_of_task(a, all_rows, task);
     const RowParams params = row_params(a, m_tile, rows);
     // As in the grouped GEMM, two barriers let the compiler keep the ring's position in uniform registers.
     ptx::bar_sync(group, 128);
-    if constexpr (T::op == WeightOperand::bf16)
+    if (cuts_m_tiles(T::op) && a.m_parts > 1 && group > 1)
+      pass_stages<T>(smem, ring, part.end - part.begin);
+    else if constexpr (T::op == WeightOperand::bf16)
       multiply_bf16_ahead<T>(acc[0], smem, ring, part.end - part.begin);
     else
       multiply<T, T::max_n>(acc, smem, ring, part.end - part.begin, false);
     ptx::bar_sync(group, 128);
     if (a.splits == 1) {
+      if (warp >= 8 / a.m_parts) continue;
 #pragma unroll
       for (int j = 0; j < T::max_n / 8; ++j)
         if (8 * j < count)
