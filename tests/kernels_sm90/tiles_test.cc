@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every compiled tile against the double-precision reference: all activations, input formats, numbers of rows and
 // splits.
+#include <map>
+
 #include "kernels/sm90/grouped_gemm/launch.h"
 #include "tests/kernels_sm90/device_problem.h"
 
@@ -118,6 +120,30 @@ TEST_P(Tiles, Splits) {
         if (HasFailure()) return;
       }
   all_.print((tile().name() + " splits").c_str());
+}
+
+// What `deterministic` stands on: the tile may follow the number of tokens, as the bits of a row do not. Both products,
+// every rounding between them.
+TEST(Tiles, SumsOfAllTilesAreTheSameBits) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  std::map<sm90::WeightOperand, std::vector<std::string>> tiles;
+  for (const sm90::Instance& i : sm90::instances())
+    if (sm90::sums_alike(i)) tiles[i.operand].push_back(i.name());
+  for (const auto& [operand, names] : tiles)
+    for (const Formats& f : formats_of(operand))
+      for (const auto act :
+           {activation::Activation::swiglu, activation::Activation::relu2, activation::Activation::gelu}) {
+        Case c = case_of(f, 1504, 544, 1 + static_cast<int64_t>(rng() % 600));
+        c.spec.act = act;
+        SCOPED_TRACE(c.name());
+        const Problem p = make_problem(c, rng);
+        DeviceProblem d(p);
+        const auto moe = prepared(p);
+        const auto first = d.run(*moe, {names[0], {1, 1}});
+        for (const std::string& name : names)
+          EXPECT_EQ(d.run(*moe, {name, {1, 1}}), first) << name << " and " << names[0];
+      }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sm90, Tiles, ::testing::Range(size_t{0}, sm90::instances().size()),

@@ -36,12 +36,13 @@ DensePlan plan_dense(const DenseSpec& spec, int multiprocessors, int64_t tokens,
   const WeightShape shape = dense_shape(spec);
   GemmProblem problem{};
   problem.operand = shape.operand;
-  problem.tokens = spec.deterministic ? kFixedTokens : tokens;
+  problem.tokens = tokens;
+  problem.deterministic = spec.deterministic;
   problem.top_k = problem.experts = problem.locals = 1;
   problem.m_tiles[0] = shape.m_tiles();
   problem.k_blocks[0] = shape.k_blocks();
   DensePlan p{};
-  p.choice = choose_gemm(problem, multiprocessors, fixed_force(spec.deterministic, force));
+  p.choice = choose_gemm(problem, multiprocessors, force);
   const Instance& tile = p.choice.instance;
   p.m_groups = ceil_div(shape.m_tiles(), tile.m_tiles);
   p.tiles = max_tiles(tokens, 1, tile.max_n);

@@ -16,7 +16,7 @@ struct DenseSpec {
   format::InputFormat inputs = format::InputFormat::plain;
   DType dtype = DType::bf16;   // of x and y
   bool fp8_f32_sums = false;   // FP8 weights are decoded and summed in float32, as in MoeSpec
-  bool deterministic = false;  // one tile and one order of sums, whatever the number of tokens
+  bool deterministic = false;  // one order of sums, whatever the number of tokens
 };
 // What these kernels cannot do, in a sentence; says nothing about the device.
 Support supports_dense(const DenseSpec& spec);

@@ -88,7 +88,7 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
 }
 
 GemmChoice FusedMoe::choice(int64_t tokens, const GemmForce& force) const {
-  return choose_gemm(gemm_problem(spec_, tokens), multiprocessors_, fixed_force(spec_.deterministic, force));
+  return choose_gemm(gemm_problem(spec_, tokens), multiprocessors_, force);
 }
 
 int64_t FusedMoe::workspace_bytes(int64_t tokens) const { return workspace_.bytes(tokens); }

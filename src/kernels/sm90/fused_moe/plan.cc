@@ -28,7 +28,7 @@ Store store_of(const MoeSpec& spec, const Instance& tile) {
 
 MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const GemmForce& force, void* workspace) {
   MoePlan p{};
-  p.choice = choose_gemm(gemm_problem(spec, tokens), multiprocessors, fixed_force(spec.deterministic, force));
+  p.choice = choose_gemm(gemm_problem(spec, tokens), multiprocessors, force);
   const Instance& tile = p.choice.instance;
   p.store = store_of(spec, tile);
   const int64_t pairs = tokens * spec.top_k, locals = spec.locals();

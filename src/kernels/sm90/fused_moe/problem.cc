@@ -55,7 +55,8 @@ GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
   const WeightShape first = first_shape(s), second = second_shape(s);
   GemmProblem p{};
   p.operand = first.operand;
-  p.tokens = !s.deterministic ? tokens : s.tokens > 0 ? s.tokens : kFixedTokens;
+  p.tokens = tokens;
+  p.deterministic = s.deterministic;
   p.top_k = s.top_k;
   p.experts = s.experts;
   p.locals = s.locals();
@@ -71,10 +72,11 @@ GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
 }
 
 std::string explain_choice(const MoeSpec& s, int multiprocessors) {
-  const GemmProblem p = gemm_problem(s, s.tokens > 0 ? s.tokens : kFixedTokens);
-  const GemmChoice c = choose_gemm(p, multiprocessors, fixed_force(s.deterministic, {}));
+  constexpr int64_t kTokens = 128;  // where the spec names none
+  const GemmProblem p = gemm_problem(s, s.tokens > 0 ? s.tokens : kTokens);
+  const GemmChoice c = choose_gemm(p, multiprocessors);
   return fmt::format("grouped_gemm {}, K in {} and {} parts{}: {}", c.instance.name(), c.splits[0], c.splits[1],
-                     s.deterministic ? ", the same for every batch" : "", reason(p, c, multiprocessors));
+                     s.deterministic ? ", sums in the order of every batch" : "", reason(p, c, multiprocessors));
 }
 
 }  // namespace sluice::sm90

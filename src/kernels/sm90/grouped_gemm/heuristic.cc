@@ -123,6 +123,8 @@ std::string Instance::name() const {
 
 std::span<const Instance> instances() { return kInstances; }
 
+bool sums_alike(const Instance& i) { return !tokens_first(i.operand, i.max_n); }
+
 GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForce& force) {
   const std::string& forced = force.instance;
   const double rows = expected_rows(p);
@@ -132,6 +134,7 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForc
   for (const Instance& i : kInstances) {
     if (i.operand != p.operand) continue;
     if (forced.empty() ? !i.rounds(p.gated) : i.name() != forced) continue;
+    if (forced.empty() && p.deterministic && !sums_alike(i)) continue;
     if (forced.empty() && has_other_occupancy(i) && (i.blocks_per_sm == 1) != one_block_per_sm(p, i, multiprocessors))
       continue;
     // Instances are in ascending order of max_n. The choice is the first whose tile holds expected_rows(), or the
@@ -143,17 +146,12 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForc
     if (forced.empty() && i.max_n >= rows) break;
   }
   check(found, "no grouped GEMM instance \"{}\" for this weight format", forced);
-  choice.splits[0] = p.tokens <= tuning::kSplitTokens ? splits_of_k(p, choice.instance, multiprocessors) : 1;
+  const bool splits = p.tokens <= tuning::kSplitTokens && !p.deterministic;
+  choice.splits[0] = splits ? splits_of_k(p, choice.instance, multiprocessors) : 1;
   choice.splits[1] = 1;
   for (int g = 0; g < 2; ++g)
     if (force.splits[g] > 0) choice.splits[g] = std::clamp(force.splits[g], 1, std::max(1, p.k_blocks[g]));
   return choice;
-}
-
-GemmForce fixed_force(bool deterministic, GemmForce force) {
-  if (deterministic)
-    for (int& splits : force.splits) splits = splits == 0 ? 1 : splits;
-  return force;
 }
 
 std::string reason(const GemmProblem& p, const GemmChoice& c, int multiprocessors) {

@@ -27,6 +27,7 @@ struct GemmProblem {
   int m_tiles[2], k_blocks[2];  // of GEMM1 and GEMM2; a single matrix has no second
   bool gated;
   bool needs_separate_launch;  // another kernel runs between GEMM1 and GEMM2
+  bool deterministic;          // the bits of a row do not depend on `tokens`
 };
 struct GemmChoice {
   Instance instance;
@@ -37,10 +38,10 @@ struct GemmForce {
   std::string instance;
   int splits[2] = {0, 0};
 };
-// With `deterministic` the result of a token does not depend on what else is in the batch, so neither the tile nor the
-// order of sums may either. The tile is chosen for a fixed number of tokens, and K is not split unless that is forced.
-inline constexpr int64_t kFixedTokens = 128;
-GemmForce fixed_force(bool deterministic, GemmForce force);
+// Whether a row's sums are added in the order of most tiles of its operand: an instruction of every tile adds the same
+// 16 (e4m3: 32) products to the sum of those before, however many rows it has. So they have the same bits
+// (Tiles.SumsOfAllTilesAreTheSameBits). In a tile whose M side are tokens they need not.
+bool sums_alike(const Instance& i);
 
 // `multiprocessors` of the device; a value, so that the choice can be tested anywhere.
 GemmChoice choose_gemm(const GemmProblem& problem, int multiprocessors, const GemmForce& force = {});
