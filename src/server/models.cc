@@ -48,7 +48,7 @@ void model_info(Service& service, const ExchangePtr& exchange) {
   const auto engine = service.engine();
   const SamplingDefaults& d = model->defaults;
   exchange->reply({.body = JsonObject()
-                               .add("model_path", model->path)
+                               .add("model_path", service.weights_path())
                                .add("tokenizer_path", model->path)
                                .add("is_generation", true)
                                .raw("preferred_sampling_params", "null")

@@ -95,7 +95,7 @@ void server_info(Service& service, const ExchangePtr& exchange) {
                                 .add("paused", engine->paused())
                                 .str();
   exchange->reply({.body = JsonObject()
-                               .add("model_path", model->path)
+                               .add("model_path", service.weights_path())
                                .add("tokenizer_path", model->path)
                                .add("served_model_name", model->names[0])
                                .add("version", service.config().version)

@@ -101,8 +101,14 @@ std::string Service::weight_version() const {
   return weight_version_;
 }
 
-void Service::weights_replaced(std::string version) {
+std::string Service::weights_path() const {
   const std::lock_guard lock(mutex_);
+  return weights_path_.empty() && model_ != nullptr ? model_->path : weights_path_;
+}
+
+void Service::weights_replaced(std::string version, const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  if (!path.empty()) weights_path_ = path;
   ++reloads_;
   weight_version_ = version.empty() ? std::to_string(reloads_) : std::move(version);
 }

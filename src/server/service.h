@@ -113,7 +113,11 @@ class Service {
   double load_seconds() const { return load_seconds_; }
   // What the client that brought the weights called them, else how many times they were replaced.
   std::string weight_version() const;
-  void weights_replaced(std::string version);    // "": the number
+  // The checkpoint that the weights are from, as the command line or the last update from disk named it. Tensors that
+  // came since do not change it.
+  std::string weights_path() const;
+  // "": the number of replacements; the same checkpoint.
+  void weights_replaced(std::string version, const std::string& path = "");
   void set_weight_version(std::string version);  // of the same weights
   Mailbox& mailbox() { return mailbox_; }
 
@@ -128,7 +132,7 @@ class Service {
   std::shared_ptr<EngineClient> engine_;
   std::map<std::string, std::vector<engine::RequestId>> requests_;
   std::vector<std::pair<std::chrono::steady_clock::time_point, std::function<void()>>> delayed_;
-  std::string weight_version_ = "0";
+  std::string weight_version_ = "0", weights_path_;
   int64_t reloads_ = 0;
   std::atomic<uint64_t> seeds_{0}, ids_{0};
   std::atomic<double> throughput_{0}, load_seconds_{0};

@@ -49,12 +49,13 @@ std::string read_version(Fields& fields, std::string_view key) {
   return version;
 }
 
-engine::Replacement replacement(Service& service, bool abort, const std::string& version) {
-  return {.abort = abort, .in_place = [&service, version] { service.weights_replaced(version); }};
+engine::Replacement replacement(Service& service, bool abort, const std::string& version,
+                                const std::string& path = "") {
+  return {.abort = abort, .in_place = [&service, version, path] { service.weights_replaced(version, path); }};
 }
 
 struct Reload {
-  std::string path, version;
+  std::string path, named, version;  // the canonical path, and what the request called it
   bool abort = false;
 };
 
@@ -66,6 +67,7 @@ Reload read_reload(Service& service, const std::string& body_text) {
   if (!path) fields.refuse("model_path", "is missing; accepted: the folder of a checkpoint");
   const std::string served = service.model()->path;
   out.path = checked_path(service.config(), "model_path", *path, served);
+  out.named = *path;
   out.version = read_version(fields, "weight_version");
   if (const auto format = fields.string("load_format"); format && *format != "auto" && *format != "safetensors")
     fields.refuse("load_format", fmt::format("is {}; accepted: auto, safetensors", io::quote(*format)));
@@ -113,7 +115,7 @@ void read_update_flags(Fields& fields, engine::Replacement& how) {
 void update_weights_from_disk(Service& service, const ExchangePtr& exchange) {
   answer_with(service, exchange, "model_path", [&] {
     const Reload reload = read_reload(service, exchange->request().body);
-    service.engine()->reload(reload.path, replacement(service, reload.abort, reload.version));
+    service.engine()->reload(reload.path, replacement(service, reload.abort, reload.version, reload.named));
     return fmt::format("the weights of {} are in place", reload.path);
   });
 }

@@ -222,6 +222,7 @@ TEST_F(EndpointsTest, ReloadsAnswerInOneShape) {
   EXPECT_EQ(update(own + R"(, "weight_version": "step-7", "flush_cache": false)")->response.status, 200);
   EXPECT_EQ(service_.weight_version(), "step-7");
   EXPECT_EQ(string_at(json(ask("GET", "/model_info")->response.body), {"weight_version"}), "step-7");
+  EXPECT_EQ(string_at(json(ask("GET", "/model_info")->response.body), {"model_path"}), folder);
   EXPECT_EQ(engine_->reloads, 2);
   for (const std::string& body :
        {std::string(), std::string(R"("model_path": "")"), std::string(R"("model_path": null)"),
