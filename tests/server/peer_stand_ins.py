@@ -101,17 +101,18 @@ def command(model, words, host, port):
     if "--chat-template" not in words:
         words += ["--chat-template", TEMPLATE]
     return [PROGRAM, "serve", "--model-path", by_name(model), "--host", host, "--port", str(port), "--dtype", "float32",
-            "--served-model-name", *(names or [model]), "--allow-weight-update", "--weights-folder", str(BY_NAME), *words]
+            "--served-model-name", *(names or [model]), "--allow-weight-update", "--weights-folder", str(BY_NAME.parent), *words]
 
 
 def by_name(model):
     """The checkpoint under the name that a test has for its model, as a path from BY_NAME."""
     if pathlib.Path(model).is_absolute():
         return model
-    link = BY_NAME / model
-    link.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        link.symlink_to(MODEL)
+    for name, folder in ((model, MODEL), (model.removesuffix("-Instruct"), os.environ["PEER_OTHER_MODEL"])):
+        link = BY_NAME / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(folder)
     return model
 
 

@@ -7,7 +7,8 @@
 
 A checkout is the other project's repository (of vLLM, the source archive on PyPI will do). Nothing of theirs is in here but the
 names of their tests; peer_stand_ins.py gives these what they import. Two checkpoints answer: greeting_model.py's, which comes to
-an end, and the bundled trained one, where a test needs a text that goes on.
+an end, and the bundled trained one, where a test needs a text that goes on. A test that updates weights finds the trained one with
+another embedding under its model's name without -Instruct.
 
 A test that does not pass is one of these, and the list REASONS says why; what it does not name is a failure:
   refused  the server does it otherwise, or not at all, as docs/compatibility.md says
@@ -25,6 +26,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from checkpoint_bytes import other_weights  # noqa: E402
 from greeting_model import greeting_model  # noqa: E402
 from scripted_model import TOOL_TEMPLATE  # noqa: E402
 from serve_driver import endless_model  # noqa: E402
@@ -63,7 +65,7 @@ serve/instrumentator/test_orca_metrics serve/middleware/test_optional_middleware
 rl/state_transitions/test_sleep rl/return_routed_experts/test_openai_api tool_parsers/test_hermes_tool_parser
 tool_parsers/test_openai_tool_parser
 """.split()
-GOES_ON = re.compile("test_penalty|matched_stop|routed_experts|test_abort|scheduler_control|ignore_eos|priority|retract|instrumentator/test_metrics")
+GOES_ON = re.compile("update_weights_from_disk|test_penalty|matched_stop|routed_experts|test_abort|scheduler_control|ignore_eos|priority|retract|instrumentator/test_metrics")
 
 # (pattern of a test's id, kind, why): the first that fits.
 REASONS = [
@@ -176,7 +178,7 @@ def run(o, work, who, checkout, file):
     results = work / "results.jsonl"
     results.unlink(missing_ok=True)
     model = "trained" if GOES_ON.search(file) else "greeting"
-    env = {**os.environ, "PEER_PROGRAM": str(o.program), "PEER_MODEL": str(work / model), "PEER_TEMPLATE": str(work / "tools.jinja"),
+    env = {**os.environ, "PEER_PROGRAM": str(o.program), "PEER_MODEL": str(work / model), "PEER_TEMPLATE": str(work / "tools.jinja"), "PEER_OTHER_MODEL": str(work / "other"),
            "PEER_WHO": who, "PEER_SGLANG": str(o.sglang or ""), "PEER_VLLM": str(o.vllm or ""), "PEER_LOG": str(work / "servers.log"),
            "PEER_RESULTS": str(results), "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent)}
     words = [sys.executable, "-m", "pytest", "-p", "peer_stand_ins", "-q", "--tb=short", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider",
@@ -256,6 +258,7 @@ def main():
         (work / "tools.jinja").write_text(TOOL_TEMPLATE)
         greeting_model(bundled, work / "greeting", TOOL_TEMPLATE)
         endless_model(bundled, work / "trained")
+        other_weights(endless_model(bundled, work / "other"))
         for who, checkout, file in files(o):
             if not re.search(o.only, file):
                 continue
