@@ -36,7 +36,7 @@ class BadRequests(WithServer):
     def test_s1_sampling_ranges(self):
         for name, values in {"temperature": [-1, "x", 1e400, True], "top_p": [-0.5, 0, 7], "top_k": [-5, 2**40, 1.5],
                              "min_p": [9, -1], "presence_penalty": [3, -3], "frequency_penalty": [3],
-                             "repetition_penalty": [0, 3, -1], "seed": [2**64, 1.5, "x"], "stop": ["", [""], 7, [7]],
+                             "repetition_penalty": [0, 1e-300, 3, -1], "seed": [2**64, 1.5, "x"], "stop": ["", [""], 7, [7]],
                              "logit_bias": [{str(10**9): 1}, {"x": 1}, {"1": 1000}, [], 3], "min_tokens": [-1, 10**6],
                              "stop_token_ids": [[10**9], [-1], "x"], "ignore_eos": ["yes"], "stream": [1],
                              "echo": ["x"], "user_defined": [1], "n_keep": [-100], "n_discard": [-1], "id_slot": [99],

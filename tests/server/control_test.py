@@ -397,11 +397,16 @@ class Weights(Control):
         """They wait for /continue_generation, whatever came between, and then end with the old weights' text."""
         shapes = self.folder / "shapes"
         shutil.copytree(SOURCE / "tests" / "fixtures" / "qwen3-moe", shapes)
+        cut = self.folder / "cut"  # fails after the first of its two files has been read
+        shutil.copytree(MODEL, cut)
+        last = sorted(cut.glob("model*.safetensors"))[-1]
+        os.truncate(last, last.stat().st_size - 1)
         for mode in ("in_place", "retract"):
             begun, tokens = self.begin_paused(mode, count=1)
             version = self.info("weight_version")
             self.failed("/update_weights_from_disk", {"model_path": str(shapes)}, param="model_path", needle="other shapes")
             self.failed("/update_weights_from_disk", {"model_path": str(self.folder / "nowhere")}, param="model_path")
+            self.failed("/update_weights_from_disk", {"model_path": str(cut)}, param="model_path")
             self.assertEqual((self.info("model_path"), self.info("weight_version")), (str(MODEL), version))
             (thread, out), = begun
             self.assertTrue(thread.is_alive())

@@ -260,6 +260,29 @@ TEST_F(EndpointsTest, ParametersArriveAsTheyWereAsked) {
   EXPECT_EQ(p.top_logprobs, 4);
 }
 
+TEST_F(EndpointsTest, WhenARequestRunsIsItsOwn) {
+  ServiceConfig config;
+  config.priority_scheduling = true;
+  Service service(config);
+  service.set_ready(tiny_model(), engine_);
+  const std::string when = R"("priority": -3, "timeout": 7.5, "queue_timeout": 2.5, "cache_salt": "tenant")";
+  for (const auto& [path, body] :
+       {std::pair{"/v1/completions", R"({"prompt": "a", )"},
+        {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], )"},
+        {"/v1/messages", R"({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}], )"},
+        {"/v1/responses", R"({"input": "a", )"},
+        {"/generate", R"({"text": "a", )"}}) {
+    std::string allowed;
+    find_route("POST", path, allowed)->answer(service, std::make_shared<FakeExchange>("POST", path, body + when + "}"));
+    const engine::Request& request = engine_->requests.at(engine_->requests.size()).request;
+    EXPECT_EQ(request.priority, -3) << path;
+    EXPECT_EQ(request.timeout, 7.5) << path;
+    EXPECT_EQ(request.queue_timeout, 2.5) << path;
+    EXPECT_EQ(request.cache_salt, "tenant") << path;
+  }
+  engine_->requests.clear();  // before the service
+}
+
 TEST_F(EndpointsTest, DefaultsOfEachForm) {
   ask("POST", "/v1/completions", R"({"prompt": "a"})");
   ask("POST", "/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}]})");
@@ -305,14 +328,24 @@ TEST_F(EndpointsTest, MetricsCountByThemselves) {
   engine_->numbers.finished_stop = 7;
   engine_->numbers.first_token_seconds.observe(0.03);
   engine_->numbers.first_token_seconds.observe(1000);
+  service_.set_front([] {
+    FrontStats front;
+    front.http.connections = 5;
+    front.http.answers = {{200, 4}, {404, 1}};
+    front.bodies_waiting = 3;
+    return front;
+  });
   const std::string text = ask("GET", "/metrics")->response.body;
-  for (const char* line : {"sluice:num_running_reqs{model_name=\"tiny\"} 2\n",
-                           "sluice:finished_requests_total{model_name=\"tiny\",finished_reason=\"stop\"} 7\n",
-                           "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"0.02\"} 0\n",
-                           "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"0.05\"} 1\n",
-                           "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"+Inf\"} 2\n",
-                           "sluice:time_to_first_token_seconds_count{model_name=\"tiny\"} 2\n",
-                           "# TYPE sluice:time_to_first_token_seconds histogram\n"})
+  for (const char* line :
+       {"sluice:http_connections{model_name=\"tiny\"} 5\n", "sluice:http_bodies_waiting{model_name=\"tiny\"} 3\n",
+        "sluice:http_responses_total{model_name=\"tiny\",status=\"404\"} 1\n",
+        "sluice:num_running_reqs{model_name=\"tiny\"} 2\n",
+        "sluice:finished_requests_total{model_name=\"tiny\",finished_reason=\"stop\"} 7\n",
+        "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"0.02\"} 0\n",
+        "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"0.05\"} 1\n",
+        "sluice:time_to_first_token_seconds_bucket{model_name=\"tiny\",le=\"+Inf\"} 2\n",
+        "sluice:time_to_first_token_seconds_count{model_name=\"tiny\"} 2\n",
+        "# TYPE sluice:time_to_first_token_seconds histogram\n"})
     EXPECT_NE(text.find(line), std::string::npos) << line;
 }
 

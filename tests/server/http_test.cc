@@ -222,6 +222,7 @@ TEST_F(HttpTest, WhenEverythingIsTakenNewOnesAreRefusedAtOnce) {
 }
 
 TEST_F(HttpTest, TheFirstByteHasATimeOfItsOwn) {
+  EXPECT_EQ(Options().first_byte_timeout, 10s);
   options_.first_byte_timeout = 200ms;
   serve();
   const auto begin = Clock::now();

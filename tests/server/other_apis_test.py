@@ -196,7 +196,7 @@ class Responses(OtherApi):
                 ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
                 ({"input": [{"type": "computer_call"}]}, "input[0].type"), ({"input": [{"type": "function_call"}]}, "input[0].call_id"),
                 ({"instructions": 7}, "instructions"), ({"max_output_tokens": CONTEXT}, "input"), ({"max_output_tokens": "x"}, "max_output_tokens"),
-                ({"temperature": -1}, "temperature"), ({"n": 2}, "n"), ({"previous_response_id": "resp_1"}, "previous_response_id"),
+                ({"temperature": -1}, "temperature"), ({"max_output_tokens": -1}, "max_output_tokens"), ({"n": 2}, "n"), ({"previous_response_id": "resp_1"}, "previous_response_id"),
                 ({"conversation": "c"}, "conversation"), ({"background": True}, "background"), ({"tools": [{"type": "web_search"}]}, "tools"),
                 ({"tool_choice": "required"}, "tool_choice"), ({"truncation": "auto"}, "truncation"), ({"include": ["x"]}, "include"),
                 ({"text": {"format": {"type": "grammar"}}}, "text.format.type"), ({"text": 7}, "text"), ({"text": {"x": 1}}, "text.x"),

@@ -52,6 +52,8 @@ class Endpoints(WithServer):
         self.assertEqual(prompt, "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
         same = self.ok("/v1/completions", {"prompt": prompt, "max_tokens": 8, "temperature": 0})
         self.assertEqual(same["choices"][0]["text"], answer["choices"][0]["message"]["content"])
+        self.assertIsNone(answer["choices"][0]["message"]["reasoning_content"])  # there, as clients read it without asking
+        self.assertEqual(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], 0)
         parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
         self.assertEqual(self.ok("/v1/apply-template", {"messages": parts})["prompt"], prompt)
 

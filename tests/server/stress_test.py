@@ -133,6 +133,21 @@ class Stress(WithServer):
             s.close()
         self.assertEqual(self.server.get("/health")[0], 200)
 
+    def test_s20_health_and_metrics_have_places_of_their_own(self):
+        server = Server(PROGRAM, endless(self), "--max-connections", 2)
+        self.addCleanup(server.close)
+        streams = []
+        for _ in range(2):
+            streams.append(server.connect())
+            streams[-1].sendall(raw_post("/v1/completions", NEVER_ENDS))
+            self.assertIn(b" 200 ", streams[-1].recv(65536))
+            threading.Thread(target=lambda s=streams[-1]: all(iter(lambda: s.recv(65536), b"")), daemon=True).start()
+        for path, status in (("/health", 200), ("/metrics", 200), ("/ping", 200), ("/v1/models", 503)):
+            self.assertEqual(server.get(path)[0], status, path)
+        for s in streams:
+            s.shutdown(socket.SHUT_RDWR)
+            s.close()
+
     def test_many_at_once_get_what_one_alone_gets(self):
         server = self.server
         body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
