@@ -119,7 +119,13 @@ def by_name(model):
 def start(model, words, host, port, env=None, files=None):
     """The process of a server that answers; skips when its options are refused, with the reason."""
     env = {**os.environ, **(env or {})}
-    words = list(words)
+    words = [str(w) for w in words]
+    if "PEER_AT_ONCE" in os.environ:
+        for name in ("--max-running-requests", "--max-num-seqs"):
+            if name in words:
+                at = words.index(name)
+                del words[at:at + 2]
+        words += ["--max-running-requests", os.environ["PEER_AT_ONCE"]]
     for variable, option in (("SGLANG_REQ_WAITING_TIMEOUT", "--queue-timeout"), ("SGLANG_REQ_RUNNING_TIMEOUT", "--request-timeout")):
         if variable in env:
             words += [option, env[variable]]
