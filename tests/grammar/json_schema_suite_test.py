@@ -18,6 +18,9 @@ from acceptor import Acceptor
 
 SUITE = pathlib.Path(sys.argv[2]) / "build" / "third-party" / "json-schema-suite" / "tests" / "draft2020-12"
 
+# As docs/serve.md says.
+COUNT = {"schemas": 368, "schemas that compile": 114, "schemas that compile with a type": 21, "valid, taken": 318,
+         "valid, not taken": 36, "invalid, not taken": 200}
 # (file, schema, test): invalid, and taken all the same.
 TAKEN = set()
 # (file, schema): some valid instance of it is not taken. Numbers have one form (no 1.0 for 1), constants have no white
@@ -118,7 +121,10 @@ def main():
             print(f"{name}, new:   {row!r},")
         for row in sorted(known - found):
             print(f"{name}, no longer: {row!r},")
-    return 0 if run.taken == TAKEN and run.stricter == STRICTER else 1
+    for name in sorted(COUNT):
+        if run.count[name] != COUNT[name]:
+            print(f"{name}: {run.count[name]}, not {COUNT[name]}")
+    return 0 if run.taken == TAKEN and run.stricter == STRICTER and dict(run.count) == COUNT else 1
 
 
 if __name__ == "__main__":
