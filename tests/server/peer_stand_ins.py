@@ -98,6 +98,8 @@ def command(model, words, host, port):
         words += ["--metrics-prefix", "vllm" if os.environ.get("PEER_WHO") == "vLLM" else "sglang"]
     if "--context-length" not in words:
         words += ["--context-length", "131072"]
+    if "--random-seed" not in words:  # else one run in some has an answer that is empty by chance
+        words += ["--random-seed", "1"]
     if "--chat-template" not in words:
         words += ["--chat-template", TEMPLATE]
     return [PROGRAM, "serve", "--model-path", by_name(model), "--host", host, "--port", str(port), "--dtype", "float32",
