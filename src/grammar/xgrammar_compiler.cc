@@ -13,6 +13,7 @@
 #include "grammar/xgrammar_log.h"
 #include "grammar/xgrammar_pattern.h"
 #include "grammar/xgrammar_strings.h"
+#include "grammar/xgrammar_surrogates.h"
 #include "sampling/choose.h"
 
 namespace sluice::grammar {
@@ -130,6 +131,7 @@ CompileQueue::Compiled Words::compile(const Source& source, const Prepared& prep
   }();
   // It warns of what it will not keep. A constraint that holds in parts only is none.
   if (!warnings.all().empty()) fail(ErrorCode::invalid_argument, "{}", warnings.all().front());
+  check_surrogates(compiled);
   return {std::make_shared<const CompiledGrammar>(CompiledGrammar{compiled, spelling}), compiled.MemorySizeBytes()};
 } catch (const std::bad_alloc&) {
   throw;

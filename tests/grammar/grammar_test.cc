@@ -358,6 +358,26 @@ TEST_F(Grammar, TextsAreUtf8) {
   }
 }
 
+// Of a class of surrogates alone a model could write the first byte, and then nothing.
+TEST_F(Grammar, SurrogatesAloneAreRefused) {
+  const std::vector<Source> refused{
+      regex("[\\uD800-\\uDFFF]"),
+      regex("a[\\uD800-\\uDBFF]?"),
+      regex("[\\uD83D][\\uDE00]|b"),
+      regex("[\\uD800-\\uE000]"),
+      regex("[^\\u0000-\\uD7FF]"),
+      regex("a\\uD800"),
+      ebnf("root ::= [a\\uD900-\\uD9FF]*"),
+      ebnf("root ::= \"a\\uDFFF\""),
+      schema(R"({"type":"string","pattern":"^[\\uD800-\\uDFFF]+$"})"),
+      {Kind::structural_tag, R"({"type":"structural_tag","format":{"type":"regex","pattern":"[\\uD800-\\uDFFF]"}})"}};
+  for (const Source& source : refused) expect_refused(source, "surrogates");
+  for (const Source& source : {regex("[\\uD7FF-\\uE000]"), regex("[\\uD000-\\uDFFF]|[\\uD800-\\uDFFF]"),
+                               ebnf("root ::= [^a]"), ebnf("root ::= [\\uD7FF\\uD800]")})
+    EXPECT_TRUE(accepts(source, "\xED\x9F\xBF")) << source.text << refusal(source);
+  EXPECT_TRUE(accepts(regex("[\\uE000-\\uFFFF]+"), "\xEE\x80\x80"));
+}
+
 // Inputs that end other servers. Each is answered, and soon.
 TEST_F(Grammar, HostileInputIsRefusedInTime) {
   std::vector<Source> hostile;
