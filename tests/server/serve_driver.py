@@ -14,6 +14,7 @@ import tempfile
 import time
 
 TIMEOUT = 120
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # bytes: freed tensors go back at once
 
 
 class Server:

@@ -10,7 +10,7 @@ greedy text of a known prompt is what it was. Resident memory may not grow, by t
 
 Medians, because single samples swing with the reloads between them. 64 bytes is less than the smallest thing that a
 request owns (a string, a map's node), so one leaked object per request shows as soon as the requests outnumber the slack,
-which is what the allocator's arenas move by themselves. The servers run with glibc's thresholds fixed (ALLOCATOR below):
+which is what the allocator's arenas move by themselves. The servers run with glibc's thresholds fixed (ALLOCATOR):
 by themselves they rise to the size of the largest freed block, so that a reload leaves up to a small model's weights in a
 fragmented heap (a step of 24 MiB was seen) and hides what the server holds.
 
@@ -34,11 +34,10 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from checkpoint_bytes import read_checkpoint  # noqa: E402
 from scripted_model import TOOL_TEMPLATE  # noqa: E402
-from serve_driver import Server  # noqa: E402
+from serve_driver import ALLOCATOR, Server  # noqa: E402
 from soak_clients import Client  # noqa: E402
 
 BYTES_PER_REQUEST = 64
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # bytes: freed tensors go back at once
 GRAMMARS = 300  # more than a server keeps compiled
 SETTLE_SECONDS = 20  # from the last client's end until the server must be idle; a step takes far less
 PROMPT = "Henry meditated awhile all to himself early the next morning as"
