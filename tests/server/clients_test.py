@@ -107,6 +107,9 @@ class PeersFields(WithServer):
         answer = self.ok("/generate", {"text": PROMPT, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True})
         self.assertEqual((answer["text"], answer["output_ids"]), ("", []))
         self.assertNotIn("input_token_logprobs", answer["meta_info"])
+        answer = self.ok("/v1/responses", {"input": "a", "max_output_tokens": 0})
+        self.assertEqual((answer["incomplete_details"], answer["usage"]["output_tokens"]), ({"reason": "max_output_tokens"}, 0))
+        self.refused("/v1/messages", {"messages": CHAT, "max_tokens": 0}, "max_tokens", "1 or more")  # as Anthropic and vLLM
         for path, body, param in (("/v1/completions", {"prompt": ""}, "prompt"), ("/generate", {"text": ""}, "text"),
                                   ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
                                   ("/v1/completions", {"prompt": []}, "prompt"),
