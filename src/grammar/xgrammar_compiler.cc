@@ -156,7 +156,8 @@ GrammarState& GrammarState::operator=(GrammarState&&) noexcept = default;
 
 bool GrammarState::accept(int32_t token) {
   const std::vector<std::string>& words = impl_->grammar->spelling->vocabulary.bytes;
-  const std::string_view word = static_cast<size_t>(token) < words.size() ? words[static_cast<size_t>(token)] : "";
+  std::string_view word;
+  if (static_cast<size_t>(token) < words.size()) word = words[static_cast<size_t>(token)];
   if (impl_->before_surrogate() && !word.empty() && is_rest_of_surrogate(word.front())) return false;
   if (!impl_->matcher.AcceptToken(token)) return false;
   impl_->steps.push_back(ends_before_surrogate(word));

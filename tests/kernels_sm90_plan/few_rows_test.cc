@@ -23,7 +23,7 @@ TEST(FewRowsPlan, PartsArePowersOfTwoWithWorkForEach) {
           const int parts = few_rows_splits(s, multiprocessors);
           ASSERT_TRUE(parts == 1 || parts == 2 || parts == 4 || parts == 8);
           if (parts == 1) continue;
-          ASSERT_GE(copies(s), parts * tuning::kFewRowsMinUnits);
+          ASSERT_GE(copies(s), parts * tuning::kFewRowsMinCopies);
           // With half of them blocks were missing.
           ASSERT_LT(s.m_tiles() * (parts / 2), tuning::kFewRowsFilled * multiprocessors);
         }

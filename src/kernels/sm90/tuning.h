@@ -47,8 +47,8 @@ inline constexpr double kFilledShare = 0.4;
 
 // K is cut into parts, each a block's, until this many blocks per multiprocessor stream weights ...
 inline constexpr double kFewRowsFilled = 0.9;
-// ... but into none with fewer units of K than this; a unit is one copy of weights (k_blocks_per_copy).
-inline constexpr int kFewRowsMinUnits = 2;
+// ... but into none with fewer copies of weights than this along K (k_blocks_per_copy).
+inline constexpr int kFewRowsMinCopies = 2;
 
 // ---- product of a batch of rows: its cost model (docs/kernels/sm90_batch_rows.md) ----------------------------------
 

@@ -9,7 +9,7 @@ int few_rows_splits(const WeightShape& shape, int multiprocessors) {
   const int copies = ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand));
   int splits = 1;
   while (splits < kMaxFewRowsSplits && shape.m_tiles() * splits < tuning::kFewRowsFilled * multiprocessors &&
-         copies >= 2 * splits * tuning::kFewRowsMinUnits)
+         copies >= 2 * splits * tuning::kFewRowsMinCopies)
     splits *= 2;
   return splits;
 }

@@ -1,22 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/sm90/flashinfer/expanded.h"
 
-#include <flashinfer/attention/hopper/prefill_sm90.cuh>
-#include <flashinfer/attention/hopper/variants.cuh>
-
-#include "kernels/sm90/launch.cuh"
+#include "kernels/sm90/flashinfer/prefill_kernel.cuh"
 
 namespace sluice::sm90 {
 
 namespace {
 
-namespace fi = flashinfer;
-using Bf16 = cutlass::bfloat16_t;
-
-// What StandardAttention reads.
-struct Scale {
-  float sm_scale;
-};
 using Traits =
     fi::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, kExpandedKey, kExpandedValue, kFlashRows, kExpandedTile,
                               /*NUM_STAGES=*/2, Bf16, Bf16, Bf16, int32_t, fi::StandardAttention>;
@@ -24,7 +14,7 @@ using Traits =
 constexpr int kBox = 64;
 
 // With a producer that needs few registers: FlashInfer's own spills at this head size.
-struct Mainloop : fi::CollectiveMainloop<Scale, Traits, /*CAUSAL=*/true> {
+struct Mainloop : fi::CollectiveMainloop<AttentionScale, Traits, /*CAUSAL=*/true> {
   // Rows from `row` on of a head, in boxes of all rows of a tile.
   template <int kRows, int kColumns, class Copy, class Rows>
   CUTLASS_DEVICE static void copy_rows(const Copy& copy, const Rows& rows, uint64_t* barrier, Bf16* to, int row,
@@ -85,18 +75,11 @@ struct Mainloop : fi::CollectiveMainloop<Scale, Traits, /*CAUSAL=*/true> {
     __syncwarp();  // before the next item's barriers, which the whole warp meets
   }
 };
-using Epilogue = fi::CollectiveEpilogue<Traits>;
-using Scheduler = fi::BatchPrefillPersistentTileScheduler<int32_t>;
-constexpr int kSharedBytes = sizeof(Traits::SharedStorage);
-
-constexpr auto kernel() {
-  return fi::PrefillWithKVCacheKernel<Mainloop, Epilogue, Traits, /*LEFT_SLIDING_WINDOW=*/false, /*CAUSAL=*/true,
-                                      Scheduler>;
-}
+using Kernel = FlashKernel<Traits, Mainloop>;
 
 }  // namespace
 
-void allow_expanded() { allow_shared_memory(kernel(), kSharedBytes); }
+void allow_expanded() { Kernel::allow(); }
 
 void launch_expanded(const ExpandedArgs& a, void* stream) {
   const auto mainloop = Mainloop::to_underlying_arguments({
@@ -109,19 +92,7 @@ void launch_expanded(const ExpandedArgs& a, void* stream) {
       /*window_left=*/-1,
       {a.scale},
   });
-  const auto epilogue = Epilogue::to_underlying_arguments({
-      static_cast<Bf16*>(a.out),
-      fi::get_gmem_layout(a.rows, a.heads, kExpandedValue, a.out_stride, kExpandedValue),
-      /*lse_ptr=*/nullptr,
-      fi::get_lse_gmem_layout(a.rows, a.heads),
-  });
-  const FlashWork& w = a.work;
-  // The last array names sequences, for masks that are not used here.
-  const auto scheduler =
-      Scheduler::to_underlying_arguments({w.begin, w.head, w.tile, w.first_row, w.first_block, w.rows, w.positions,
-                                          w.tile, cutlass::FastDivmod(1), a.heads});
-  launch(kernel(), static_cast<unsigned>(a.grid), Traits::NUM_THREADS, kSharedBytes, stream, false, mainloop, epilogue,
-         scheduler);
+  Kernel::run(a, 1, mainloop, stream);
 }
 
 }  // namespace sluice::sm90

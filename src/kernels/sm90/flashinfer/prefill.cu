@@ -20,7 +20,7 @@ void launch_flash(const FlashArgs& a, void* stream) {
   if (copies_flash_pages(a.block_size)) return launch_flash_pages(a, stream);
   const int64_t head_stride = int64_t{a.block_size} * kFlashWidth, page_stride = head_stride * a.key_heads;
   const auto pages = fi::get_gmem_layout(0, a.key_heads, kFlashWidth, kFlashWidth, head_stride);
-  Kernel::run(a,
+  Kernel::run(a, a.heads / a.key_heads,
               Mainloop::to_underlying_arguments({
                   static_cast<const Bf16*>(a.q),
                   query_layout(a),

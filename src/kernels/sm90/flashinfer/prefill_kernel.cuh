@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two instances of FlashInfer's kernel for prompts share: everything but how keys and values are loaded.
+// What the three instances of FlashInfer's kernel for prompts share: everything but their sizes and how keys and values
+// are loaded.
 #pragma once
 
 #include "kernels/sm90/flashinfer/kernels.h"
@@ -27,10 +28,12 @@ struct FlashKernel {
                                         Scheduler>;
   }
   static void allow() { allow_shared_memory(kernel(), kSharedBytes); }
-  static void run(const FlashArgs& a, const typename Mainloop::Params& mainloop, void* stream) {
+  // Args: FlashArgs or ExpandedArgs. `group`: query heads per key head.
+  template <class Args>
+  static void run(const Args& a, int group, const typename Mainloop::Params& mainloop, void* stream) {
     const auto epilogue = Epilogue::to_underlying_arguments({
         static_cast<Bf16*>(a.out),
-        fi::get_gmem_layout(a.rows, a.heads, kFlashWidth, a.out_stride, kFlashWidth),
+        fi::get_gmem_layout(a.rows, a.heads, Traits::HEAD_DIM_VO, a.out_stride, Traits::HEAD_DIM_VO),
         /*lse_ptr=*/nullptr,
         fi::get_lse_gmem_layout(a.rows, a.heads),
     });
@@ -38,7 +41,7 @@ struct FlashKernel {
     // The last array names sequences, for masks that are not used here.
     const auto scheduler =
         Scheduler::to_underlying_arguments({w.begin, w.head, w.tile, w.first_row, w.first_block, w.rows, w.positions,
-                                            w.tile, cutlass::FastDivmod(a.heads / a.key_heads), a.heads});
+                                            w.tile, cutlass::FastDivmod(group), a.heads});
     launch(kernel(), static_cast<unsigned>(a.grid), Traits::NUM_THREADS, kSharedBytes, stream, false, mainloop,
            epilogue, scheduler);
   }

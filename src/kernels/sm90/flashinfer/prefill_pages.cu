@@ -12,7 +12,7 @@ using Kernel = FlashKernel<Traits, Mainloop>;
 void allow_flash_pages() { Kernel::allow(); }
 
 void launch_flash_pages(const FlashArgs& a, void* stream) {
-  Kernel::run(a,
+  Kernel::run(a, a.heads / a.key_heads,
               Mainloop::to_underlying_arguments({static_cast<const Bf16*>(a.q),
                                                  query_layout(a),
                                                  static_cast<const Bf16*>(a.keys),
