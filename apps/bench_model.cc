@@ -162,7 +162,7 @@ void print_cell(double copy, const CellResult& r) {
               static_cast<long long>(c.input_len), r.prefill_seconds * 1e3,
               batch * static_cast<double>(c.input_len) / r.prefill_seconds);
   if (c.new_tokens > 1)
-    std::printf("   decode %8.3f ms a step %9.1f tok/s", r.step_seconds * 1e3, batch / r.step_seconds);
+    std::printf("   decode %8.3f ms per step %9.1f tok/s", r.step_seconds * 1e3, batch / r.step_seconds);
   if (c.new_tokens > 1 && copy > 0)
     std::printf("   floor %7.3f ms  x%.2f", r.step_bytes / copy * 1e3, r.step_seconds * copy / r.step_bytes);
   std::printf("\n");
@@ -287,7 +287,7 @@ void add_bench_model(CLI::App& parent, Shared& shared) {
   command->add_flag("--json", o->json, "print one JSON object, for each batch");
   command
       ->add_flag("--from-stdin", o->from_stdin,
-                 "read prompt lengths, one a line, and print a JSON object for each; the model stays loaded")
+                 "read prompt lengths, one per line, and print a JSON object for each; the model stays loaded")
       ->excludes(prompt)
       ->excludes(batch)
       ->excludes(prefill);

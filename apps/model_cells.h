@@ -38,7 +38,7 @@ struct CellOptions {
 void run_cells(Context& ctx, const model::Model& model, const CellOptions& options,
                const std::function<void(const CellResult&)>& report);
 
-// Bytes read and written a second by copies within the device's memory; 0 on the CPU.
+// Bytes per second, read and written, of copies within the device's memory; 0 on the CPU.
 double copy_bytes_per_second(Context& ctx);
 
 // "16x1024": batch size and prompt length. Throws invalid_argument, naming the option and the value.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way of computing attention on one GPU, side by side: microseconds a call (replays of a graph of some calls,
+// Every way of computing attention on one GPU, side by side: microseconds per call (replays of a graph of some calls,
 // median), and the time of its bytes or products.
 //   attention_sm90 [part of a row's name]
 #include <algorithm>

@@ -256,7 +256,7 @@ def table(state):
         if not rows:
             continue
         yield from ("", f"### Beside {TITLES[program]}", "",
-                    f"| model | Sluice | {TITLES[program]} | context | rounds | prefill tok/s | ratio | decode tok/s | ratio | MB a step "
+                    f"| model | Sluice | {TITLES[program]} | context | rounds | prefill tok/s | ratio | decode tok/s | ratio | MB per step "
                     "| GB/s | ratio at equal bytes | probe GB/s |", "|" + "---|" * 13)
         for key in rows:
             name, busy, context = key

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights on their way to a GPU: random ones made there, BF16 quantised there, copies from host memory and from a file
-// in the page cache. Bytes a second of what is written, the best of some runs.
+// in the page cache. Bytes written per second, in the fastest of some runs.
 //
 //   prepare_sm90 [FILE]     FILE: any large file, read twice; its second reading counts
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of sampling alone, without the copies of requests and results: microseconds a call in a CUDA graph of
+// The kernels of sampling alone, without the copies of requests and results: microseconds per call in a CUDA graph of
 // calls, each with logits that the call before it did not read. Beside it the sum of the chosen tokens, which tells two
 // versions apart that choose differently.
 #include <algorithm>

@@ -6,7 +6,7 @@
 
 CHECKPOINT holds valid.txt, whose pieces are the prompts, and has a prediction layer. Each client sends its next request
 when it has the last token of the one before; temperature 0. Drafts ask for deterministic runs, so those are the baseline;
-the first row is the same without. Prints a table in Markdown: tokens per second, and how many a step of one sequence gives.
+the first row is the same without. Prints a table in Markdown: tokens per second, and how many tokens a step gives per sequence.
 """
 import argparse
 import concurrent.futures

@@ -36,7 +36,7 @@ stage "sanitizers: tests"
 # Without the full checkpoints: the small golden fixtures take the same paths, and model_test takes 15 s instead of 333.
 env -u SLUICE_TEST_MODELS ctest --preset asan 2>&1 | tee build/logs/ctest-asan.txt
 
-stage "fuzzing, $fuzz_seconds s a target"
+stage "fuzzing, $fuzz_seconds s per target"
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz
 tests/fuzz/run.sh "$fuzz_seconds"

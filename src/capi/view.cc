@@ -24,8 +24,8 @@ weights::QuantTensor view_matrices(format::Format format, int64_t experts, const
   const weights::ScaleGrid grid = weights::scale_grid(format, rows, cols);
   check(m.codes != nullptr, "weights.{}.codes is NULL; the spec needs [{}, {}, {}] of {}", name, experts, rows, cols,
         f.name);
-  check(f.bits != 4 || cols % 2 == 0, "weights.{} has {} columns; {} stores two codes a byte and needs an even number",
-        name, cols, f.name);
+  check(f.bits != 4 || cols % 2 == 0,
+        "weights.{} has {} columns; {} stores two codes per byte and needs an even number", name, cols, f.name);
   weights::QuantTensor w{format, experts, rows, cols, {}, {}, {}};
   w.codes = view(weights::code_type(f), {experts, rows, f.bits == 4 ? cols / 2 : cols}, m.codes);
   if (f.scale != format::ScaleType::none) {

@@ -26,8 +26,8 @@ HD inline uint32_t random_order_key(uint64_t seed, int32_t position, int64_t row
   return (static_cast<uint32_t>(mix(of_row + static_cast<uint64_t>(expert))) & ~0xfffu) | static_cast<uint32_t>(expert);
 }
 
-// The logit of the expert at a place of the order. It falls by 2^-8 a place, which bfloat16 holds exactly, so that the
-// weights of the chosen ones are nearly equal; places from 256 on share one.
+// The logit of the expert at a place of the order. It falls by 2^-8 per place, which bfloat16 holds exactly, so that
+// the weights of the chosen ones are nearly equal; places from 256 on share one.
 HD inline float random_order_logit(int64_t place) {
   return static_cast<float>(256 - (place < 256 ? place : 256)) * 0x1p-8f;
 }

@@ -132,7 +132,7 @@ def _run(p: Problem, hidden_states: Any, hidden_scale: Any, gemm1: tuple[Any, An
     check_sizes("valid_hidden_size", valid[0], hidden)
     check_sizes("valid_intermediate_size", valid[1], p.intermediate_size)
     if hidden_states.shape[1] != gemm1[0].shape[2] * (1 if nvfp4 else 2):
-        raise ValueError(f"hidden_states has {hidden_states.shape[1]} columns and gemm1_weights {gemm1[0].shape[2]} bytes a row; "
+        raise ValueError(f"hidden_states has {hidden_states.shape[1]} columns and gemm1_weights {gemm1[0].shape[2]} bytes per row; "
                          "accepted: as many bytes with NVFP4 weights, twice as many columns with MXFP4")
     if nvfp4 and hidden_scale is None:
         raise ValueError("hidden_states_scale is None; NVFP4 weights need NVFP4 hidden states with their scales")

@@ -25,7 +25,7 @@ constexpr bool copies_flash_pages(int block_size) {
 }
 inline constexpr int kFlashPositions = 128;  // of the first kind: what work is dealt out by
 
-// Arrays that blocks find their work in, in device memory; one value an item but for `begin`. FlashInfer's names:
+// Arrays that blocks find their work in, in device memory; one value per item except in `begin`. FlashInfer's names:
 // work_indptr, qo_tile_indices, head_indices, qo_indptr, kv_indptr, qo_lens, kv_lens.
 struct FlashWork {
   int32_t* begin;        // [blocks + 1]: the items of a block

@@ -11,9 +11,9 @@ inline constexpr int kLatent = 512, kLatentRope = 64, kLatentCached = kLatent + 
 inline constexpr int kLatentRows = 64;  // pairs (row, head) that a block works on together
 inline constexpr int kLatentTile = 64;  // positions that it reads together
 
-// Arrays that blocks find their work in, one value an item but for `begin`. An item is up to kLatentRows pairs at some
-// positions of a sequence: heads of one row, or all heads of some neighbouring rows. FlashInfer's names: work_indptr,
-// q_indptr, kv_indptr, partial_indptr, q_len, kv_len, q_start, kv_start, kv_end.
+// Arrays that blocks find their work in, one value per item except in `begin`. An item is up to kLatentRows pairs at
+// some positions of a sequence: heads of one row, or all heads of some neighbouring rows. FlashInfer's names:
+// work_indptr, q_indptr, kv_indptr, partial_indptr, q_len, kv_len, q_start, kv_start, kv_end.
 struct LatentWork {
   int32_t* begin;        // [grid + 1]: the items of a block
   int32_t* row;          // the first one, in the batch

@@ -204,7 +204,7 @@ __device__ __forceinline__ void store_sums(const GemmArgs& g, const EpiloguePara
                                            int first_token, int m_tile, const Shared<T>& smem, const Warpgroup& group) {
   using R = Rounding<T, kGated>;
   constexpr int kTokens = kGated || R::tokens < 32 ? R::tokens : 32;  // that fit into a warp's staging
-  constexpr int kLanes = kGated ? 1 : 2;                              // a token
+  constexpr int kLanes = kGated ? 1 : 2;                              // per token
   const int lane = group.lane, half = kGated ? 0 : lane & 1;
   const int column = kGated ? m_tile * 64 + group.index * 32 + group.warp * 8
                             : m_tile * kMTileRows + group.index * 64 + group.warp * 16 + half * 8;

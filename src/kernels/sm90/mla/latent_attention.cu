@@ -183,7 +183,7 @@ struct MergeArgs {
   int64_t out_stride;
 };
 
-// A block merges four heads of a tile, 64 threads each: eight columns a thread. Grid: tiles x kLatentRows / 4.
+// A block merges four heads of a tile, 64 threads each: eight columns per thread. Grid: tiles x kLatentRows / 4.
 __global__ void __launch_bounds__(kMergeThreads) latent_merge_kernel(const __grid_constant__ MergeArgs a) {
   constexpr int kColumns = 8;
   ptx::griddepcontrol_launch_dependents();
