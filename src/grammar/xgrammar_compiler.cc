@@ -34,9 +34,9 @@ bool has_surrogate(std::string_view text) {
   return false;
 }
 
-// What a state has to know of the tokens.
-struct Spelling {
-  explicit Spelling(Vocabulary v) : vocabulary(std::move(v)) {
+// What a GrammarState has to know of the tokens' texts.
+struct TokenTexts {
+  explicit TokenTexts(Vocabulary v) : vocabulary(std::move(v)) {
     for (size_t id = 0; id < vocabulary.bytes.size(); ++id)
       if (const std::string& word = vocabulary.bytes[id]; !word.empty() && is_rest_of_surrogate(word.front()))
         rests_of_surrogates.push_back(static_cast<int32_t>(id));
@@ -45,12 +45,12 @@ struct Spelling {
   std::vector<int32_t> rests_of_surrogates;  // tokens that begin with one
 };
 
-struct Words {
-  explicit Words(Vocabulary v) : spelling(std::make_shared<const Spelling>(std::move(v))) {}
+struct VocabularyCompiler {
+  explicit VocabularyCompiler(Vocabulary v) : texts(std::make_shared<const TokenTexts>(std::move(v))) {}
   const xgrammar::TokenizerInfo& info(bool tagged, bool printable);
   CompileQueue::Compiled compile(const Source& source, const Prepared& prepared);
 
-  const std::shared_ptr<const Spelling> spelling;
+  const std::shared_ptr<const TokenTexts> texts;
   std::mutex mutex;
   std::optional<xgrammar::TokenizerInfo> infos[2][2];  // by the arguments of info()
 };
@@ -60,7 +60,7 @@ std::string_view why_not_available() { return {}; }
 
 struct CompiledGrammar {
   xgrammar::CompiledGrammar compiled;
-  std::shared_ptr<const Spelling> spelling;
+  std::shared_ptr<const TokenTexts> texts;
 };
 
 struct GrammarCompiler::Impl {
@@ -68,9 +68,10 @@ struct GrammarCompiler::Impl {
 };
 
 GrammarCompiler::GrammarCompiler(Vocabulary vocabulary, CompilerLimits limits) : impl_(std::make_unique<Impl>()) {
-  const auto words = std::make_shared<Words>(std::move(vocabulary));
+  const auto compiler = std::make_shared<VocabularyCompiler>(std::move(vocabulary));
   impl_->queue = std::make_shared<CompileQueue>(
-      [words](const Source& source, const Prepared& prepared) { return words->compile(source, prepared); }, limits);
+      [compiler](const Source& source, const Prepared& prepared) { return compiler->compile(source, prepared); },
+      limits);
 }
 GrammarCompiler::~GrammarCompiler() { impl_->queue->on_change(nullptr); }
 
@@ -84,7 +85,7 @@ GrammarCompiler::Stats GrammarCompiler::stats() const { return impl_->queue->sta
 
 // tagged: with the control tokens. printable: without control characters but the end of a line. No JSON has those in
 // its strings; xgrammar allows them where a string's length is bounded.
-const xgrammar::TokenizerInfo& Words::info(bool tagged, bool printable) {
+const xgrammar::TokenizerInfo& VocabularyCompiler::info(bool tagged, bool printable) {
   const std::lock_guard lock(mutex);
   std::optional<xgrammar::TokenizerInfo>& made = infos[tagged ? 1 : 0][printable ? 1 : 0];
   if (made) return *made;
@@ -94,7 +95,7 @@ const xgrammar::TokenizerInfo& Words::info(bool tagged, bool printable) {
   };
   // Tokens without bytes are never taken. Stop tokens are not text either: who samples allows them where the text may
   // end, so that a request's own ones count too.
-  const Vocabulary& vocabulary = spelling->vocabulary;
+  const Vocabulary& vocabulary = texts->vocabulary;
   std::vector<std::string> words = vocabulary.bytes;
   for (size_t id = 0; id < words.size(); ++id)
     if ((!tagged && vocabulary.special[id]) || (printable && has_control(words[id])) || has_surrogate(words[id]))
@@ -105,7 +106,7 @@ const xgrammar::TokenizerInfo& Words::info(bool tagged, bool printable) {
   return *made;
 }
 
-CompileQueue::Compiled Words::compile(const Source& source, const Prepared& prepared) try {
+CompileQueue::Compiled VocabularyCompiler::compile(const Source& source, const Prepared& prepared) try {
   const bool tagged = source.kind == Kind::structural_tag;
   const xgrammar::TokenizerInfo& tokens = info(tagged, source.kind == Kind::json_schema || prepared.lengths);
   const KeptWarnings warnings;
@@ -132,7 +133,7 @@ CompileQueue::Compiled Words::compile(const Source& source, const Prepared& prep
   // It warns of what it will not keep. A constraint that holds in parts only is none.
   if (!warnings.all().empty()) fail(ErrorCode::invalid_argument, "{}", warnings.all().front());
   check_surrogates(compiled);
-  return {std::make_shared<const CompiledGrammar>(CompiledGrammar{compiled, spelling}), compiled.MemorySizeBytes()};
+  return {std::make_shared<const CompiledGrammar>(CompiledGrammar{compiled, texts}), compiled.MemorySizeBytes()};
 } catch (const std::bad_alloc&) {
   throw;
 } catch (const std::exception& error) {
@@ -155,7 +156,7 @@ GrammarState::GrammarState(GrammarState&&) noexcept = default;
 GrammarState& GrammarState::operator=(GrammarState&&) noexcept = default;
 
 bool GrammarState::accept(int32_t token) {
-  const std::vector<std::string>& words = impl_->grammar->spelling->vocabulary.bytes;
+  const std::vector<std::string>& words = impl_->grammar->texts->vocabulary.bytes;
   std::string_view word;
   if (static_cast<size_t>(token) < words.size()) word = words[static_cast<size_t>(token)];
   if (impl_->before_surrogate() && !word.empty() && is_rest_of_surrogate(word.front())) return false;
@@ -180,7 +181,7 @@ void GrammarState::rollback(int steps) {
 bool GrammarState::may_end() const { return impl_->matcher.IsCompleted(); }
 
 void GrammarState::fill_mask(std::span<uint32_t> mask) {
-  int64_t shape = sampling::mask_words(impl_->grammar->spelling->vocabulary.size);
+  int64_t shape = sampling::mask_words(impl_->grammar->texts->vocabulary.size);
   check(static_cast<int64_t>(mask.size()) == shape, "the mask has {} words; expected: {}", mask.size(), shape);
   DLTensor tensor{};
   tensor.data = mask.data();
@@ -190,7 +191,7 @@ void GrammarState::fill_mask(std::span<uint32_t> mask) {
   tensor.shape = &shape;
   impl_->matcher.FillNextTokenBitmask(&tensor);
   if (!impl_->before_surrogate()) return;
-  for (const int32_t id : impl_->grammar->spelling->rests_of_surrogates)
+  for (const int32_t id : impl_->grammar->texts->rests_of_surrogates)
     mask[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
 }
 

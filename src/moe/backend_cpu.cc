@@ -32,16 +32,16 @@ constexpr int64_t kMaxTokens = 2048;
 
 // Everything a run writes beside its output, in the caller's workspace.
 struct Memory {
-  int32_t* ids;               // [T, K] global; -1: contributes nothing
-  float* weights;             // [T, K]
-  int32_t* offsets;           // [L + 1] rows of each expert
-  int32_t* cursor;            // [L]
-  int32_t* row_token;         // [R] R = T * K at most
-  int32_t* row_slot;          // [R] token * K + k
-  int32_t* slot_row;          // [T, K]; -1: absent
-  const void** combine_rows;  // [T, K]
-  float* combine_weights;     // [T, K]
-  std::byte* route_scratch;   // [workers][route_scratch]
+  int32_t* ids;                // [T, K] global; -1: contributes nothing
+  float* weights;              // [T, K]
+  int32_t* offsets;            // [L + 1] rows of each expert
+  int32_t* cursor;             // [L]
+  int32_t* row_token;          // [R] R = T * K at most
+  int32_t* row_slot;           // [R] token * K + k
+  int32_t* slot_row;           // [T, K]; -1: absent
+  const void** finalize_rows;  // [T, K]
+  float* finalize_weights;     // [T, K]
+  std::byte* route_scratch;    // [workers][route_scratch]
   int64_t route_scratch_bytes;
   float* staging;  // [workers][staging_floats]
   int64_t staging_floats;
@@ -130,8 +130,8 @@ class CpuMoeLayer final : public MoeLayer {
     m.row_token = c.allocate<int32_t>(slots);
     m.row_slot = c.allocate<int32_t>(slots);
     m.slot_row = c.allocate<int32_t>(slots);
-    m.combine_rows = c.allocate<const void*>(slots);
-    m.combine_weights = c.allocate<float>(slots);
+    m.finalize_rows = c.allocate<const void*>(slots);
+    m.finalize_weights = c.allocate<float>(slots);
     m.route_scratch_bytes = spec_.routed ? 0 : round_up<int64_t>(routing::route_scratch_bytes(routing_params()), 64);
     m.route_scratch = c.allocate<std::byte>(workers_ * m.route_scratch_bytes);
     m.staging_floats = round_up<int64_t>(std::max(up_.padded_k(), down_.padded_k()), 16);
@@ -334,12 +334,12 @@ class CpuMoeLayer final : public MoeLayer {
     }
     ctx.pool.parallel_for(tokens, [&](int64_t t, int) {
       kernels::cpu::WeightedSumArgs a;
-      a.rows = m.combine_rows + t * k;
-      a.weights = m.combine_weights + t * k;
+      a.rows = m.finalize_rows + t * k;
+      a.weights = m.finalize_weights + t * k;
       for (int64_t i = t * k; i < (t + 1) * k; ++i) {
         if (m.slot_row[i] < 0) continue;
-        m.combine_rows[t * k + a.count] = m.down + m.slot_row[i] * row_bytes;
-        m.combine_weights[t * k + a.count++] = spec_.weight_on_input ? 1.0f : m.weights[i];
+        m.finalize_rows[t * k + a.count] = m.down + m.slot_row[i] * row_bytes;
+        m.finalize_weights[t * k + a.count++] = spec_.weight_on_input ? 1.0f : m.weights[i];
       }
       a.bf16 = bf16();
       a.cols = spec_.hidden;

@@ -5,9 +5,9 @@
 
 namespace sluice::moe {
 
-std::vector<Answer> ask_backends(const MoeSpec& spec) {
+std::vector<BackendSupport> ask_backends(const MoeSpec& spec) {
   validate(spec);
-  std::vector<Answer> answers;
+  std::vector<BackendSupport> answers;
   for (const auto& backend : backends()) answers.push_back({backend.get(), backend->supports(spec)});
   return answers;
 }

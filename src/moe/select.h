@@ -10,13 +10,13 @@
 
 namespace sluice::moe {
 
-struct Answer {
+struct BackendSupport {
   const Backend* backend = nullptr;
   Support support;
 };
 
 // What each backend answers, in list order. Throws when the spec contradicts itself.
-std::vector<Answer> ask_backends(const MoeSpec& spec);
+std::vector<BackendSupport> ask_backends(const MoeSpec& spec);
 
 // "auto": the first in the list that supports the spec; otherwise the one of that name. Throws `unsupported` with the
 // backends' own sentences when none can, or the named one refuses; invalid_argument, with the names, for another name.

@@ -31,11 +31,10 @@ std::string SpecialGuard::guard(std::string_view text) const {
   std::string out = without_cuts(text);
   for (const std::string& special : special_texts_) {
     for (size_t at = out.find(special); at != out.npos; at = out.find(special, at)) {
-      size_t behind_first = at + 1;  // character
-      while (behind_first < out.size() && (static_cast<unsigned char>(out[behind_first]) & 0xC0) == 0x80)
-        ++behind_first;
-      out.insert(behind_first, kCut);
-      at = behind_first + kCut.size();
+      size_t after_first = at + 1;  // character
+      while (after_first < out.size() && (static_cast<unsigned char>(out[after_first]) & 0xC0) == 0x80) ++after_first;
+      out.insert(after_first, kCut);
+      at = after_first + kCut.size();
     }
   }
   return out;

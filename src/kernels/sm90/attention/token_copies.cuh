@@ -85,13 +85,13 @@ struct TokenCursor {
   int item, tile;
 
   // To the next item that has tiles, if this one has no more.
-  __device__ __forceinline__ void settle(const TokenItem* items, int count) {
+  __device__ __forceinline__ void skip_finished(const TokenItem* items, int count) {
     while (item < count && tile >= items[item].last_tile)
       if (++item < count) tile = items[item].first_tile;
   }
   __device__ __forceinline__ void advance(const TokenItem* items, int count) {
     ++tile;
-    settle(items, count);
+    skip_finished(items, count);
   }
 };
 
@@ -247,7 +247,7 @@ __device__ __forceinline__ bool begin_items(const AttentionArgs& a, uint8_t* sme
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kTokenThreads) items[i] = make(i);
   __syncthreads();
   TokenCursor next{0, items[0].first_tile};
-  next.settle(items, count);
+  next.skip_finished(items, count);
   if (next.item >= count) {
     ptx::griddepcontrol_wait();
     return false;
@@ -290,7 +290,7 @@ __device__ __forceinline__ bool begin_items(const AttentionArgs& a, uint8_t* sme
   return true;
 }
 
-// The copying warp: the rest of the tiles as their places become free, and the items' queries. Queries come behind
+// The copying warp: the rest of the tiles as their places become free, and the items' queries. Queries come after
 // their item's first tile: their place is free when the item before has begun, and waiting for that would hold up the
 // tiles.
 template <int kWidth, class Page, int kTiles>
