@@ -10,7 +10,7 @@
 namespace sluice::apps {
 
 namespace {
-// `value`: the only one that is accepted; "": there is none, the option stands alone; "*": any.
+// `value`: the only one that is accepted; "": the option takes none; "*": any.
 struct Accepted {
   const char *name, *value, *why;
 };

@@ -193,7 +193,7 @@ sm90::HeadsArgs rotation(const sm90::AttentionArgs& a, const Arrays& arrays, voi
 }
 
 // New tokens of sequences: how many blocks share the sequences, parts of the positions folded by a second kernel, or
-// clusters; and the planned way behind the kernel that is ahead of it in a model.
+// clusters; and the planned way after the kernel that precedes it in a model.
 void bench_tokens(Bench& b, const sm90::AttentionShape& shape, const Sequences& s, bool e4m3 = false) {
   const std::string name = fmt::format("tokens{} {}/{}x{} B={} context {}{} rows {}", e4m3 ? " e4m3" : "", shape.heads,
                                        shape.key_heads, shape.key_width, s.count, s.context,

@@ -158,11 +158,11 @@ int main(int argc, char** argv) {
   app.add_option("--kinds", o.kinds)->delimiter(',');
   app.add_option("--tokens", o.tokens)->delimiter(',');
   app.add_option("--replays", o.replays);
-  app.add_option("--seconds", c.seconds, "no new row after so many");
+  app.add_option("--seconds", c.seconds, "no new row begins after this many");
   app.add_flag("--codes", c.codes, "rows come rounded (FP8)");
   app.add_flag("--all", c.all, "also every other kernel, tile and number of parts of K");
-  app.add_option("--best", c.best, "of these the quickest so many");
-  app.add_option("--only", c.only, "of these such ones: 64x2p3 is 64 rows, 2 blocks, 3 parts of K")->delimiter(',');
+  app.add_option("--best", c.best, "of these, the quickest this many");
+  app.add_option("--only", c.only, "of these, those named: 64x2p3 is 64 rows, 2 blocks, 3 parts of K")->delimiter(',');
   CLI11_PARSE(app, argc, argv);
   std::vector<Kind> kinds = kKinds;
   kinds.push_back({"fp8ch", format::Format::fp8_channel, format::InputFormat::fp8_token, 8, true});

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A whole model of dummy weights behind the server, on one GPU: the time until it is ready, and what is left of the offline
+"""A whole model of dummy weights in the server, on one GPU: the time until it is ready, and what is left of the offline
 figures with 1 to 256 clients.
 
     bench/model_serve.py PROGRAM CONFIG_FOLDER [--device cuda] [--clients 1,8,64,256] [--rounds 2] [options of sluice serve]

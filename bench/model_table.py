@@ -119,7 +119,7 @@ def prefill_rows(found):
 
 
 def long_rows(found):
-    """Decoding behind long prompts, and attention alone: what its kernels take against what they read at the copies' rate."""
+    """Decoding after long prompts, and attention alone: what its kernels take against what they read at the copies' rate."""
     for key, rows in found.items():
         attention = {(r["profile_batch_size"], r["input_len"]): [k for k in r["kernels"] if "attention" in k["name"].lower()]
                      for r in rows if "profile_batch_size" in r}

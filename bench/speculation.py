@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What drafts gain on a trained model: the same texts go on behind the server with and without them.
+"""What drafts gain on a trained model: the server continues the same texts with and without them.
 
     bench/speculation.py PROGRAM CHECKPOINT [--device cuda] [--clients 1,4] [--tokens 256] [--requests 8]
 

@@ -28,7 +28,7 @@ def activities(trace):
 
 
 def steps_of(found, least):
-    """(begin, end) of the launches that began at least so many kernels, in order."""
+    """(begin, end) of the launches that began at least `least` kernels, in order."""
     by_launch = {}
     for begin, end, launch in found:
         by_launch.setdefault(launch, []).append((begin, end))

@@ -5,7 +5,7 @@
 #   tools/gpu.sh run DIR [PART...]     runs PARTs (default: all) and prints a short table last
 # PARTs: resources, tests, ops, sanitizer, start, goldens, experts, models, bench, bench-ops, and by name only:
 # model-speed, whole models of dummy weights, those in SPEED_MODELS ("MODEL:FORMAT[+RUN] ...", RUN: long, deterministic,
-# drafts) if it is set, each for at most SPEED_SECONDS (110); model-serve, one of them behind the server; model-load, a
+# drafts) if it is set, each for at most SPEED_SECONDS (110); model-serve, one of them in the server; model-load, a
 # checkpoint of LOAD_LAYERS (12). SLUICE_TEST_MODELS names a folder of checkpoints
 # (default: models/ of this repository), SLUICE_BENCH_ARGS goes to the benchmark, OUT is where logs go (default: DIR/out).
 set -uo pipefail

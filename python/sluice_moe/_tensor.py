@@ -18,7 +18,7 @@ SIZES = {
     "float4_e2m1fn_x2": 1,
 }
 
-# What may stand for each type of the library: types without a numpy dtype come as their bits, too.
+# The dtypes that are accepted for each type of the library: types that numpy lacks may come as their bits, too.
 ACCEPTED = {
     "bfloat16": ("bfloat16", "uint16"),
     "float32": ("float32",),

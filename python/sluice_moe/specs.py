@@ -117,7 +117,7 @@ class Matrices(NamedTuple):
 @dataclasses.dataclass
 class MoeWeights:
     """The experts of a layer on this rank, in the spec's format. The layer copies them; rows and columns are as in the
-    checkpoint. A bare tensor stands for Matrices(tensor)."""
+    checkpoint. A bare tensor means Matrices(tensor)."""
 
     up: Any  # Matrices [L, I, H]; the only first matrix when the activation is not gated
     down: Any  # Matrices [L, H, I]

@@ -25,7 +25,7 @@ HashKey random_key();  // from the operating system
 // SipHash-2-4-128 of the words' bytes, little-endian.
 BlockHash siphash128(const HashKey& key, std::span<const uint64_t> words);
 
-// What stands in the place of the hash before the first block for requests with a salt: their prefixes are found by
+// What takes the place of the hash before the first block for requests with a salt: their prefixes are found by
 // requests with the same salt only.
 BlockHash hash_salt(const HashKey& key, std::string_view salt);
 

@@ -53,7 +53,7 @@ class Scanner {
     } else if (c == '{') {
       repeat();
     } else if (ebnf_ && std::isspace(static_cast<unsigned char>(c)) != 0) {
-      // Between an element and its repetition it may stand.
+      // White space may separate an element from its repetition.
     } else if (c != '*' && c != '+' && c != '?' && c != '|') {
       atom(1);
     }

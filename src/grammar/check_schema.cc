@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A JSON schema on its way to the library. xgrammar looks at one keyword of a schema object ($ref, const, enum, anyOf,
-// oneOf, allOf, then type) and ignores what stands beside it; it warns of some keywords that it does not know, and
+// oneOf, allOf, then type) and ignores every keyword beside it; it warns of some keywords that it does not know, and
 // resolves references without looking for cycles. Here each of these is an error. Strings with a pattern or a format
 // would in some cases not be JSON: that is repaired or refused too.
 #include <algorithm>
@@ -244,8 +244,8 @@ class SchemaCheck {
         refuse(path, fmt::format("has {} without a type; accepted: with the type it is for", m.key));
   }
 
-  // A required property must have a place in the order of the properties. And where others may stand, a name that JSON
-  // writes with escapes would be taken for another one.
+  // A required property must have a place in the order of the properties. And where other properties are allowed, a
+  // name that JSON writes with escapes would be taken for another one.
   void check_names(const JsonValue& s, const std::string& path) const {
     const JsonValue* properties = member(s, "properties");
     if (const JsonValue* required = member(s, "required")) {
@@ -262,7 +262,7 @@ class SchemaCheck {
     if (!open || properties == nullptr) return;
     for (const JsonMember& p : members(*properties, path, "properties"))
       if (std::any_of(p.key.begin(), p.key.end(), [](char c) { return c == '"' || c == '\\' || c < 0x20 || c > 0x7e; }))
-        refuse(path, fmt::format("names the property {}; accepted where other properties may stand: "
+        refuse(path, fmt::format("names the property {}; accepted where other properties are allowed: "
                                  "names of ASCII without quotation marks, backslashes and control characters",
                                  io::quote(p.key)));
   }
@@ -320,7 +320,7 @@ class SchemaCheck {
   std::vector<std::pair<JsonValue*, std::string>> pending_;
 };
 
-// The schemas, patterns and grammars in a structural tag, wherever they stand.
+// The schemas, patterns and grammars in a structural tag, at any depth.
 void prepare_formats(JsonValue& v, Prepared& out) {
   if (auto* array = std::get_if<JsonValue::Array>(&v.value))
     for (JsonValue& element : *array) prepare_formats(element, out);

@@ -37,7 +37,7 @@ struct JsonMember {
   bool operator==(const JsonMember&) const = default;
 };
 
-// Throws as parse_json, and bad_file for a key that stands twice in one object (also when only its escapes differ).
+// Throws as parse_json, and bad_file for a key that occurs twice in one object (also when only its escapes differ).
 JsonValue parse_json_value(std::string_view text, std::string_view source, JsonDialect dialect = JsonDialect::strict);
 
 // The value for an error sentence: 7, "text" (shortened), an array of 3 values, an object.

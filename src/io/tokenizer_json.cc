@@ -18,7 +18,7 @@ constexpr int64_t kMaxTokenizerBytes = int64_t{100} << 20;  // the longest in us
 constexpr int64_t kMaxTemplateBytes = int64_t{16} << 20;
 constexpr size_t kMaxTemplatePieces = 64;
 
-// A value and the words for where it stands: "tokenizer.json: model.vocab".
+// A value and the words for where it is: "tokenizer.json: model.vocab".
 struct Node {
   const JsonValue* value;  // nullptr: absent or null
   std::string where;

@@ -66,7 +66,7 @@ int DraftDepth::best_known() {
   return best;
 }
 
-// What a step of so many drafts takes at least: as long as one of fewer, or between its neighbours.
+// The least that a step of `drafts` drafts can take: what one of fewer takes, or a value between its neighbours'.
 double DraftDepth::optimistic_seconds(int drafts) {
   const std::vector<Period>& of = periods();
   int less = drafts, more = drafts + 1;

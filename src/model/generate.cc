@@ -88,7 +88,7 @@ double Generator::period() {
   return seconds(now - std::exchange(last_end_, now));
 }
 
-// From a step that has just ended, with so many drafts.
+// From a step of `drafts` drafts that has just ended.
 void Generator::learn(int64_t drafts, int64_t tokens) {
   if (!depth_) return;
   if (drafts == depth_->choose(1))

@@ -140,7 +140,7 @@ class ChatWriter final : public AnswerWriter {
     JsonArray logprobs;
     std::vector<int32_t> ids;
   };
-  // Of a chunk among those of one event. What belongs to the event's tokens stands in the first.
+  // The place of a chunk among those of one event. What belongs to the event's tokens goes with the first.
   enum class Place : uint8_t { opening, first, further, last };
 
   static std::string text_or_null(const std::string& text) { return text.empty() ? "null" : json_text(text); }

@@ -31,7 +31,7 @@ class LogprobLists {
     if (!chosen) object.add(token_name(model, token.chosen.token, names_), static_cast<double>(token.chosen.logprob));
     top_.raw(object.str());
   }
-  // The first token of a prompt stands on nothing.
+  // The first token of a prompt has no log probability: nothing comes before it.
   void add_first(const ServedModel& model, int32_t id) {
     add_token(model, id, "null");
     top_.raw("null");
@@ -254,7 +254,7 @@ void completions(Service& service, const ExchangePtr& exchange) {
   engine::Params params = read_params(fields, kCompletionNames, *model, limits.vocab, service.next_seed());
 
   form.echo = fields.boolean("echo").value_or(false);
-  // A number asks for them, with so many alternatives; the chosen token is always there.
+  // A number asks for log probabilities with that number of alternatives; the chosen token is always among them.
   if (const auto top = fields.integer("logprobs", 0, engine::kMaxTopLogprobs)) {
     form.logprobs = params.logprobs = true;
     params.top_logprobs = static_cast<int>(*top);

@@ -21,7 +21,7 @@ struct GivenConstraint {
 // Of a chat or a completion: response_format, guided_json, guided_regex, guided_choice, guided_grammar,
 // structured_outputs, json_schema, regex, ebnf, structural_tag. Nothing: any text. Throws ApiError 400, also for two.
 std::optional<GivenConstraint> read_constraint(Fields& fields, UnknownFields& unknown);
-// Of SGLang's sampling_params: json_schema, regex, ebnf, structural_tag. `path`: what stands before their names.
+// Of SGLang's sampling_params: json_schema, regex, ebnf, structural_tag. `path`: what errors put before their names.
 std::optional<GivenConstraint> read_sampling_constraint(Fields& fields, std::string_view path);
 
 // Of other APIs, where `field` is: a schema, and JSON mode, which is any object.

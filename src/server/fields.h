@@ -29,7 +29,7 @@ struct Interval {
 
 class Fields {
  public:
-  // `object` must be an object and live longer; path: what stands before the names in sentences, "sampling_params.".
+  // `object` must be an object and live longer. path: what error sentences put before a name ("sampling_params.").
   explicit Fields(const io::JsonValue& object, std::string path = "");
 
   const io::JsonValue* find(std::string_view key);  // null: absent or null

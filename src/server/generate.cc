@@ -113,7 +113,7 @@ class GenerateWriter final : public AnswerWriter {
     return triple(json_number(static_cast<double>(l.logprob)), l.token);
   }
 
-  // `which`: "input" or "output". A prompt's first token stands on nothing.
+  // `which`: "input" or "output". A prompt's first token has no log probability: nothing comes before it.
   void add_logprobs(JsonObject& meta, const std::string& which, const Shown& shown,
                     const std::vector<sampling::TokenLogprob>& tokens, const std::optional<int32_t>& first) const {
     JsonArray chosen, top, named;

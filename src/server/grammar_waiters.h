@@ -30,7 +30,7 @@ class GrammarWaiters {
   // The model whose compiler is asked; once, before the first wait().
   void watch(std::shared_ptr<const ServedModel> model);
   // Calls `then` on this object's thread, once the compiler knows of the source or it has taken too long. False, and
-  // nothing done, when so many wait already.
+  // nothing done, when `most_waiting` requests wait already.
   bool wait(grammar::Source source, std::function<void()> then);
   // Calls all that waits now, and what comes later at once.
   void release();

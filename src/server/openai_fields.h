@@ -27,7 +27,7 @@ StreamOptions read_stream_options(Fields& fields, UnknownFields& unknown);
 
 // vLLM's fields beside OpenAI's log probabilities.
 struct MoreLogprobs {
-  std::optional<int> prompt;            // prompt_logprobs: of every prompt token, with so many alternatives
+  std::optional<int> prompt;            // prompt_logprobs: alternatives beside every prompt token's
   bool named = false;                   // logprob_token_ids: of these instead of the most likely
   bool token_ids = false;               // return_token_ids
   TokenNames names = TokenNames::text;  // return_tokens_as_token_ids

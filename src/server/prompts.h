@@ -21,8 +21,8 @@ struct Prompt {
 
 inline constexpr size_t kMaxPrompts = 1024;  // of a request
 
-// Throws ApiError 400 context_length_exceeded for a text of so many bytes that it cannot be `context` tokens: megabytes
-// are not tokenized for nothing.
+// Throws ApiError 400 context_length_exceeded for a text with too many bytes to be `context` tokens, so that megabytes
+// are not tokenized in vain.
 void check_bytes(std::string_view field, size_t bytes, const text::Tokenizer& tokenizer, int64_t context);
 // The same at more than `context` ids, of a text that was not tokenized to its end.
 void check_enough(std::string_view field, size_t ids, int64_t context);

@@ -18,7 +18,7 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // False, and nothing done, when so many wait already.
+  // False, and nothing done, when `most_waiting` jobs wait already.
   bool submit(std::function<void()> job);
   size_t waiting() const;
 

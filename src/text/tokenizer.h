@@ -24,8 +24,8 @@ struct EncodeOptions {
   bool parse_special = true;
   // Puts the post-processor's prefix and suffix (usually the bos token) around the text.
   bool add_special_tokens = true;
-  // Stops soon after so many ids, which are then too many for the caller anyway. What comes back has more ids than
-  // this when the text has.
+  // Stops soon after `enough` ids: a text with more is too long for the caller anyway. The result has more than
+  // `enough` ids exactly when the text has.
   size_t enough = SIZE_MAX;
 };
 

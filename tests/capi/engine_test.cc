@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine behind the shared library, with the bundled checkpoint.
+// The engine through the shared library, with the bundled checkpoint.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dense matrix on the host behind the shared library.
+// A dense matrix on the host through the shared library.
 #include <algorithm>
 #include <cmath>
 #include <limits>

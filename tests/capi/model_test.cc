@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole model behind the shared library: the bundled checkpoint, whose card says how it continues a prompt.
+// A whole model through the shared library: the bundled checkpoint, whose card says how it continues a prompt.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 

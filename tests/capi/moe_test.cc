@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layer behind the shared library against a definition in double precision, and every way to call it wrongly.
+// The layer through the shared library, against a definition in double precision, and every way to call it wrongly.
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a layer on the host behind the shared library: specs, routing, shards, quantisers.
+// The parts of a layer on the host through the shared library: specs, routing, shards, quantisers.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drafts behind the shared library: the text of every number of them is the text of none, for a model and an engine.
+// Drafts through the shared library: the text with any number of them is the text without, for a model and an engine.
 #include <gtest/gtest.h>
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled grammars against texts whose standing is known: bytes and tokens, masks against single tokens, hostile
-// input.
+// Compiled grammars against texts that are known to be valid or not, as bytes and as tokens; masks against single
+// tokens; hostile input.
 #include <gtest/gtest.h>
 
 #include <random>

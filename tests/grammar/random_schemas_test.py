@@ -241,7 +241,7 @@ def main():
             error, accepted = acceptor.ask("json_schema", json.dumps(schema), texts, closed)
             if error is not None:
                 counts["refused"] += 1
-                # Where others may stand, names must be those that JSON writes in one way.
+                # Where other properties are allowed, names must be those that JSON writes in one way.
                 if "names of ASCII" not in error or (closed and "additionalProperties" not in json.dumps(schema)):
                     failures.append(("refused", schema, error))
                 continue

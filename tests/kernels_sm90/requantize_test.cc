@@ -27,7 +27,7 @@ constexpr Case kCases[] = {{InputFormat::fp8_token, Round::fp8_token, true, fals
                            {InputFormat::fp8_group, Round::fp8_group, true, true},
                            {InputFormat::fp8_group, Round::fp8_group, false, true}};
 
-// Tiles of up to max_n rows, behind each other.
+// Tiles of up to max_n rows, one after the other.
 std::vector<sm90::RowTile> random_tiles(std::mt19937& rng, int count, int max_n, int step) {
   std::vector<sm90::RowTile> tiles;
   int base = 0;

@@ -122,8 +122,8 @@ TEST_P(Tiles, Splits) {
   all_.print((tile().name() + " splits").c_str());
 }
 
-// What `deterministic` stands on: the tile may follow the number of tokens, as the bits of a row do not. Both products,
-// every rounding between them.
+// What `deterministic` relies on: the tile may follow the number of tokens because a row has the same bits in every
+// tile. Both products, and every rounding between them.
 TEST(Tiles, SumsOfAllTilesAreTheSameBits) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();

@@ -216,7 +216,7 @@ TEST(ExpandedPlan, TakesTheFormOfFewerOperations) {
   EXPECT_EQ(plan(128, 16, 1024, 0).heads, 8);
   EXPECT_EQ(plan(128, 1, 256, 0).heads, 128);
   EXPECT_EQ(plan(128, 1, 512, 16384).heads, 32);  // 128 tiles; 64 heads would take 692 MB
-  EXPECT_EQ(plan(128, 1, 256, 16384).heads, 0);   // keys and values of so many positions cost more
+  EXPECT_EQ(plan(128, 1, 256, 16384).heads, 0);   // the keys and values of that many positions cost more
   EXPECT_EQ(plan(128, 1, 256, 2048).heads, 0);
   EXPECT_GT(plan(128, 1, 512, 2048).heads, 0);
   EXPECT_EQ(plan(1, 1, 2048, 0).heads, 0);  // 16 tiles

@@ -110,7 +110,7 @@ TEST_P(Conformance, MasksLeaveTheTokensOfTheirBits) {
     std::vector<Logits> all, masked;
     std::vector<SampleRow> rows;
     std::vector<LogitEdit> edits;
-    // Two masks more than rows that have one; what lies behind the vocabulary in the last word means nothing.
+    // Two masks more than rows that have one; bits after the vocabulary in the last word mean nothing.
     std::vector<uint32_t> masks(3 * words);
     for (uint32_t& word : masks) word = random()() % 4 == 0 ? ~0u : static_cast<uint32_t>(random()() & random()());
     for (int mask = 0; mask < 3; ++mask)  // some token is left

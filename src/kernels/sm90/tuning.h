@@ -104,8 +104,8 @@ inline constexpr int64_t kNarrowRepackColumns = 3072;
 
 // ---- sampling (docs/kernels/sm90_sample.md) ------------------------------------------------------------------------
 
-// Greedy rows are shared by as many blocks as leave about so many in all: eight per row at one to 16 rows, two from 64
-// on (64 rows: 14.4 us, 16.8 with four, 19.5 with eight; 8 rows: 7.5, 6.2, 5.6).
+// About how many blocks choose greedy tokens in all. Each row gets its share: eight blocks at one to 16 rows, two from
+// 64 on (64 rows: 14.4 us, 16.8 with four, 19.5 with eight; 8 rows: 7.5, 6.2, 5.6).
 inline constexpr int kGreedyBlocks = 160;
 
 }  // namespace sluice::sm90::tuning

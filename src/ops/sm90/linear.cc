@@ -15,7 +15,7 @@ using namespace sluice::sm90;
 
 namespace {
 // Inputs whose rows are not aligned and outputs that are a part of wider rows go through memory of their own, in pieces
-// of at most so many bytes.
+// of at most kPieceBytes.
 constexpr int64_t kPieceBytes = int64_t{16} << 20;
 
 // Whether the kernels read rows where they are.

@@ -26,7 +26,7 @@ class Sm90Linear : public Linear {
   struct Memory;
   // The arrays of a call in memory at `base`; null: none. Returns their bytes.
   int64_t lay_out(void* base, int64_t rows, Memory* out) const;
-  // Whether the kernel for few rows takes so many rows of values.
+  // Whether the kernel for few rows takes `rows` rows of values.
   bool takes_few(int64_t rows) const;
   void run_rows(Context& ctx, const LinearInput& x, Matrix y, const Memory& memory) const;
 

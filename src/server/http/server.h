@@ -24,8 +24,9 @@ namespace sluice::server::http {
 struct Options {
   std::string host = "127.0.0.1";  // an IP address, or "localhost"
   uint16_t port = 0;               // 0: the system chooses
-  // When there are so many, the one that has waited longest without a request gives way to a new one. When all of them
-  // are being answered, `kept_connections` more are let in for `kept_paths` alone; the rest is told 503 and closed.
+  // At `max_connections`, the connection that has waited longest without a request gives way to a new one. When all of
+  // them are being answered, `kept_connections` more are let in for `kept_paths` alone. Any other is told 503 and
+  // closed.
   int max_connections = 1024;
   int kept_connections = 16;
   std::vector<std::string> kept_paths = {};

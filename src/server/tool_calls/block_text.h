@@ -22,7 +22,7 @@ class BlockText {
   std::string_view text() const { return text_; }
   char next() const { return text_[at_]; }  // after until()
 
-  // White space, then `tag`: done is after it, bad: something else stands there.
+  // Passes white space and then `tag`. bad: other text is there.
   Step tag(std::string_view tag);
   // The same for what ends a block: its beginning is enough at the end of the text.
   Step closing(std::string_view tag);

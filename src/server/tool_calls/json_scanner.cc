@@ -22,7 +22,7 @@ JsonScanner::State JsonScanner::scan(std::string_view text) {
   return bad_ ? State::bad : done_ ? State::done : State::more;
 }
 
-// False: the byte cannot stand here.
+// False: no JSON has this byte here.
 bool JsonScanner::step(char c) {
   switch (next_) {
     case Next::string:

@@ -2,7 +2,7 @@
 // Kimi-K2, in one line:
 //   <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}
 //   <|tool_call_end|><|tool_calls_section_end|>
-// What stands before the arguments is the call's id, and the model expects it back with the result.
+// The text before the arguments is the call's id, and the model expects it back with the result.
 #include <fmt/format.h>
 
 #include "server/tool_calls/formats.h"

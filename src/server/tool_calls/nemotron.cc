@@ -43,7 +43,7 @@ class Reader final : public CallReader {
     JsonScanner::Span where;
   };
 
-  // Of the array's items, or of the object that stands alone.
+  // Where an item of the array begins; nothing: not yet. An object without an array counts as item 0.
   std::optional<size_t> item_begin(size_t index) const {
     if (json_->is_object()) return index == 0 ? std::optional(json_->span().begin) : std::nullopt;
     const auto& items = json_->members();

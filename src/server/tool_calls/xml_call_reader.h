@@ -37,7 +37,7 @@ class XmlCallReader : public CallReader {
   }
   // What block_ has passed is in the arguments.
   void told() { told_ = block_.at(); }
-  // The value that block_ stands before has come in part; `space`: a line break at either end is the format's.
+  // Takes what has come of the value that begins at block_. `space`: a line break at either end belongs to the format.
   void grow_value(bool space) {
     std::string_view value = block_.unfinished();
     const bool skips = space && value.starts_with('\n');

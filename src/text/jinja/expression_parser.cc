@@ -218,7 +218,7 @@ void ExpressionParser::arguments(Node& out) {
       name = take().text;
       take();
     } else if (!out.names.back().empty() && out.children.size() > before) {
-      refuse("a positional argument stands after a named one");
+      refuse("a positional argument follows a named one");
     }
     add(out, expression(), std::move(name));
   }

@@ -257,7 +257,7 @@ Value Interpreter::eval_compare(const Node& node) {
 Value Interpreter::eval_unary(const Node& node) {
   const Value v = eval(*node.children[0]);
   if (node.text == "not") return !v.truth();
-  if (!v.is_number()) refuse(node.line, fmt::format("\"{}\" stands before a {}", node.text, v.kind_name()));
+  if (!v.is_number()) refuse(node.line, fmt::format("\"{}\" is applied to a {}", node.text, v.kind_name()));
   const bool negate = node.text == "-";
   if (v.is(Kind::real)) return negate ? -v.real() : v.real();
   if (v.integer() == INT64_MIN && negate) refuse(node.line, "a number passes 64 bits");

@@ -122,7 +122,7 @@ class Lexer {
     skip_after(sign, false);
   }
 
-  // The position after "  word  " and a closing "%}" or "-%}"; 0 when something else stands at `at`.
+  // The position after "  word  " and a closing "%}" or "-%}"; 0 when something else is at `at`.
   size_t match_word(std::string_view word, size_t at) const {
     while (at < in_.size() && is_space(in_[at])) ++at;
     if (in_.compare(at, word.size(), word) != 0) return 0;

@@ -156,7 +156,7 @@ class Parser : private ExpressionParser {
     return out;
   }
 
-  // What may stand left of "=" or "in": a name, names, or (with_attribute) namespace.attribute.
+  // What may be left of "=" or "in": a name, names, or (with_attribute) namespace.attribute.
   NodePtr target(bool with_attribute) {
     const int line = now().line;
     const bool parenthesis = skip_op("(");

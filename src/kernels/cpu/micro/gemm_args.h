@@ -51,7 +51,7 @@ struct PrefetchStream {
   int64_t jump = 0;              // bytes from `end` to the codes that the thread reads next
 };
 
-// Where a call stands in its task. A task is a run of N-tiles of one group, in one or more calls by one thread.
+// Which part of its task a call does. A task is a run of N-tiles of one group, in one or more calls by one thread.
 //   first_call, last_call   a kernel may set up state in the first call (AMX tile shapes) and release it in the last
 //   next_*                  what the thread reads after this call; only prefetched. next_scales is null like `scales`
 struct TaskPosition {

@@ -421,7 +421,7 @@ template <int kWidth, class Page>
 __global__ void __launch_bounds__(kAttentionThreads, 2) attention_bf16_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(128) uint8_t attention_smem[];
   ptx::griddepcontrol_launch_dependents();
-  // A block that leaves waits for the kernel ahead too: the kernel behind this one waits for this one only.
+  // A block that leaves early waits for the kernel before too: the next kernel waits for this one alone.
   AttentionTask t;
   if (!find_task(a, kAttentionRows, t)) return ptx::griddepcontrol_wait();
   if (blockIdx.z > 0 && !t.split) return ptx::griddepcontrol_wait();  // part 0 has all of the sequence

@@ -8,7 +8,7 @@
 
 namespace sluice::sm90 {
 
-// A position in a ring of so many stages.
+// A position in a ring of kStages stages.
 template <int kStages>
 struct Stage {
   int index = 0;

@@ -10,8 +10,8 @@
 namespace sluice::sm90 {
 
 inline constexpr int kExpandedKey = 192, kExpandedValue = 128;
-// Positions that it reads together, at multiples of it: what lies behind a sequence's last one up to there must be
-// finite.
+// Positions that the kernel reads together, from multiples of this number on. Memory from a sequence's last position to
+// the next multiple is read too and must be finite.
 inline constexpr int kExpandedTile = 128;
 
 struct ExpandedArgs {

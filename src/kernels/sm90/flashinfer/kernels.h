@@ -16,9 +16,8 @@ bool has_flashinfer();
 // must be finite.
 inline constexpr int kFlashWidth = 128;
 inline constexpr int kFlashRows = 128;  // rows of one query head that a block works on together
-// Blocks of a power of two of positions, at least so many, are loaded by the copy engine (page_mainloop.cuh), 128
-// positions at a time; others are gathered row by row, 96 at a time. Both begin their tiles at multiples of that
-// number.
+// Blocks whose positions are a power of two and at least kFlashPage are loaded by the copy engine (page_mainloop.cuh),
+// 128 positions at a time. Others are gathered row by row, 96 at a time. Tiles begin at multiples of 128 or 96.
 inline constexpr int kFlashPage = 64;
 constexpr bool copies_flash_pages(int block_size) {
   return block_size >= kFlashPage && (block_size & (block_size - 1)) == 0;

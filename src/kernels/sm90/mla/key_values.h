@@ -19,7 +19,7 @@ struct KeyValueArgs {
   const void* weight;  // kv_b's rows of `heads` heads
   int heads;
   // For each head `rows` rows of key | value; the key ends in the latent row's rotary part. Rows between two prompts
-  // and up to the multiple of kExpandedTile behind the last are zeros.
+  // and up to the multiple of kExpandedTile after the last are zeros.
   void* out;
   int64_t rows;
 };

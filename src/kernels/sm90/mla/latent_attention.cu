@@ -46,7 +46,7 @@ struct Tile {
   int row, rows, positions, first_head, first_block;  // positions that its last row sees
 };
 
-// Rows behind the last sequence are padding of a recorded step and have no tiles. Where rows share tiles, those of
+// Rows after the last sequence are padding of a recorded step and have no tiles. Where rows share tiles, those of
 // sequence s begin at row_begin[s] / rows_of_tile + s, which leaves room for the rest of each and makes some empty.
 __device__ __forceinline__ int tile_count(const WorkArgs& a) {
   const int rows = a.row_begin[a.sequences], of_tile = a.plan.rows_of_tile;

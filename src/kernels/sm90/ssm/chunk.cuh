@@ -169,7 +169,8 @@ __device__ __forceinline__ void store_rows(const StateScanArgs& a, const Chunk& 
     }
 }
 
-// The chunk that begins with row `first`; `places`: state_out of rows first + lane and 32 later, -1 behind the end.
+// The chunk that begins with row `first`; `places`: state_out of rows first + lane and first + lane + 32;
+// -1 after the end.
 __device__ __forceinline__ Chunk chunk_at(int first, int end, const int (&places)[2]) {
   const uint64_t stored = __ballot_sync(0xffffffffu, places[0] >= 0) |
                           static_cast<uint64_t>(__ballot_sync(0xffffffffu, places[1] >= 0)) << 32;
