@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A client for one thing: post JSON to a server on this network and read its events as they come. HTTP/1.0, so that
 // the answer is the connection's bytes until it ends.
+//
+// Written on sockets: these few lines replace a dependency (libcurl) for a client that needs no TLS, redirects or kept
+// connections. Boost.Beast stays in server/http (tools/layers.py).
 #pragma once
 
 #include <functional>

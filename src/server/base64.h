@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Base64 (RFC 4648) of bytes in answers.
+// Base64 (RFC 4648) of bytes in answers. Written here: ten lines, and Boost.Beast's own function is not public
+// (it is in a namespace `detail`).
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // UTF-8 in and out. Invalid bytes become U+FFFD, one for each maximal subpart (Unicode 3.9, table 3-8): the same
 // as Python's errors="replace" and Rust's from_utf8_lossy, so that ids and text equal Hugging Face's.
+//
+// Decoding is written here: utf8proc_iterate() says that bytes are invalid, but neither how many form the maximal
+// subpart nor whether more bytes could complete a character. Properties of characters are utf8proc's.
 #pragma once
 
 #include <cstddef>
