@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optional parameters of SwiGLU, one set per expert, in the model's units. gpt-oss: alpha 1.702, beta 1, limit 7.
+// The optional parameters of SwiGLU, one set per expert. They apply to dequantised values: codes times their scales.
+// gpt-oss has alpha 1.702, beta 1 and limit 7.
 #pragma once
 
 namespace sluice::activation {

@@ -5,7 +5,7 @@
 
 namespace sluice::activation {
 
-// (clamp(up, -limit, limit) + beta) * g * sigmoid(alpha * g), g = min(gate, limit), in the model's units
+// (clamp(up, -limit, limit) + beta) * g * sigmoid(alpha * g), g = min(gate, limit), of dequantised values
 // (docs/numerics.md, Activations). The defaults change no bit of up * silu(gate). Comparisons are written so that NaN
 // passes through.
 struct Swiglu {

@@ -33,7 +33,8 @@ void pause_core() {
 }
 
 // About 5 to 20 us: longer than the gap between two parallel loops of one layer, shorter than a scheduler's slice by
-// two orders of magnitude. A thread that sleeps frees its core at once for a sibling that was pushed off its own.
+// two orders of magnitude. A thread that sleeps frees its core at once for another thread of the pool that has lost its
+// own to another process.
 constexpr int kSpins = 200;
 
 // A 32-bit value that threads wait on: a short spin, then the kernel.

@@ -14,7 +14,7 @@ struct QuantizeCall {
   format::CodedTensor to;  // input_scale is not filled in: it may lie in a device's memory
   DType dtype = DType::f32;
 };
-// Throws unless the pointers are there that the coding needs, for a tensor with elements.
+// Throws invalid_argument when a pointer that the coding needs is null. A tensor without elements needs none.
 QuantizeCall read_quantize_args(const sluice_quantize_args& args);
 
 }  // namespace sluice::capi

@@ -22,8 +22,9 @@ int cuda_device_count();
 // it.
 Support cuda_device_supported(int index);
 
-// Why the runtime finds no GPU, in one sentence. Versions as CUDA has them (13000: 13.0); driver 0: there is none.
-// `says`: its own words, for any other reason.
+// One sentence on why the CUDA runtime finds no GPU. driver, runtime: their CUDA versions as CUDA codes them (13000 is
+// 13.0); driver 0: none is installed. `says`: the runtime's error message, which is given where versions do not explain
+// it.
 std::string no_device_reason(int driver, int runtime, std::string_view says);
 
 // Throws unsupported with that reason; out_of_memory when others hold the GPU's memory.

@@ -21,8 +21,7 @@ void StepObserver::layer(int index, ops::ConstMatrix) {
 
 void StepObserver::moe(const model::MoeView& view) {
   const auto at = static_cast<size_t>(view.layer);
-  // A draft head's layer comes after the model's and makes no tokens that
-  // count.
+  // A draft head's layer comes after the model's and makes no tokens that count.
   if (at >= routes_.size() || view.input.rows != rows_) return;
   routes_[at].assign(view.ids.begin(), view.ids.end());
   top_k_ = view.ids.size() / static_cast<size_t>(std::max<int64_t>(rows_, 1));

@@ -16,7 +16,7 @@ namespace sluice::moe {
 // order; rows of absent experts are zero.
 struct Trace {
   Tensor input;  // [T, H]     GEMM1's rounded input; rows of tokens with no expert here may hold anything
-  // [T, K, I] GEMM1's results in the model's units, as they enter the clamp and the activation: after bias and, for
+  // [T, K, I] GEMM1's results, dequantised, as they enter the clamp and the activation: after bias and, for
   // weight_on_input, times the router weight. gate is empty when not gated.
   Tensor up, gate;
   Tensor activated;  // [T, K, I]  GEMM2's rounded input

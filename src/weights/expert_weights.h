@@ -16,7 +16,7 @@ struct ExpertWeights {
   // fp8_static: amax / 448. nvfp4: amax / (448 * 6).
   float input_scale1 = 1.0f, input_scale2 = 1.0f;
 
-  // gpt-oss extras in the model's units, float32, empty when absent.
+  // gpt-oss's additions, float32, empty when absent. They apply to dequantised values.
   Tensor bias_up, bias_gate;  // [L, I]
   Tensor bias_down;           // [L, H]
   Tensor alpha, beta, limit;  // [L]; swiglu: (up + beta) * gate * sigmoid(alpha * gate), both clamped by limit

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Causal attention over paged keys and values, for single new tokens, drafts, chunks of prompts and whole prompts in
-// one launch (prefill.h has a faster kernel for the last two). Tensor cores for bfloat16 queries in heads of 64 and 128
-// values over pages of bfloat16 or e4m3: attention_tokens.cuh for sequences of few pairs (row, head),
-// attention_bf16.cuh for others. Plain float32 arithmetic (attention_f32.cuh) for every other shape and type. Which of
-// the two ways runs depends on shapes and types alone, never on the batch.
+// one launch (prefill.h has a faster kernel for the last two). There are two kinds of kernel:
+//   tensor cores   bfloat16 queries in heads of 64 and 128 values over pages of bfloat16 or e4m3: attention_tokens.cuh
+//                  for sequences of few pairs (row, head), attention_bf16.cuh for others
+//   float32        attention_f32.cuh, for every other shape and type
+// Which kind runs depends on shapes and types alone, never on the batch.
 //
 // FlashInfer's FA2 kernel was the alternative. It rounds probabilities to bfloat16, where ops.h asks for float32
 // throughout.
 //
-// The first way cuts positions into chunks of kAttentionChunk at fixed places. A chunk's result (sum of p v, sum
-// of p, maximum) depends on the row and the chunk alone; chunks are folded in ascending order, always by the same
+// On tensor cores, positions are cut into chunks of kAttentionChunk at fixed places. A chunk's result (sum of p v, sum
+// of p, maximum) depends on the row and the chunk alone. Chunks are folded in ascending order, always by the same
 // arithmetic (fold.cuh), in the registers of one block or by a second kernel. So how the work is split does not show in
 // the bits, and may follow the batch. attention_f32.cuh never splits a sequence's positions.
 #pragma once
@@ -44,7 +45,7 @@ struct AttentionArgs {
   const int32_t* block_begin;  // [sequences + 1] where the blocks of each sequence begin in `blocks`
   const int32_t* blocks;       // blocks of the pages, in the order of positions; they cover context + rows
   const int32_t* contexts;     // [sequences] positions before the first row
-  int prefill_rows;            // sequences of at least so many rows are left alone: prefill.h's; 0: none is
+  int prefill_rows;            // sequences of at least this many rows are left to prefill.h; 0: none is
 
   // Workspace: chunks' results, where the plan splits sequences; else not used.
   AttentionPlan plan;

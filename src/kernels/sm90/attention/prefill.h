@@ -17,7 +17,7 @@ namespace sluice::sm90 {
 struct PrefillArgs {
   const AttentionArgs* attention;  // its plan and its partial results are not used
   int64_t rows;                    // of the batch
-  int min_rows;                    // sequences with fewer new rows are left alone
+  int min_rows;                    // sequences with fewer new rows are left to attention.h
   PrefillPlan plan;
   FlashWork work;
 };

@@ -17,18 +17,18 @@ HD constexpr int latent_piece(int i) { return i == 0 ? 1 : i % 2 == 1 ? 2 << i /
 // Items for each multiprocessor, at most, where rows are cut.
 inline constexpr int kLatentItems = 4;
 
-// Bounds of a batch.
+// Upper bounds of a batch: rows of all sequences, sequences, rows of one sequence, positions of one sequence.
 struct LatentBounds {
   int64_t rows, sequences, longest_rows, longest_context;
 };
 struct LatentPlan {
-  int64_t tiles = 0;     // of kLatentRows pairs, at least as many as there are
-  int rows_of_tile = 1;  // neighbouring rows of a sequence that share a tile; with 1 a row has a tile for each 64 heads
-  int64_t items = 0;     // room for as many
-  int blocks = 0;
-  bool cut = false;  // rows may be cut into pieces: their partial results are merged by another kernel
+  int64_t tiles = 0;     // of kLatentRows pairs (row, head), at most
+  int rows_of_tile = 1;  // neighbouring rows of a sequence that share a tile; 1: a row has a tile per kLatentRows heads
+  int64_t items = 0;     // that the arrays of LatentWork have room for
+  int blocks = 0;        // of the kernel's grid
+  bool cut = false;      // rows may be cut into pieces, whose partial results another kernel merges
 };
-// row_invariant: a row's bits depend on nothing but its own sequence: no row is cut, none shares a tile.
+// row_invariant: a row's bits depend on its own sequence alone. So no row is cut, and none shares a tile.
 LatentPlan plan_latent(int heads, const LatentBounds& bounds, bool row_invariant, int multiprocessors);
 int64_t latent_work_ints(const LatentPlan& plan);
 // Bytes of LatentArgs::partial and partial_stats; 0 where nothing is cut.
