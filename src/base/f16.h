@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// IEEE 754 binary16 to float32, exactly. Not _Float16: clang has it on some processors only.
+// IEEE 754 binary16 to float32, exactly. Not _Float16: clang has it for some processors only.
 #pragma once
 
 #include <bit>

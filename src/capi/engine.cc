@@ -46,7 +46,8 @@ engine::EngineConfig read_config(const sluice_engine_options& o) {
   return config;
 }
 
-// Where the engine's thread leaves events. Closed, it wakes nobody any more: the descriptor may be another file's then.
+// Where the engine's thread leaves events. After close() it writes to no descriptor: by then the number may be another
+// file's.
 struct Inbox {
   Inbox(int64_t choices, int fd) : events(choices), wake_fd(fd) {}
 
@@ -54,8 +55,9 @@ struct Inbox {
     events.push(request, event, weight_updates);
     const std::lock_guard lock(mutex);
     constexpr uint64_t kOne = 1;
+    // A write that fails because the pipe is full needs no other: its reader is awake.
     if (wake_fd > 0) [[maybe_unused]]
-      const ssize_t full_is_awake_too = ::write(wake_fd, &kOne, sizeof kOne);
+      const ssize_t written = ::write(wake_fd, &kOne, sizeof kOne);
   }
   void close() {
     const std::lock_guard lock(mutex);
@@ -113,7 +115,7 @@ engine::Request read_request(const sluice_request& r, grammar::GrammarCompiler& 
   if (r.score_only != 0) {
     check(r.max_new_tokens == 0, "max_new_tokens is {} with score_only; accepted: 0", r.max_new_tokens);
     p.max_tokens = 0;
-    // The engine takes a request without new tokens as one that scores its prompt: here the last token, for nobody.
+    // A request without new tokens must score its prompt. If nobody asked for scores, the last token is scored.
     if (!p.prompt_logprobs_from) p.prompt_logprobs_from = static_cast<int64_t>(request.prompt.size()) - 1;
   }
   return request;

@@ -8,7 +8,8 @@ class Grammar;
 
 namespace sluice::grammar {
 
-// The same language: a quotation mark that follows at most 128 repetitions of a class of characters is drawn into them.
+// The same language. Where a quotation mark follows at most 128 repetitions of a class of characters, it becomes a part
+// of their rule.
 // As xgrammar writes it, the rule of the repetitions may end after any character, so that near the end of its length
 // every longer token is tried against what follows, again for each mask: 20 to 40 ms with 151,936 tokens. A rule that
 // ends with the quotation mark refuses them once and for all while it is compiled. Strings of any length share rules.

@@ -9,7 +9,7 @@
 
 namespace sluice::ops {
 
-// On ctx.queue. Null where weights are prepared in host memory. `ctx` must live longer.
+// Works in the order of ctx.queue. Null where weights are prepared in host memory. `ctx` must outlive the result.
 std::unique_ptr<weights::DeviceStage> make_device_stage(Context& ctx);
 
 }  // namespace sluice::ops

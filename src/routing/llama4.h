@@ -5,7 +5,7 @@
 
 namespace sluice::routing {
 
-// Top-1 of the logits, its sigmoid.
+// Chooses the expert of the largest logit; its weight is the sigmoid of that logit.
 struct Llama4 : TopkSigmoid {
   static constexpr Method kId = Method::llama4;
 };

@@ -19,7 +19,7 @@ struct UsageSum {
   int64_t prompt = 0, cached = 0, completion = 0, drafted = 0, accepted = 0, reasoning = 0;
   double queue_seconds = 0, first_token_seconds = 0, total_seconds = 0;  // the largest
 
-  void add(const engine::Event& event);  // takes last events only
+  void add(const engine::Event& event);  // ignores all but a choice's last event
   std::string json() const;              // OpenAI's "usage"
   std::string timings() const;           // milliseconds and rates, as llama.cpp's servers name them
 };

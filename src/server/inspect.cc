@@ -49,7 +49,7 @@ std::string trace_json(const engine::StepTrace& trace) {
   return JsonObject().raw("traceEvents", events.str()).add("displayTimeUnit", "ms").str();
 }
 
-// On the engine's thread. A full disk must not end a step; the log says so.
+// Runs on the engine's thread. A full disk must not end a step, so errors go to the log.
 void write_trace(const ServiceConfig& config, const engine::StepTrace& trace) {
   const std::filesystem::path path =
       std::filesystem::path(config.profile_folder) / fmt::format("step-{:08}.json", trace.step);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Part of sluice/c.h: layers, quantisers and dense matrices on device pointers, in stream order.
  *
- * For engines that live on an NVIDIA Hopper GPU (H100, H200). Every pointer of a call is device memory, every call is
+ * For engines that run on an NVIDIA Hopper GPU (H100, H200). Every pointer of a call is device memory, every call is
  * ordered in the given stream and returns at once: nothing is allocated, waited for or read back, so a call may be
  * captured in a CUDA graph. A library without CUDA, or a machine without such a device, gives SLUICE_UNSUPPORTED.
  * An object belongs to its device; several streams may use one object at the same time, each with its own workspace. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prompts of latent attention in its expanded form: the keys and values of each head are computed from the latent rows
 // in the pages, the new ones and those before them, and attended by FlashInfer's kernel. That takes 2 (192 + 128)
-// operations for each pair of positions and head in place of 2 (576 + 512). Heads are taken some at a time, so that
+// operations for each pair of positions and head instead of 2 (576 + 512). Heads are taken some at a time, so that
 // memory is bounded and a row needs no merging of partial results.
 //
 // Keys, values and probabilities are rounded to bfloat16, queries and results are not: the bits are not those of the
@@ -16,7 +16,7 @@ namespace sluice::sm90 {
 
 // Where prompts begin in the expanded rows, and the batch without them: in device memory.
 struct ExpandedWork {
-  int32_t* first;    // [sequences + 1]: first expanded row of a prompt; without one that of the next
+  int32_t* first;    // [sequences + 1]: first expanded row of a prompt; for another sequence, of the next prompt
   int32_t* lengths;  // [sequences]: positions of a prompt
   // The other sequences' rows, and row_begin of the batch that they make. All its other arrays are the batch's.
   int32_t* other_rows;   // [other_rows of expanded_work_ints]

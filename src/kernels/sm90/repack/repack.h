@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Canonical weights on the device to the layout that the grouped GEMM streams; in place again for a refit.
+// Brings canonical weights in device memory into the layout that the grouped GEMM streams. A refit does it again at the
+// same addresses.
 #pragma once
 
 #include "format/formats.h"
@@ -24,8 +25,8 @@ struct RepackArgs {
   float* block_scale;       // shape.block_scales()
 };
 
-// What a format becomes. fp8_tensor and fp8_channel share one operand: their scales are both the rows'. f32_sums: FP8
-// weights are decoded, because the tensor cores' FP8 instructions keep 14 bits of a sum.
+// What the weights of a format become. fp8_tensor and fp8_channel share one operand, with a scale per row. f32_sums:
+// FP8 weights are decoded, because the tensor cores' FP8 instructions keep 14 bits of a sum.
 constexpr WeightOperand operand_of(format::Format f, bool f32_sums = false) {
   switch (f) {
     case format::Format::bf16:

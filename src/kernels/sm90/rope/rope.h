@@ -20,7 +20,7 @@ struct RopeAnglesArgs {
 };
 void launch_rope_angles(const RopeAnglesArgs& args, Stream stream, bool pdl);
 
-// Heads of a row that are normed, rotated and stored in pages alike. Each of the three steps may be absent.
+// Heads of a row that are normed, rotated and stored in pages in the same way. Each of the three steps may be absent.
 struct HeadGroup {
   RowsView x;         // D [rows, heads * dim], changed in place
   int heads, dim;     // dim <= kMaxHeadDim
@@ -30,7 +30,7 @@ struct HeadGroup {
   int rotary_first, half;  // values [rotary_first, rotary_first + 2 half) are rotated; half 0: none
   bool interleaved;        // pairs are (2i, 2i + 1); else (i, i + half)
   void* pages;             // D or e4m3 [blocks, heads, block_size, dim]; null: the heads stay in the row
-  bool e4m3;               // of D(x) / scale, where the pages are of it
+  bool e4m3;               // the pages hold D(x) / scale as e4m3
   float scale;
 };
 inline constexpr int kMaxHeadDim = 1024, kMaxHeadGroups = 3;

@@ -147,7 +147,7 @@ __device__ __forceinline__ routing::RowSoftmax make_scores(const RouteArgs& a, f
 }
 
 // The experts of one token by one warp. scores: [experts] in shared memory. Every lane reads and writes the scores of
-// its own experts only, but for groups.
+// its own experts only, except where a group's experts are compared.
 __device__ __forceinline__ Chosen choose(const RouteArgs& a, int64_t token, float* scores, int lane) {
   const routing::Params& p = a.params;
   const routing::Values logits = routing::Values{a.logits, a.logits_bf16}.from(token * p.experts);

@@ -12,14 +12,14 @@ namespace {
 
 constexpr int kScanThreads = 256, kScanRows = 8;
 
-// Whether a sequence of `count` rows is not, or not this kernel's, to compute.
-__device__ __forceinline__ bool left_alone(const StateScanArgs& a, int count) {
+// Whether this kernel has nothing to do for a sequence of `count` rows: it has none, or the chunked kernels compute it.
+__device__ __forceinline__ bool skips_sequence(const StateScanArgs& a, int count) {
   return count == 0 || (a.chunked_rows > 0 && count >= a.chunked_rows);
 }
 
-// A block computes one head of one sequence and holds its state in registers: thread (g, p) has the values g, g +
-// groups, ... of column p. The recurrence is the same for prompts and for single tokens, so that how a prompt is cut
-// does not show. Rows are staged eight at a time: one at a time would wait for memory at each.
+// A block computes one head of one sequence and holds its state in registers: thread (part, p) has the values part,
+// part + parts, ... of column p. The recurrence is the same for prompts and for single tokens, so that a row's bits do
+// not depend on how its prompt is cut. Rows are staged eight at a time: with one at a time, each would wait for memory.
 template <int kHeld, class X, class D>
 __global__ void __launch_bounds__(kScanThreads) state_scan_kernel(const __grid_constant__ StateScanArgs a) {
   extern __shared__ float scan_smem[];
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kScanThreads) state_scan_kernel(const __grid_c
   const StateRows& b = a.batch;
   const int h = static_cast<int>(blockIdx.x), s = static_cast<int>(blockIdx.y), dim = a.head_dim, n = a.state;
   const int begin = b.row_begin[s], end = b.row_begin[s + 1];
-  if (left_alone(a, end - begin)) return;
+  if (skips_sequence(a, end - begin)) return;
   const int parts = kScanThreads / dim, part = static_cast<int>(threadIdx.x) / dim;
   const int p = static_cast<int>(threadIdx.x) % dim;
   const bool works = part < parts;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kScanThreads, 3) state_scan_vector_kernel(cons
   const float a_h = a.a[h], bias = a.dt_bias[h], skip = a.skip[h];
   ptx::griddepcontrol_wait();
   const int begin = b.row_begin[s], end = b.row_begin[s + 1], from = b.state_in[s];
-  if (left_alone(a, end - begin)) return;
+  if (skips_sequence(a, end - begin)) return;
   const int group = t / kColumns, column = 4 * (t % kColumns), warp = t / 32, lane = t % 32;
   const int64_t mine = head_at + static_cast<int64_t>(group * kHeld) * kScanDim + column;
 
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kScanThreads, 3) state_scan_vector_kernel(cons
   }
 }
 
-// Of a shape and its places in memory alone: the two kernels add in different orders.
+// Depends on the shape and on addresses alone, never on the batch: the two kernels add in different orders.
 bool vectors_fit(const StateScanArgs& a) {
   return a.head_dim == kScanDim && a.state == kScanState && rows_aligned(a.xbc) &&
          reinterpret_cast<uintptr_t>(a.batch.states) % 16 == 0 && a.batch.state_floats % 4 == 0;
