@@ -27,7 +27,7 @@ struct Machine {
 struct Running {
   Running(const char* folder, const sluice_engine_options& options);
 
-  // For all calls that replace weights. They count.
+  // The options of every call that replaces weights; each such call counts in weight_updates.
   engine::Replacement replacement(bool abort) {
     return {.abort = abort, .in_place = [this] { ++weight_updates; }};
   }

@@ -29,10 +29,10 @@ int64_t workspace_bytes(const sluice_gemm& gemm, int64_t tokens) {
   return tokens == 0 ? 0 : gemm.linear->workspace_bytes(tokens);
 }
 
-constexpr int64_t kMaxElements = int64_t{1}
-                                 << 46;  // more do not fit into an address space; sizes in bytes do into 63 bits
+// More do not fit into an address space, and the sizes of these in bytes fit into 63 bits.
+constexpr int64_t kMaxElements = int64_t{1} << 46;
 
-// Of options, without the matrix: what is multiplied with what.
+// What the options ask for, without the matrix: the format of the weights, and how inputs are taken.
 struct Product {
   format::Format format;
   ops::LinearOptions options;
@@ -50,7 +50,7 @@ Product read_product(const sluice_gemm_options& o) {
   return p;
 }
 
-// 0, as in a zeroed struct, is 1.
+// 0 means 1: a caller's zeroed struct has no scale.
 float read_input_scale(format::InputFormat inputs, float given) {
   const float scale = given == 0 ? 1 : given;
   check(!format::is_static(inputs) || scale > 0, "the input scale is {}; inputs {} need a positive one", scale,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is told which blocks of the cache can be found again.
+// An observer of the prefix cache: it hears which blocks can be found again.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@ namespace sluice::engine {
 class CacheListener {
  public:
   virtual ~CacheListener() = default;
-  // From now on `block` is found: it holds the block number `index` of the tokens of `sequence` (a scheduler's handle),
-  // which is still there.
+  // From now on `block` can be found. It holds block number `index` of the tokens of `sequence` (a scheduler's handle),
+  // which is still open.
   virtual void stored(int32_t sequence, int64_t index, int32_t block) = 0;
-  // `block`, which was found, is not any more.
+  // `block`, which could be found, cannot be found any more.
   virtual void removed(int32_t block) = 0;
-  // No block is.
+  // No block can be found any more.
   virtual void cleared() = 0;
 };
 

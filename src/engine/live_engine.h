@@ -43,7 +43,7 @@ class LiveEngine {
              const EngineConfig& config);
   ~LiveEngine();
 
-  // For what is not here. submit() of it takes requests that this one's refuses.
+  // For calls that LiveEngine does not have. Its submit() also takes requests that LiveEngine's refuses.
   AsyncEngine& async() { return *async_; }
   const AsyncEngine& async() const { return *async_; }
   int64_t cache_bytes() const { return cache_bytes_; }

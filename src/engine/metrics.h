@@ -27,7 +27,7 @@ class Histogram {
 };
 
 struct Metrics {
-  // Now. A choice of a request counts as one.
+  // At present. Each choice of a request counts as one.
   int64_t running = 0, waiting = 0;
   int64_t queued = 0;                                      // of the waiting, those that were never in a step
   int64_t blocks = 0, blocks_used = 0, blocks_cached = 0;  // cached: free to be taken, but still findable

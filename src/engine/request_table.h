@@ -14,7 +14,7 @@ namespace sluice::engine {
 
 class RequestTable {
  public:
-  // The scheduler hears of every finished sequence, and the metrics count it; both must live longer.
+  // Every finished sequence is removed from the scheduler and counted by the metrics; both must live longer.
   RequestTable(Scheduler& scheduler, Metrics& metrics) : scheduler_(scheduler), metrics_(metrics) {}
 
   // The id of a new request: `wanted`, or for 0 the next free one. Throws invalid_argument when it is in use.
@@ -27,15 +27,15 @@ class RequestTable {
   // Passes the sequence's event to the request's sink, if it holds anything new. A finished sequence is removed from
   // this table and from the scheduler.
   void publish(Handle handle, Clock::time_point now);
-  // False: no such request.
+  // Ends a request. False: there is none with this id.
   bool cancel(RequestId id);
   void cancel_all();
-  // The same sequence is still open.
+  // Whether the handle still belongs to `output`: a finished sequence's handle may be another's by now.
   bool holds(Handle handle, const OutputSequence* output) const {
     return outputs_[static_cast<size_t>(handle)].output.get() == output;
   }
   bool timed() const { return timed_ > 0; }
-  // Ends the sequences whose time is over.
+  // Ends the sequences that have passed their timeout.
   void expire(Clock::time_point now);
 
  private:

@@ -14,7 +14,7 @@
 
 namespace sluice::engine {
 
-// Of one step, in order of their ends; a span may lie in another.
+// A part of a step and when it ran. Spans are in the order of their ends, and one may lie in another.
 struct Span {
   std::string name;
   Clock::time_point begin, end;
@@ -38,7 +38,7 @@ class StepObserver final : public model::Observer {
   void layer(int index, ops::ConstMatrix hidden) override;
   void moe(const model::MoeView& view) override;
 
-  // Of a row of the last step: [layers, K].
+  // The experts of a row of the last step, [layers, K]; -1 in layers without experts.
   std::span<const int32_t> routes(int64_t row);
 
   void record(bool on);  // counts begin at 0

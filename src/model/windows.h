@@ -10,7 +10,7 @@
 
 namespace sluice::model {
 
-// A piece of a window: `ids` are its tokens at positions `context` ...; with logits, one row for each in `runner`.
+// A piece of a window: `ids` are its tokens, at positions from `context` on. `runner` holds a row of logits for each.
 struct WindowPiece {
   std::span<const int32_t> ids;
   int64_t begin = 0;    // of ids in the whole text
@@ -18,7 +18,7 @@ struct WindowPiece {
   Runner& runner;
 };
 
-// Calls `use` after each piece. Long vocabularies make the pieces smaller: their logits stay below 64 MiB.
+// Calls `use` after each piece. Large vocabularies make the pieces smaller: their logits stay below 64 MiB.
 void run_windows(Context& ctx, const Model& model, std::span<const int32_t> ids, int64_t window, bool want_logits,
                  Observer* observer, std::string_view what, const std::function<void(const WindowPiece&)>& use);
 

@@ -15,13 +15,13 @@ using text::jinja::Value;
 
 namespace {
 constexpr std::array<std::string_view, 5> kRoles{"system", "developer", "user", "assistant", "tool"};
-// Kinds of content parts whose text is what they say, and where they have it.
+// Kinds of content parts that are text, and the field that holds it.
 struct PartKind {
   std::string_view type, text;
 };
 constexpr std::array<PartKind, 2> kPartKinds{{{"text", "text"}, {"refusal", "refusal"}}};
 
-// OpenAI's array of parts: their texts are put one after the other.
+// The text of OpenAI's array of parts: their texts, one after the other.
 std::string parts_text(const JsonValue::Array& parts, const std::string& path) {
   std::string text;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -48,7 +48,7 @@ std::string parts_text(const JsonValue::Array& parts, const std::string& path) {
 std::string content_text(Fields& message, const std::string& path, std::string_view role) {
   const JsonValue* content = message.find("content");
   if (content == nullptr) {
-    // What an assistant said may be a thought, a refusal or calls alone.
+    // An assistant's message may consist of reasoning, a refusal or calls alone.
     if (role == "assistant") return message.string("refusal").value_or("");
     message.refuse("content", "is missing; accepted: a string or an array of text parts");
   }
@@ -58,8 +58,8 @@ std::string content_text(Fields& message, const std::string& path, std::string_v
   return parts_text(*parts, path + "content");
 }
 
-// A call's arguments for a template: an object as transformers wants it. What is no object stays as it is: a model's
-// own broken call must not end its conversation.
+// A call's arguments for a template: an object, as transformers wants it. Arguments that are no object stay as they
+// are: a model's own broken call must not end its conversation.
 Value arguments_value(const JsonValue* json, const ServedModel& model, const MessageForm& form, Messages& out) {
   if (json == nullptr) return form.arguments_as_text ? Value("{}") : Value::dict({});
   const auto* text = json->as<std::string>();
@@ -125,11 +125,11 @@ Value read_message(const JsonValue& json, size_t index, const ServedModel& model
   const JsonValue* calls = fields.find("tool_calls");
   const bool calls_alone = calls != nullptr && fields.find("content") == nullptr && content.empty();
   message.emplace_back("content", calls_alone && form.null_content ? Value(nullptr) : Value(std::move(content)));
-  // Given to the template as they are.
+  // The template gets these as they are.
   for (const char* key : {"name", "reasoning_content", "tool_call_id"})
     if (const JsonValue* value = fields.find(key)) message.emplace_back(key, to_template_value(*value, model));
   if (calls != nullptr) message.emplace_back("tool_calls", read_calls(*calls, name + ".tool_calls", model, form, out));
-  // vLLM's and OpenRouter's name for a thought.
+  // vLLM's and OpenRouter's name for reasoning_content.
   if (const JsonValue* thought = fields.find("reasoning"); thought != nullptr && !fields.has("reasoning_content"))
     if (const auto* s = thought->as<std::string>()) message.emplace_back("reasoning_content", model.guard(*s));
   fields.refuse_unless_empty({"audio", "function_call"});

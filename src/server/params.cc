@@ -123,7 +123,7 @@ void fit_to_context(engine::Request& request, const ParamNames& names, int64_t c
   if (p.min_tokens > most)
     refuse(name(names.min_tokens), fmt::format("{} is {}; accepted: 0 to {}, the most tokens of the answer",
                                                name(names.min_tokens), p.min_tokens, most));
-  // The engine takes a request without new tokens as one that scores its prompt: here the last token, for nobody.
+  // A request without new tokens must score its prompt. If nobody asked for scores, the last token is scored.
   if (p.max_tokens == 0 && !scores) p.prompt_logprobs_from = prompt - 1;
 }
 

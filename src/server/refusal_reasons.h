@@ -6,7 +6,7 @@
 
 namespace sluice::server {
 
-// A clause for the sentence of the refusal. Empty: none is listed, the field is nobody's.
+// A clause for the sentence of the refusal. Empty: none is listed, so no server that is known here has the field.
 std::string_view refusal_reason(std::string_view field);
 
 }  // namespace sluice::server

@@ -17,7 +17,7 @@ class UnknownFields {
   explicit UnknownFields(std::function<void(std::string_view)> log) : log_(std::move(log)) {}
 
   // Throws ApiError 400 unless they are passed over. `reason`: refusal_reason() of a field that another server has;
-  // empty: it is nobody's. Any thread.
+  // empty: no server that is known here has it. Any thread may call it.
   void meet(const std::string& name, std::string_view reason);
 
  private:

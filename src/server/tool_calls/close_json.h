@@ -7,8 +7,8 @@
 
 namespace sluice::server {
 
-// `begun` is the beginning of a JSON object: the object of all in it that is complete. A string, number or word at its
-// end is not, as more of it may have been to come.
+// `begun` is the beginning of a JSON object. Returns the object with everything in it that is complete. A string,
+// number or word at its end does not count as complete, since more of it may have been to come.
 std::string closed_json(std::string_view begun);
 
 }  // namespace sluice::server

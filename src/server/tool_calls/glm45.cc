@@ -58,7 +58,7 @@ class Reader final : public XmlCallReader {
     const Step step = block_.tag(kValue);
     if (step != Step::done) return step;
     if (!arguments_->begin(key_)) return Step::bad;
-    told();
+    mark_taken();
     next_ = &Reader::value;
     return step;
   }
@@ -69,7 +69,7 @@ class Reader final : public XmlCallReader {
     if (step != Step::done) return step;
     arguments_->end(value);
     block_.go(block_.at() + kValueEnd.size());
-    told();
+    mark_taken();
     next_ = &Reader::argument;
     return step;
   }

@@ -60,7 +60,7 @@ class Reader final : public XmlCallReader {
     if (step != Step::done) return step;
     if (key.empty() || block_.next() != '>' || !arguments_->begin(key)) return Step::bad;
     block_.go(block_.at() + 1);
-    told();
+    mark_taken();
     next_ = &Reader::value;
     return step;
   }
@@ -71,7 +71,7 @@ class Reader final : public XmlCallReader {
     if (step != Step::done) return step;
     arguments_->end(value_of(value));
     if (block_.text().substr(block_.at()).starts_with(kParameterEnd)) block_.go(block_.at() + kParameterEnd.size());
-    told();
+    mark_taken();
     next_ = &Reader::parameter;
     return step;
   }

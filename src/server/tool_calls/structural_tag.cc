@@ -13,7 +13,7 @@ std::string tag(std::string_view begin, std::string_view content, std::string_vi
 
 std::string call_tag(const CallFormat& format, const Tool& tool, bool follows_schema) {
   const CallTemplate written = format.written(tool.name);
-  // A schema says no to properties that it does not name: of a function without one, to all.
+  // Properties that a schema does not name are refused; a function without a schema takes none.
   const std::string schema = !follows_schema             ? R"({"type":"object","additionalProperties":true})"
                              : tool.parameters.is_null() ? R"({"type":"object","properties":{}})"
                                                          : io::to_json_line(tool.parameters);
@@ -44,8 +44,8 @@ std::string structural_tag(const CallFormat& format, std::span<const Tool> tools
                        format.close))
               .str();
   const bool has_other = !demand.otherwise.empty(), at_least_one = demand.required || has_other;
-  // Calls in a section of their own are counted there. Free text after a call that must come would not be what the
-  // rest of the request asks for.
+  // Where calls are in a section of their own, its tags count them. After a call that is required, free text would not
+  // satisfy the rest of the request.
   const bool first_only = !demand.parallel || (at_least_one && format.separator) || (demand.required && has_other);
   std::string calls = JsonObject()
                           .add("type", "triggered_tags")

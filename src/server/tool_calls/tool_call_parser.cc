@@ -48,10 +48,10 @@ void ToolCallParser::run(bool last, std::vector<AnswerPart>& out) {
   while (reader_ || find_block(last, at, out)) {
     const std::string_view text = std::string_view(held_).substr(at);
     const CallReader::Result block = reader_->read(text, last);
-    const size_t told = take(text, block, out);
+    const size_t sent = take(text, block, out);
     if (block.state == State::more && !last) break;
-    for (; told_calls_ > 0; --told_calls_)
-      if (is_json_object(block.calls[told_calls_ - 1].arguments)) ++calls_;
+    for (; sent_calls_ > 0; --sent_calls_)
+      if (is_json_object(block.calls[sent_calls_ - 1].arguments)) ++calls_;
     reader_ = nullptr;  // which the arguments are views of
     if (block.state == State::found) {
       at += block.end;
@@ -60,7 +60,7 @@ void ToolCallParser::run(bool last, std::vector<AnswerPart>& out) {
     // What was read is not read again, or a long text of opening tags would take a time that grows with its square.
     // What was not finished runs to the end.
     const size_t size = block.state == State::bad ? std::max<size_t>(1, block.end) : text.size();
-    content(text.substr(told, size - told), out);
+    content(text.substr(sent, size - sent), out);
     at += size;
   }
   held_.erase(0, at);
@@ -107,38 +107,38 @@ void ToolCallParser::content(std::string_view text, std::vector<AnswerPart>& out
   pending_ += text.substr(visible);
 }
 
-// Returns up to where the text is in calls that are told.
+// Returns where the last call that was sent ends in the text.
 size_t ToolCallParser::take(std::string_view text, const CallReader::Result& block, std::vector<AnswerPart>& out) {
   const bool found = block.state == CallReader::Result::State::found;
-  size_t told = 0;
+  size_t sent = 0;
   for (size_t i = 0; i < block.calls.size(); ++i) {
     const CallReader::FoundCall& call = block.calls[i];
-    if (i >= told_calls_) {
+    if (i >= sent_calls_) {
       const bool one_too_many = begun_ == options_.most_calls;
       if (found && one_too_many) {
         content(text.substr(call.begin, call.end - call.begin), out);
         continue;
       }
-      if (!found && (one_too_many || !is_told_early(text, call))) break;
+      if (!found && (one_too_many || !is_sent_early(text, call))) break;
       AnswerPart& part = out.emplace_back(AnswerPart{AnswerPart::Kind::call, "", call});
       if (part.call.id.empty()) part.call.id = options_.new_id();
-      told_calls_ = i + 1;
-      told_bytes_ = 0;
+      sent_calls_ = i + 1;
+      sent_bytes_ = 0;
       ++begun_;
       pending_.clear();
       after_call_ = true;
-    } else if (i + 1 < told_calls_) {
+    } else if (i + 1 < sent_calls_) {
       continue;
     }
-    if (const std::string_view more = call.arguments.substr(told_bytes_); !more.empty())
+    if (const std::string_view more = call.arguments.substr(sent_bytes_); !more.empty())
       out.push_back({AnswerPart::Kind::arguments, std::string(more), {}});
-    told_bytes_ = call.arguments.size();
-    told = call.end;
+    sent_bytes_ = call.arguments.size();
+    sent = call.end;
   }
-  return told;
+  return sent;
 }
 
-bool ToolCallParser::is_told_early(std::string_view text, const ToolCall& call) const {
+bool ToolCallParser::is_sent_early(std::string_view text, const ToolCall& call) const {
   const Tool* tool = find_tool(tools_, call.name);
   if (tool == nullptr || tool->eager) return tool != nullptr;
   if (!options_.constrained) return false;

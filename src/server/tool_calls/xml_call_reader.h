@@ -19,7 +19,7 @@ class XmlCallReader : public CallReader {
     Result result = result_of(step, block_.at());
     // A name alone is no call yet: prose may hold one.
     if (arguments_ && arguments_->json().size() > 1)
-      result.calls.push_back({{"", name_}, arguments_->json(), 0, told_});
+      result.calls.push_back({{"", name_}, arguments_->json(), 0, taken_});
     return result;
   }
 
@@ -35,19 +35,19 @@ class XmlCallReader : public CallReader {
     name_ = name;
     arguments_.emplace(find_tool(tools_, name));
   }
-  // What block_ has passed is in the arguments.
-  void told() { told_ = block_.at(); }
+  // Everything that block_ has passed is in the arguments.
+  void mark_taken() { taken_ = block_.at(); }
   // Takes what has come of the value that begins at block_. `space`: a line break at either end belongs to the format.
   void grow_value(bool space) {
     std::string_view value = block_.unfinished();
     const bool skips = space && value.starts_with('\n');
     if (skips) value.remove_prefix(1);
     if (space && value.ends_with('\n')) value.remove_suffix(1);
-    told_ = block_.at() + (skips ? 1 : 0) + arguments_->grow(value);
+    taken_ = block_.at() + (skips ? 1 : 0) + arguments_->grow(value);
   }
   void end_call() {
     arguments_->close();
-    told_ = block_.at();
+    taken_ = block_.at();
     over_ = true;
   }
 
@@ -57,7 +57,7 @@ class XmlCallReader : public CallReader {
  private:
   const Tools& tools_;
   std::string name_;
-  size_t told_ = 0;  // up to where in the text all is in the arguments
+  size_t taken_ = 0;  // everything before it in the text is in the arguments
   bool over_ = false;
 };
 

@@ -80,7 +80,7 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
     scales[0] = input_scale(round, w.input_scale1);
     scales[1] = input_scale(round, w.input_scale2);
   }
-  // Scales that are there already need no copy between two layers' launches.
+  // Scales that the device has already are not copied again: a copy would lie between two layers' launches.
   if (!filled_ || std::memcmp(scales, sent_scales_, sizeof(scales)) != 0)
     copy_to_device(input_scales_.data(), scales, sizeof(scales), stream);
   std::memcpy(sent_scales_, scales, sizeof(scales));
@@ -97,7 +97,8 @@ int64_t FusedMoe::workspace_bytes(int64_t tokens, const GemmForce& force) const 
   return plan_moe(spec_, multiprocessors_, tokens, force, nullptr).bytes;
 }
 
-// GEMM1's rows to those of GEMM2 where that takes a launch of its own. `rows`: of the tokens.
+// Turns GEMM1's results into GEMM2's rows, where that takes a launch of its own. `rows`: the arguments that made
+// GEMM1's rows.
 void FusedMoe::round_between(const MoePlan& p, const GemmArgs& first, RowsArgs rows, Stream stream, bool pdl) const {
   if (rounds_in_place(spec_)) {
     const TokenRowsArgs args{p.x2, second_.shape.k_blocks(), p.x2_row_scale, p.tables.tiles, p.tables.header};

@@ -31,7 +31,7 @@ RouteArgs FusedMoe::route_args(const MoeCall& call, const MoePlan& p) const {
   return route;
 }
 
-// Of the tokens.
+// For GEMM1's rows, which are the tokens.
 RowsArgs FusedMoe::row_args(const MoeCall& call, const MoePlan& p, const RouteArgs& route) const {
   const Instance& tile = p.choice.instance;
   RowsArgs rows{};

@@ -17,7 +17,7 @@ inline constexpr int kStateTiles = kScanState / 8, kRowTiles = kScanChunk / 8;
 
 // Panels of 64 rows x 64 bfloat16; 16-byte piece c of row r lies at piece c ^ (r % 8).
 inline constexpr int kPanel = kScanChunk * 128;
-// Of a stage: C and B, two panels each, and x.
+// Where a stage holds C and B, two panels each, and x; and its size.
 inline constexpr int kPanelC = 0, kPanelB = 2 * kPanel, kPanelX = 4 * kPanel, kStageBytes = 5 * kPanel;
 
 struct __align__(16) ChunkSteps {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_chunk(const StateScanArgs& a, uint32_t stag
   }
 }
 
-// By one warp: lane l has rows 2 l and 2 l + 1. Rows that are not there neither decay nor add.
+// Run by one warp: lane l has rows 2 l and 2 l + 1. Rows after the chunk's last one neither decay nor add.
 __device__ __forceinline__ void write_steps(ChunkSteps& to, const Chunk& chunk, const float (&raw)[2], float a_h) {
   const int lane = threadIdx.x & 31;
   float dt[2];
@@ -94,8 +94,8 @@ __device__ __forceinline__ void write_steps(ChunkSteps& to, const Chunk& chunk, 
   if (lane == 0) to.whole = ptx::ex2_approx(static_cast<float>(last));
 }
 
-// The scores of rows [row, row + 16), g, get their decays and steps and go to shared memory. Tiles above the diagonal
-// are neither written nor read.
+// Multiplies g, the scores of rows [row, row + 16), by their decays and steps and writes them to shared memory. Tiles
+// above the diagonal are neither written nor read.
 __device__ __forceinline__ void write_scores(uint8_t* smem, const float (&g)[kRowTiles][4], const ChunkSteps& steps,
                                              int row) {
   const int lane = threadIdx.x & 31, pairs = row / 16 + 1;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void split_state(const float (&state)[kStateTiles][4]
   for (int i = 0; i < 4; ++i)
     split_pair(state[2 * k + i / 2][2 * (i % 2)], state[2 * k + i / 2][2 * (i % 2) + 1], high[i], low[i]);
 }
-// Times exp(L) of the rows.
+// Multiplies each row by its exp(L).
 __device__ __forceinline__ void scale_rows(const ChunkSteps& steps, float (&y)[kRowTiles][4]) {
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) {
@@ -154,7 +154,7 @@ __device__ __forceinline__ void scale_state(const ChunkSteps& steps, float (&sta
     for (int i = 0; i < 4; ++i) state[n][i] *= whole;
 }
 
-// Adds skip x and stores. `column`: of the head, this lane's first.
+// Adds skip * x and stores the results. `column`: the lane's first column of the head.
 __device__ __forceinline__ void store_rows(const StateScanArgs& a, const Chunk& chunk, int column, float skip,
                                            const uint32_t (&x)[kScanChunk / 16][4], const float (&y)[kRowTiles][4]) {
   float* to = static_cast<float*>(a.y.data) + chunk.first * a.y.stride + column;
