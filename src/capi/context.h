@@ -29,11 +29,11 @@ class SharedContext {
     body(context_);
   }
 
-  // For objects that keep it and run later, inside of use().
+  // For objects that keep the context and run later, always inside use().
   Context& context() { return context_; }
 
  private:
-  // Only its own thread sets the mark to a thread's id, so that thread may compare without the mutex.
+  // A thread's id is written to the mark by that thread alone, so it can look for its own id without the mutex.
   struct User {
     explicit User(std::atomic<std::thread::id>& mark) : mark_(mark) { mark_ = std::this_thread::get_id(); }
     ~User() { mark_ = std::thread::id(); }

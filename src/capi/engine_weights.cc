@@ -17,7 +17,7 @@ using capi::required;
 using capi::Running;
 using capi::write_struct;
 
-// A copy of the handles: an update goes on with others.
+// The tensors as they are when it is made: a later update changes the engine's, not these.
 struct sluice_weights {
   io::Checkpoint checkpoint;
   std::vector<std::string> names;  // sorted
@@ -27,7 +27,7 @@ struct sluice_weights {
     return names[index];
   }
   Tensor tensor(size_t index) const { return checkpoint.tensor(name(index)); }
-  Tensor last;  // what sluice_weights_get() gave out: one that had to be copied lives here
+  Tensor last;  // what sluice_weights_get() gave out last, which keeps alive a tensor that had to be copied
 };
 
 namespace {

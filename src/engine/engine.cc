@@ -32,7 +32,7 @@ struct Engine::Impl {
   bool may_follow() {
     return overlap && drafts() == 0 && traces_left == 0 && !requests.timed() && !scheduler.would_admit();
   }
-  // Of each sequence in the next step.
+  // How many drafts each sequence gets in the next step.
   int drafts() {
     if (!depth) return config.speculative_steps;
     return depth->choose(std::max<int64_t>(scheduler.running(), 1));

@@ -39,18 +39,18 @@ class Step {
   // is accepted.
   void run(std::span<const PlanEntry> plan, bool follow = true);
 
-  // The same in two halves, for plans that may_begin() and that the draft head does not follow: between them the step
-  // that follows may begin, whose rows take the tokens that this one chooses without the host. So the device has work
-  // while the host reads tokens.
+  // The same in two halves, for plans that may_begin() and that the draft head does not follow. Between the halves the
+  // next step may begin: its rows take the tokens that this one chooses on the device. So the device has work while the
+  // host reads tokens.
   bool may_begin(std::span<const PlanEntry> plan);
   void begin(std::span<const PlanEntry> plan);
-  // The sequences of `before`, which has begun, with a row each; without those that end with their length. Nothing
-  // begins where memory is missing.
+  // Begins a step with a row for each sequence of `before`, which has begun, except for those that `before` brings to
+  // their full length. Nothing begins where memory is missing.
   void begin_after(const Step& before);
   bool begun() const { return begun_; }
   void end();
-  // What has ended since this step began, of which nobody wants another token, is not looked at any more. Before and
-  // after `before` is published.
+  // Drops the rows of sequences that have ended since this step began: their tokens are not read. Works before and
+  // after the step before is published.
   void drop_finished();
   bool dropped_all() const;
 
@@ -63,7 +63,7 @@ class Step {
   // Of the last run().
   double model_seconds() const { return model_seconds_; }
   double sampling_seconds() const { return sampling_seconds_; }
-  double following_seconds() const { return following_seconds_; }  // of the model's: of the draft head
+  double following_seconds() const { return following_seconds_; }  // the draft head's share of the model's
   int64_t new_tokens() const;
   bool only_decodes(int64_t drafts) const;
   // Calls visit(drafts, right) for each sequence whose drafts were checked.

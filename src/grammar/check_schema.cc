@@ -24,7 +24,7 @@ using io::JsonMember;
 using io::JsonValue;
 using Names = std::span<const std::string_view>;
 
-// Those that decide alone, in xgrammar's order.
+// Keywords of which xgrammar looks at the first one alone, in its order.
 constexpr std::string_view kDeciding[] = {"$ref", "const", "enum", "anyOf", "oneOf", "allOf"};
 constexpr std::string_view kObject[] = {"properties",    "required",      "additionalProperties", "patternProperties",
                                         "propertyNames", "minProperties", "maxProperties"};
@@ -46,10 +46,10 @@ constexpr std::string_view kNever[] = {"not",
                                        "divisibleBy"};
 constexpr std::string_view kCounts[] = {"minItems",      "maxItems",      "minLength",  "maxLength",
                                         "minProperties", "maxProperties", "minContains"};
-// Without a type, each of these says that there is one.
+// Keywords that imply a type where a schema names none.
 constexpr std::string_view kMeansObject[] = {"properties", "additionalProperties"};
 constexpr std::string_view kMeansArray[] = {"items", "prefixItems"};
-// What holds schemas.
+// Keywords whose values hold schemas.
 constexpr std::string_view kLists[] = {"anyOf", "oneOf", "allOf", "prefixItems"};
 constexpr std::string_view kSingle[] = {"items", "additionalProperties", "propertyNames"};
 // Repetitions become parts of the grammar: a list of a million places compiles for minutes.

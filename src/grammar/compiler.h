@@ -25,34 +25,36 @@ using GrammarPtr = std::shared_ptr<const CompiledGrammar>;
 using Clock = std::chrono::steady_clock;
 
 struct CompilerLimits {
-  double seconds = 10;           // of a processor, for a compilation
-  double patience = 30;          // seconds until it is there, with waiting for its turn; clients wait 60 s at most
-  size_t waiting = 64;           // for their compilation to begin
+  double seconds = 10;           // processor time of one compilation
+  double patience = 30;          // seconds until its end, with waiting for its turn; clients wait 60 s at most
+  size_t waiting = 64;           // sources that wait for their compilation to begin
   size_t cached_grammars = 256;  // least recently used ones are dropped; what could not be compiled counts too
   size_t cached_bytes = size_t{512} << 20;
-  int at_once = 2;  // compilations
-  int late = 2;     // that have taken too long and go on beside them, when nothing else wants the processor
+  int at_once = 2;  // compilations at the same time
+  int late = 2;     // more of them, which have taken too long: they go on when nothing else wants the processor
 };
 
 class GrammarCompiler {
  public:
   explicit GrammarCompiler(Vocabulary vocabulary, CompilerLimits limits = {});
-  ~GrammarCompiler();  // what still compiles goes on by itself and is dropped
+  ~GrammarCompiler();  // a compilation that still runs goes on by itself; its result is dropped
 
-  // The compiled grammar, from the cache where it is. Any thread; waits. Throws invalid_argument for what is refused by
-  // prepare() or the library, or takes longer than the limit; busy when too many compile or wait for it; unsupported in
-  // a build without the library.
+  // The compiled grammar, from the cache if it is there. Any thread may call it; it waits for a compilation. Throws
+  // invalid_argument for a source that prepare() or the library refuses or that takes longer than the limit; busy when
+  // too many compile or wait already; unsupported in a build without the library.
   GrammarPtr compile(const Source& source);
-  // The same without waiting for a compilation: null, and it begins in its turn. Equal sources are compiled once.
+  // The same without waiting: null when the source is not compiled yet, and its compilation begins in its turn. Equal
+  // sources are compiled once.
   GrammarPtr try_compile(const Source& source);
-  // While it compiles or waits for that: when to ask again at the latest. Nothing: try_compile() knows more.
+  // While the source compiles or waits for that: when to ask again at the latest. Nothing: try_compile() has an answer.
   std::optional<Clock::time_point> pending_until(const Source& source) const;
-  // `call` is called after every compilation, on its thread; null: nobody is. On return no earlier one is running.
+  // `call` is called after every compilation, on the compilation's thread; null: no call. When on_change() returns, no
+  // earlier `call` is running.
   void on_change(std::function<void()> call);
 
   struct Stats {
     int64_t compiled = 0, hits = 0, refused = 0;
-    size_t pending = 0;  // compile or wait for it
+    size_t pending = 0;  // sources that compile or wait for it
     size_t cached = 0, cached_bytes = 0;
   };
   Stats stats() const;

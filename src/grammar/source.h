@@ -21,8 +21,8 @@ const char* to_string(Kind kind);  // "JSON schema", "regular expression", "gram
 struct Source {
   Kind kind = Kind::json_schema;
   std::string text;
-  // Of a JSON schema: properties and items that it does not name are refused where it does not say. Both xgrammar's
-  // users do it: an open object invites a model to go on for ever.
+  // Whether properties and items that a JSON schema does not name are refused where the schema does not say. Both
+  // xgrammar's users do it: an open object invites a model to go on for ever.
   bool closed = true;
 
   bool operator==(const Source&) const = default;

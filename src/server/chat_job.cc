@@ -19,7 +19,7 @@ AnswerReading reading_of(const AnswerFormats& formats, const ServedModel& model,
     out.options.constrained = constrained;
     if (!prompt.tools.choice.parallel) out.options.most_calls = 1;
   }
-  // Calls in thoughts are none, so these are looked for also where they stay in the text.
+  // Calls inside the reasoning do not count, so the reasoning is looked for even where it stays in the text.
   if (demand.separate_reasoning || out.calls != nullptr) out.reasoning = formats.reasoning;
   out.begin = {prompt.text, prompt.continued, !demand.separate_reasoning};
   if (out.reasoning != nullptr) out.thought_end = model.tokenizer.id_of(out.reasoning->close);
@@ -31,7 +31,7 @@ PreparedChat prepare_chat(const Service& service, const ServedModel& model, cons
                           const ChatPrompt& prompt, engine::Request request, const ChatDemand& demand) {
   const AnswerFormats formats = service.formats();
   std::optional<GivenConstraint> constraint = demand.constraint;
-  // With tools, a constraint of the text is one of answers that are no calls.
+  // With tools, a constraint of the text applies to answers that are not calls.
   const bool of_calls = prompt.tools.tools && (constraint || !prompt.tools.promise.empty());
   if (of_calls) constraint = call_constraint(prompt.tools, *formats.calls, constraint);
   PreparedChat out{std::move(request), reading_of(formats, model, prompt, demand, of_calls)};

@@ -26,7 +26,7 @@ void add_histogram(PrometheusText& t, const char* name, const char* help, const 
 
 void add_cache_info(PrometheusText& t, const Input& in) {
   const std::string block = std::to_string(in.engine->config().block_size), blocks = std::to_string(in.metrics.blocks);
-  // vLLM's names of the two, and SGLang's.
+  // Both numbers under vLLM's names, then under SGLang's.
   t.info("cache_config_info", "The cache of keys and values.",
          {{"block_size", block}, {"num_gpu_blocks", blocks}, {"page_size", block}, {"num_pages", blocks}});
 }

@@ -65,8 +65,8 @@ LoadedLinear Loader::staged_linear(std::string_view module, int64_t rows, int64_
   return out;
 }
 
-// Neither cut nor padded; and while a layer is prepared it is there as stored, as wanted, and as prepared, scales
-// included.
+// Whether the experts are neither cut nor padded, and the device has room for all copies of a layer that exist at the
+// same time while it is prepared: as stored, as wanted and as prepared, scales included.
 bool Loader::stage_takes(const ExpertShape& shape, format::Format stored, format::Format wanted) const {
   const Shard& shard = options_.shard;
   if (shard.tp_size > 1 || shard.ep_size > 1 || shape.inter % small_group(wanted) != 0) return false;

@@ -31,7 +31,7 @@ struct Types {
   }
 };
 
-// What "#/$defs/Name" names, or nullptr.
+// The schema that "#/$defs/Name" refers to, or nullptr.
 const JsonValue* referred(const JsonValue& root, std::string_view reference) {
   if (!reference.starts_with("#/")) return nullptr;
   const JsonValue* at = &root;
