@@ -23,7 +23,7 @@ struct BatchRowsArgs {
   int m_parts;             // tasks of an M-tile: BatchRowsChoice::m_parts
   uint32_t parts_inverse;  // x / parts is x * parts_inverse >> 16 for x up to parts times the rows of a tile
 
-  // More about the rows.
+  // The rows of a call.
   int row_tiles;            // of BatchRowsChoice::tile rows each, the last one partly used
   int rows;                 // 1 to kMaxBatchRows: the captured maximum
   const int32_t* num_rows;  // [1] rows that are computed, clamped to 0 .. rows; null: rows. y keeps what it had beyond

@@ -131,7 +131,7 @@ __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2]
   }
 }
 
-// What a warpgroup does whose weight rows are not in a task that is a part of an M-tile.
+// What a warpgroup does in a task that is a part of an M-tile without its weight rows.
 template <class T>
 __device__ __forceinline__ void pass_task(const BatchShared<T>& smem, const BatchPart& part, BatchReader<T>& at) {
   static_assert(!cuts_m_tiles(T::op) || T::w_k_blocks == 1);

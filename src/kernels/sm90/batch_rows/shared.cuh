@@ -41,7 +41,7 @@ struct BatchShared {
   __device__ uint8_t* w(int stage) const { return ws + stage * T::w_stage; }
   __device__ uint8_t* x(int stage) const { return xs + stage * T::x_stage; }
 
-  // By one thread, before the cluster's barrier.
+  // Called by one thread, before the cluster's barrier.
   __device__ void init(int parts) const {
     for (int i = 0; i < T::w_stages; ++i) {
       ptx::mbarrier_init(w_full + i, 1);

@@ -10,7 +10,7 @@
 
 namespace sluice::sm90 {
 
-// The rows whose sums the block with part r of K adds begin here: of `count` rows of a tile.
+// The first of the rows, of `count` rows of a tile, whose sums the block with part r of K adds.
 __device__ __forceinline__ int first_sum(const BatchRowsArgs& a, int count, int part) {
   return static_cast<int>(static_cast<uint32_t>(count * part) * a.parts_inverse >> 16);
 }
@@ -26,7 +26,7 @@ __device__ __forceinline__ uint8_t* others_sums(const BatchShared<T>& smem, int 
   return smem.partial + (T::rows + (from < to ? from : from - 1) * most) * kSumPitch;
 }
 
-// All sums of the block to its own place. Lanes write to 32 different banks.
+// Writes all sums of the block to its own place. Lanes write to 32 different banks.
 template <class T>
 __device__ __forceinline__ void write_sums(const float (&acc)[T::rows / 2], const BatchShared<T>& smem, int count) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -42,7 +42,8 @@ __device__ __forceinline__ void write_sums(const float (&acc)[T::rows / 2], cons
   }
 }
 
-// To every other block of the cluster the sums of the rows that it adds, by one copy. After this block's are written.
+// Sends every other block of the cluster the sums of the rows that it adds, in one copy each. Called after this block's
+// sums are written.
 template <class T>
 __device__ __forceinline__ void send_sums(const BatchRowsArgs& a, const BatchShared<T>& smem, const BatchPart& part,
                                           int count, int most) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ bool has_four(const BatchRowsArgs& a) {
   return static_cast<int>(threadIdx.x & 31) < 32 / a.m_parts;
 }
 
-// Scales and biases of a lane's four weight rows. first: the task's first weight row.
+// The scales and biases of a lane's four weight rows. first: the task's first weight row.
 struct FourParams {
   float scale[4], bias[4];
 };
@@ -111,7 +112,7 @@ __device__ __forceinline__ void store_four(const BatchRowsArgs& a, int first, co
   }
 }
 
-// The sums of the block's rows in the order of K, and the results. A warp takes two rows at a time.
+// Adds the sums of the block's rows in the order of K, and stores the results. A warp takes two rows at a time.
 template <class T>
 __device__ __forceinline__ void add_sums(const BatchRowsArgs& a, const BatchShared<T>& smem, const BatchPart& part,
                                          int first, const FourParams& params, int row0, int count, int most) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void add_sums(const BatchRowsArgs& a, const BatchShar
   }
 }
 
-// Results from registers, while the rings are filled for the next task.
+// Stores results from registers, while the rings are filled for the next task.
 template <class T>
 __device__ __forceinline__ void store_batch(const float (&acc)[T::rows / 2], const BatchRowsArgs& a,
                                             const BatchShared<T>& smem, int row0, int m_tile, int m_part, int count) {
@@ -170,7 +171,7 @@ __device__ __forceinline__ void store_batch(const float (&acc)[T::rows / 2], con
   }
 }
 
-// By warps 0 to 7: all products and results of the block.
+// Run by warps 0 to 7: all products and results of the block.
 template <class T>
 __device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const BatchShared<T>& smem,
                                                const BatchPart& part) {
@@ -223,7 +224,7 @@ __device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const Bat
       send_sums<T>(a, smem, part, count, most);
       __syncwarp();
       ptx::mbarrier_wait_cluster(smem.sums_full, 0);
-      ptx::cluster_arrive_relaxed();  // what others send from their memory is here
+      ptx::cluster_arrive_relaxed();  // what other blocks send has arrived
     }
     add_sums<T>(a, smem, part, first, params, row0, count, most);
   }

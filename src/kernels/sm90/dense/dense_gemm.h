@@ -46,7 +46,7 @@ class DenseGemm {
   DeviceBuffer memory_;  // what follows are parts of it
   RepackedMatrix matrix_;
   DeviceBuffer bias_, input_scales_;  // InputScale: the calibrated one, and ones
-  // A step that is padded to be replayed from a graph (by less than 16 rows) has the bits of one that is not.
+  // A step that is padded to be replayed from a graph, by less than 16 rows, has the same bits as one without padding.
   static constexpr int64_t kBatchStep = 16;
   std::vector<BatchRowsChoice> batch_rows_;  // for up to kBatchStep, 2 kBatchStep, ... rows
   bool filled_ = false;

@@ -18,7 +18,7 @@ struct DenseSpec {
   bool fp8_f32_sums = false;   // FP8 weights are decoded and summed in float32, as in MoeSpec
   bool deterministic = false;  // one order of sums, whatever the number of tokens
 };
-// What these kernels cannot do, in a sentence; says nothing about the device.
+// Whether these kernels run it, or a sentence on what they cannot do. Says nothing about the device.
 Support supports_dense(const DenseSpec& spec);
 
 WeightShape dense_shape(const DenseSpec& spec);

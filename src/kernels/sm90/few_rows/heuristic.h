@@ -19,7 +19,7 @@ HD constexpr int k_blocks_per_copy(WeightOperand o) {
 // The tile of `rows` rows.
 HD constexpr int few_rows_tile(int64_t rows) { return rows <= 8 ? 8 : 16; }
 
-// Whether a task can be a part of an M-tile: its rows follow each other in a k-block of a copy.
+// Whether a task can be a part of an M-tile: only where its rows follow each other in each k-block of a copy.
 HD constexpr bool cuts_m_tiles(WeightOperand o) { return !decodes(o) && !block_scaled(o); }
 inline constexpr int kMaxMParts = 4;  // of 32 weight rows
 

@@ -2,8 +2,8 @@
 // y = x W^T with few rows of x: the weights are streamed once, by as many blocks as keep the memory busy. A task is 128
 // weight rows; the blocks of a cluster share its K, and each adds the partial sums of a part of the weight rows, in the
 // order of K. Or K is not shared, and a task may be 64 or 32 weight rows (m_parts).
-// Warps 0 to 7 multiply (two warpgroups of 64 weight rows). Warp 8 streams weights, and starts before the kernel ahead
-// has finished. Warps 9 to 11 round rows of x into the stages.
+// Warps 0 to 7 multiply (two warpgroups of 64 weight rows). Warp 8 streams weights, and starts before the previous
+// kernel has finished. Warps 9 to 11 round rows of x into the stages.
 #pragma once
 
 #include "kernels/ptx/copy.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of x to the stages: rounded as the format of the products asks, in 128-byte swizzled k-blocks.
+// Puts rows of x into the stages: rounded as the format of the products asks, in 128-byte swizzled k-blocks.
 #pragma once
 
 #include <type_traits>
@@ -209,7 +209,8 @@ __device__ __forceinline__ float2 row_global(const FewRowsArgs& a, const FewShar
   }
 }
 
-// The largest magnitude of every row over this block's part of K, to all blocks of the cluster. By warps 0 to 7.
+// Sends the largest magnitude of every row over this block's part of K to all blocks of the cluster. Run by warps 0
+// to 7.
 template <class T, class X>
 __device__ __forceinline__ void send_maxima(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part,
                                             int rows) {

@@ -26,7 +26,7 @@ struct FewShared : Shared<T> {
   }
   // [max_n] The copy of `globals` that belongs to this warp, one of those that round rows.
   __device__ float2* warp_globals() const { return globals + (static_cast<int>(threadIdx.x >> 5) - 9) * T::max_n; }
-  // By one thread, before the cluster's barrier.
+  // Called by one thread, before the cluster's barrier.
   __device__ void init(int splits, int rows) const {
     ptx::mbarrier_init(sums_full, 1);
     ptx::mbarrier_init(maxima_full, splits > 1 ? 1 : 8);

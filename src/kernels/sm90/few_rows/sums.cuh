@@ -17,7 +17,7 @@ __device__ __forceinline__ SumRows sum_rows(const FewRowsArgs& a, const Part& pa
   return r;
 }
 
-// Each warp's sums to the block that adds them: 512 bytes of a warp side by side.
+// Sends each warp's sums to the block that adds them; 512 bytes of a warp lie side by side.
 template <class T>
 __device__ __forceinline__ void send_sums(const float (&acc)[T::max_n / 2], const FewShared<T>& smem, const Part& part,
                                           const SumRows& rows) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void multiply_bf16_ahead(float (&acc)[T::max_n / 2], 
   for (int i = 0; i < T::max_n / 2; ++i) ptx::pin(acc[i]);
 }
 
-// What a warpgroup does whose weight rows are not in a task that is a part of an M-tile.
+// What a warpgroup does in a task that is a part of an M-tile without its weight rows.
 template <class T>
 __device__ __forceinline__ void pass_stages(const FewShared<T>& smem, Ring<T>& ring, int k_blocks) {
   for (; k_blocks > 0; k_blocks -= T::k_blocks) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ SumRows rows_of_task(const FewRowsArgs& a, const SumR
   return r;
 }
 
-// By warps 0 to 7: all products and results of the block.
+// Run by warps 0 to 7: all products and results of the block.
 template <class T>
 __device__ __forceinline__ void multiply_few(const FewRowsArgs& a, const FewShared<T>& smem, const Part& part,
                                              const SumRows& all_rows) {

@@ -26,7 +26,7 @@ struct MoePlan {
 };
 MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const GemmForce& force, void* workspace);
 
-// Answers how much workspace any call of up to a number of tokens needs.
+// The workspace that any call of up to a number of tokens needs.
 WorkspaceBound moe_workspace(const MoeSpec& spec, int multiprocessors);
 
 // Where a prepared layer lies in one block of device memory, aligned to 256 bytes.

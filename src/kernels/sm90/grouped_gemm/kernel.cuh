@@ -13,8 +13,8 @@
 
 namespace sluice::sm90 {
 
-// From accumulators to memory. Returns whether this warpgroup has now stored its final rows for this task. It is false
-// for a split that is not the last one, and for an M-tile group beyond the last.
+// Stores a task's accumulators to memory. Returns whether this warpgroup has now stored its final rows for this task.
+// It is false for a split that is not the last one, and for an M-tile group beyond the last.
 template <class T>
 __device__ __forceinline__ bool run_epilogue(const GroupedGemmArgs& args, const EpilogueParams<T>& params,
                                              Accumulators<T>& acc, const Shared<T>& smem, const Warpgroup& group,

@@ -86,7 +86,7 @@ __device__ __forceinline__ void activate_sums(float* sums, const float (&scale)[
     const float a0 = v[0] * (scale[0] * f.x), a1 = v[1] * (scale[0] * f.y);
     const float b0 = v[2] * (scale[1] * f.x), b1 = v[3] * (scale[1] * f.y);
     if constexpr (kGated) {
-      // swiglu without parameters
+      // SwiGLU without parameters
       v[0] = gated_by_sigmoid(b0, 1.0f) * a0, v[1] = gated_by_sigmoid(b1, 1.0f) * a1;
     } else {
       using activation::Relu2;

@@ -113,7 +113,7 @@ struct Shared {
   __device__ float* x_scale(int stage) const { return reinterpret_cast<float*>(x(stage) + T::x_bytes); }
   __device__ float* w_scale(int stage) const { return x_scale(stage) + T::max_n; }
 
-  // By one thread, before any other waits on them.
+  // Called by one thread, before any other waits on them.
   __device__ void init_barriers() const {
     for (int i = 0; i < T::stages; ++i) {
       ptx::mbarrier_init(full + i, 2);  // the two streaming warps

@@ -190,7 +190,7 @@ __device__ __forceinline__ void store_token_codes(const GemmArgs& g, const Epilo
   }
 }
 
-// What the two above do not do: float32 staging, 8 tokens of a warp at once, four lanes per token.
+// What the two functions above do not do: float32 staging, 8 tokens of a warp at once, four lanes per token.
 template <class T>
 __device__ __forceinline__ void store_token_pieces(const GemmArgs& g, const EpilogueParams<T>& params,
                                                    Accumulators<T>& acc, const Shared<T>& smem,

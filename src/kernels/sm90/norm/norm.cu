@@ -10,7 +10,7 @@ namespace sluice::sm90 {
 
 namespace {
 
-// What a norm's kernel makes beside y.
+// What a norm's kernel writes beside y.
 enum class Codes {
   none,
   rows,    // fp8_static, fp8_token: a factor for the row
@@ -31,7 +31,7 @@ struct Split {
     for (int p = 0; p < pieces; ++p)
       if (first + p * step < columns) f(first + p * step, p);
   }
-  // Calls f(column) for the others.
+  // Calls f(column) for this thread's pieces that are not held.
   template <class F>
   __device__ static __forceinline__ void others(int columns, F&& f) {
     if constexpr (more)

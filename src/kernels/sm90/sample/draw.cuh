@@ -128,7 +128,7 @@ class Draw {
     return distance(logit) >= kDrawBins - 1 ? 0 : whole;
   }
 
-  // The histogram of all tokens, and its sum. Every thread of the cluster calls it, as all below.
+  // The histogram of all tokens, and its sum. Every thread of the cluster calls it, and every function below too.
   __device__ uint64_t count_bins(DrawSum sum) {
     return fill_bins(sum, shared_.totals, [&](float logit) { return bin_of(logit); });
   }

@@ -11,7 +11,7 @@
 
 namespace sluice::sm90 {
 
-// One row's request. Plain copies of sampling::SampleRow, with what the host computes once.
+// One row's request: the fields of sampling::SampleRow as the kernels read them, with what the host computes once.
 struct SampleRequest {
   int32_t row;                    // of the logits
   int32_t first_edit, num_edits;  // ordered by token, those of one token in the order of the list
