@@ -36,7 +36,7 @@ struct Choice {
 };
 
 // A variant of a call: parts of K of the kernel for few rows, 0 for the grouped GEMM; or a choice of the kernel for a
-// batch of rows; or nothing of both: what would be chosen.
+// batch of rows; or neither: what the library chooses.
 struct Variant {
   std::optional<int> few;
   std::optional<sm90::BatchRowsChoice> batch;

@@ -15,7 +15,7 @@ struct Kind {
   const char* name;
   format::Format weights;
   format::InputFormat inputs;
-  double bits;  // a weight, scales included
+  double bits;  // per weight, scales included
   bool fp8;     // floor of flops at the FP8 rate
   bool f32_sums = false;
 };
@@ -31,7 +31,7 @@ struct Options {
 struct Cell {
   std::string shape, kind;
   int64_t tokens = 0;
-  double us = 0, floor_us = 0;  // a call: the median of replays; and the larger of bytes and operations at the ceilings
+  double us = 0, floor_us = 0;  // per call: the median of replays; the larger of bytes and operations at the ceilings
   std::string bound_by;         // "mem" or "flops"
   std::string tile;
   int splits[2] = {1, 1};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// M2's last case: a file that is truncated while it is mapped.
+// A file that is truncated while it is mapped (docs/robustness.md, M2).
 #include "apps/bus_error.h"
 
 #include <gtest/gtest.h>

@@ -133,7 +133,7 @@ TEST(ChatTemplate, RefusalsNameTheLine) {
             "chat template line 1: a macro inside a loop or a macro is not supported");
 }
 
-// M14: every one of these ends within a second or so, with a sentence.
+// Each of these ends within about a second, with a sentence (docs/robustness.md, M14).
 TEST(ChatTemplate, HostileTemplatesAreBounded) {
   const auto deep = [](const char* open, const char* close, int n) {
     std::string s;
