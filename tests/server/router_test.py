@@ -35,10 +35,12 @@ def free_port():
         return s.getsockname()[1]
 
 
-class Router(unittest.TestCase):
+class WithRouter(unittest.TestCase):
+    words = ()  # of the servers
+
     def setUp(self):
         model = endless(self.__class__)
-        self.servers = [Server(PROGRAM, model, "--served-model-name", "tiny", "--dtype", "float32") for _ in range(2)]
+        self.servers = [Server(PROGRAM, model, "--served-model-name", "tiny", "--dtype", "float32", *self.words) for _ in range(2)]
         for server in self.servers:
             self.addCleanup(server.close)
         self.port = free_port()
@@ -51,8 +53,9 @@ class Router(unittest.TestCase):
         begin = time.monotonic()
         while True:
             try:
-                status, models = self.request("GET", "/v1/models")
-                if status == 200 and self.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200:
+                status, answer = self.request("GET", "/workers")
+                healthy = status == 200 and [w["is_healthy"] for w in answer["workers"]]
+                if healthy == [True, True] and self.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200:
                     break
             except OSError:
                 pass
@@ -74,6 +77,18 @@ class Router(unittest.TestCase):
         finally:
             connection.close()
 
+    @staticmethod
+    def load(server):
+        return server.metric("num_running_reqs") + server.metric("num_queue_reqs")
+
+    def until(self, holds, what):
+        begin = time.monotonic()
+        while not holds():
+            self.assertLess(time.monotonic() - begin, TIMEOUT, what)
+            time.sleep(0.02)
+
+
+class TwoServers(WithRouter):
     def test_two_servers_as_one(self):
         for path, body in (("/v1/completions", {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}),
                            ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 8, "temperature": 0}),
@@ -94,48 +109,70 @@ class Router(unittest.TestCase):
             cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         self.assertTrue(all(n > 0 for n in cached[1:]), cached)
 
+
+class OneIsKilled(WithRouter):
+    words = ("--max-running-requests", 1)
+
     def test_one_is_killed(self):
-        outcomes, streams = [], []
+        """The killed server runs a stream, and other streams and whole answers wait at it. The router asks the other server
+        for the whole answers. Of a stream it has passed the head on, which comes before the first token: it cannot ask again,
+        and the stream breaks off without its last line, so that the client knows."""
+        whole, streams, threads = {}, {}, []
 
-        def ask(i):
-            outcomes.append(self.request("POST", "/v1/completions", {"prompt": f"{i} time", "max_tokens": 40, "ignore_eos": True})[0])
+        def ask(name):
+            body = {"prompt": name * 200, "max_tokens": 40, "ignore_eos": True}
+            whole[name] = self.request("POST", "/v1/completions", body)[0]
 
-        def stream(i):
+        def stream(name, tokens):
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
-            got = b""
+            status, got = None, b""
             try:
                 connection.request("POST", "/v1/completions", json.dumps({
-                    "model": "tiny", "prompt": chr(65 + i) * 200, "max_tokens": 50_000, "ignore_eos": True, "stream": True}),
+                    "model": "tiny", "prompt": name * 200, "max_tokens": tokens, "ignore_eos": True, "stream": True, "rid": name}),
                     {"Content-Type": "application/json"})
                 answer = connection.getresponse()
+                status = answer.status
                 while piece := answer.read1(65536):
                     got += piece
-                streams.append((got, None))
-            except (OSError, http.client.HTTPException) as error:
-                streams.append((got, error))
+            except (OSError, http.client.HTTPException):
+                pass  # the connection broke off
             finally:
                 connection.close()
-        threads = [threading.Thread(target=stream, args=(i,)) for i in range(6)]
-        for t in threads:
-            t.start()
-        begin = time.monotonic()
-        while not all(s.metric("num_running_reqs") > 0 for s in self.servers):
-            self.assertLess(time.monotonic() - begin, TIMEOUT, "all went to one server")
-            time.sleep(0.02)
+                streams[name] = (status, got)
+
+        def start(function, *words):
+            """Starts it and waits until it is at a server."""
+            threads.append(threading.Thread(target=function, args=words))
+            threads[-1].start()
+            self.until(lambda: sum(self.load(s) for s in self.servers) == len(threads), f"{words} is at no server")
+
+        # No two prompts begin alike, so that the router spreads them.
+        names = iter(chr(c) for c in (*range(ord("A"), ord("Z") + 1), *range(ord("a"), ord("z") + 1)))
+        without_end = []  # ended by their names
+        while not all(s.metric("num_running_reqs") for s in self.servers):
+            self.assertLess(len(without_end), 10, "all went to one server")
+            without_end.append(next(names))
+            start(stream, without_end[-1], 1_000_000)
+        for _ in range(6):
+            start(stream, next(names), 40)
+        cut = self.load(self.servers[0])
+        self.assertGreater(cut, self.servers[0].metric("num_running_reqs"), "no stream waits at the server that is killed")
+        for _ in range(6):
+            start(ask, next(names))
+        self.assertGreater(self.load(self.servers[0]), cut, "no whole answer waits at the server that is killed")
         self.servers[0].process.kill()
-        asking = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
-        for t in asking:
-            t.start()
-        for t in asking:
-            t.join(TIMEOUT)
-        self.servers[1].post("/abort_request", {"abort_all": True})  # that they would end by themselves is far away
-        for t in threads:
-            t.join(TIMEOUT)
-        self.assertEqual(outcomes, [200] * 20)  # what had not begun is tried again elsewhere
-        whole = [got for got, error in streams if got.endswith(b"data: [DONE]\n\n")]
-        self.assertEqual(len(streams), 6)
-        self.assertGreaterEqual(len(whole), 1)  # of the other server
-        self.assertLess(len(whole), 6)  # the killed one's: without an end, so that it shows
+
+        def ended():
+            for name in without_end:
+                self.servers[1].post("/abort_request", {"rid": name})
+            return not any(t.is_alive() for t in threads)
+        self.until(ended, "some answers have no end")
+        for name in (next(names) for _ in range(20)):  # the router may not know yet that one is gone
+            ask(name)
+        self.assertEqual(set(whole.values()), {200}, whole)
+        self.assertEqual({status for status, _ in streams.values()}, {200}, streams)
+        broken = [name for name, (_, got) in streams.items() if not got.endswith(b"data: [DONE]\n\n")]
+        self.assertEqual(len(broken), cut, broken)
 
 
 if __name__ == "__main__":
