@@ -252,12 +252,19 @@ class Responses(unittest.TestCase):
 
     @needs_constraints
     def test_instructor(self):
-        for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.RESPONSES_TOOLS):
+        """As instructor itself sends them. JSON puts the schema into a system message and asks for any JSON (json_object); MD_JSON
+        puts it there too, appends a request for a code block to the user's message and takes the object from the text."""
+        for mode, name in ((instructor.Mode.TOOLS, "one"), (instructor.Mode.TOOLS_STRICT, "one"),
+                           (instructor.Mode.RESPONSES_TOOLS, "one"), (instructor.Mode.JSON_SCHEMA, "json"),
+                           (instructor.Mode.JSON, "json"), (instructor.Mode.MD_JSON, "fenced")):
             with self.subTest(mode=mode):
                 client = instructor.from_openai(self.client, mode=mode)
-                weather = client.chat.completions.create(model="tiny", messages=user("one"), max_retries=0,
-                                                         response_model=get_weather)
+                asked = {"model": "tiny", "messages": user(name), "max_retries": 0, "response_model": get_weather}
+                weather = client.chat.completions.create(**asked)
                 self.assertEqual((weather.city, weather.days), ("Lisbon", 2))
+                if name != "one":  # whose call has the function's name, and a stream's is another (Partialget_weather)
+                    *_, weather = client.chat.completions.create_partial(**asked)
+                    self.assertEqual((weather.city, weather.days), ("Lisbon", 2))
 
     @needs_constraints
     def test_langchain(self):

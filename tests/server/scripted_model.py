@@ -3,7 +3,7 @@
 
 It is a Qwen3-MoE whose only layer adds nothing, with one-hot embeddings and a head that maps each token of a script to the
 next: the text depends on the prompt's last token alone, at any temperature. The chat template puts it there: for a user's
-message that is the name of a script, that script; after a tool's message, the script "after".
+message whose first line is the name of a script, that script; after a tool's message, the script "after".
 """
 import json
 import pathlib
@@ -29,9 +29,10 @@ TOOL_TEMPLATE = r"""
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}"""
-# The same with the name of the script, and a word that chooses the parser of thoughts.
+# The same with the name of the script, and a word that chooses the parser of thoughts. Clients may append lines to a message
+# (instructor's MD_JSON asks for a code block so).
 TEMPLATE = TOOL_TEMPLATE.removesuffix("{%- endif %}") + r"""
-    {{- '<|after|>' if messages[-1].role == 'tool' else '<|' + messages[-1].content + '|>' }}
+    {{- '<|after|>' if messages[-1].role == 'tool' else '<|' + messages[-1].content.split('\n')[0] + '|>' }}
 {%- endif %}
 {#- </think> #}"""
 
@@ -112,6 +113,7 @@ SCRIPTS = {
     "two": WEATHER.replace("Lisbon", "Oslo") + "\n" + WEATHER.replace("Lisbon", "Riga"),
     "one": WEATHER,
     "json": '{"city": "Lisbon", "days": 2}',
+    "fenced": 'Here it is:\n```json\n{"city": "Lisbon",\n"days": 2}\n```\nWhat else?',
     "broken": "<tool_call>\n{'name': 'get_weather'}\n</tool_call> is how it might look.",
     "after": "It is sunny: 21 degrees.",
     "hello": "Good morning to you all.",
