@@ -50,6 +50,14 @@ def fields_of_the_source():
     return found
 
 
+def reasons_of_the_source():
+    """{field: why it is refused} of refusal_reasons.cc."""
+    text = (SOURCE / "src" / "server" / "refusal_reasons.cc").read_text()
+    named = dict(re.findall(r"\b(k[A-Z]\w+) = \"(.*?)\"[,;]", text, re.S))
+    return {field: named[why] if why in named else why.strip('"')
+            for field, why in re.findall(r"Refusal\{\"([a-z_]+)\",\s*(k\w+|\".*?\")\}", text, re.S)}
+
+
 class Page(unittest.TestCase):
     def test_every_path_has_a_row(self):
         text = (SOURCE / "src" / "server" / "routes.cc").read_text()
@@ -67,18 +75,24 @@ class Page(unittest.TestCase):
         missing = {name: file for name, file in found.items() if name not in listed}
         self.assertEqual(missing, {}, "no row in docs/compatibility.md")
 
-
     def test_every_refusal_has_a_reason(self):
-        reasons = set(re.findall(r"Refusal\{\"([a-z_]+)\"", (SOURCE / "src" / "server" / "refusal_reasons.cc").read_text()))
+        reasons = reasons_of_the_source()
         self.assertGreater(len(reasons), 40)
         refused = set()
         for file in (SOURCE / "src" / "server").glob("*.cc"):
             for block in re.findall(r"\.refuse_unless_empty\(\{(.*?)\}\)", file.read_text(), re.S):
                 refused |= set(re.findall(r"\"([a-z_]+)\"", block))
-        self.assertEqual(refused - reasons, set(), "no reason in refusal_reasons.cc")
+        self.assertEqual(refused - reasons.keys(), set(), "no reason in refusal_reasons.cc")
         listed = {name for title, rows in sections().items() if title != "Endpoints" for row in rows for cell in row
                   for name in names(cell)}
-        self.assertEqual(reasons - listed, set(), "no row in docs/compatibility.md")
+        self.assertEqual(reasons.keys() - listed, set(), "no row in docs/compatibility.md")
+        for title, rows in sections().items():
+            for row in rows:
+                if not row[-1].startswith("refused"):
+                    continue
+                self.assertRegex(row[-1], r"^refused[^:]*: \S", row)
+                for name in names(row[0]):
+                    self.assertIn(reasons.get(name, ""), row[-1].replace("`", ""), f"{title}: {name}")
 
 
 class Refusals(WithServer):
