@@ -56,6 +56,12 @@ if [[ ${1:-} == test ]] && ! compgen -G "$(clang++ -print-resource-dir)/lib/linu
   install_packages "libclang-rt-$(clang++ -dumpversion | cut -d. -f1)-dev"
 fi
 
+# A browser for the test of the page at / (100 MB). Ubuntu has Chromium as a snap alone: the test skips there without one.
+browsers() { command -v chromium-headless-shell chromium chromium-browser google-chrome; }
+if [[ ${1:-} == test ]] && grep -qsx 'ID=debian' /etc/os-release && ! browsers >/dev/null; then
+  (install_packages chromium-headless-shell) || echo "setup: Chromium cannot be installed; the test of the page at / will skip"
+fi
+
 # What is fetched from PyPI as its authors publish it, as archives of which only a part is needed. pip checks the hash
 # before it looks inside.
 readonly third_party="$(dirname "$0")/../build/third-party"

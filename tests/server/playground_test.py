@@ -17,9 +17,10 @@ import time
 import unittest
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
 if CHROMIUM is None:
-    print("skipped: no Chromium is installed (Debian's package chromium)")
+    print("skipped: no Chromium is installed; scripts/setup.sh test installs Debian's chromium-headless-shell")
     sys.exit(77)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
