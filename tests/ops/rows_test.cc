@@ -128,6 +128,51 @@ TEST_P(Conformance, ReluSquared) {
     }
 }
 
+TEST_P(Conformance, AmaxIsTheLargestMagnitude) {
+  for (const DType d : kTypes)
+    for (const int64_t n : kWidths) {
+      Rows x = rows(d, 5, n);
+      x.randomize();
+      EXPECT_EQ(ops->amax(x.view(0, 0)), 0);
+      const auto expect_largest = [&](int64_t first, int64_t count) {
+        double largest = 0;
+        for (int64_t r = first; r < first + count; ++r)
+          for (int64_t c = 0; c < n; ++c) largest = std::max(largest, std::abs(x.at(r, c)));
+        ASSERT_EQ(ops->amax(x.view(first, count)), largest) << "of rows " << first << " to " << first + count;
+      };
+      expect_largest(0, 5);
+      expect_largest(3, 1);
+      // Each place counts: the first, the last, those at the ends of pieces, and some between them.
+      for (const int64_t c : kWidths) {
+        if (c > n) continue;
+        const int64_t r = c % 5;
+        const double before = x.at(r, c - 1);
+        x.set(r, c - 1, c % 2 == 0 ? 100 : -100);
+        expect_largest(0, 5);
+        x.set(r, c - 1, INFINITY);
+        expect_largest(0, 5);
+        x.set(r, c - 1, NAN);
+        ASSERT_TRUE(std::isnan(ops->amax(x.view()))) << "row " << r << " column " << c - 1;
+        // Whatever lies around it.
+        if (n > 1) {
+          const int64_t other = (c + n / 2) % n;
+          const double at_other = x.at((r + 1) % 5, other);
+          x.set((r + 1) % 5, other, -INFINITY);
+          ASSERT_TRUE(std::isnan(ops->amax(x.view())));
+          x.set((r + 1) % 5, other, at_other);
+        }
+        x.set(r, c - 1, before);
+      }
+      // Zeros of both signs, and values below the normal ones.
+      Rows small = rows(d, 1, n);
+      for (int64_t c = 0; c < n; ++c) small.set(0, c, -0.0);
+      EXPECT_EQ(ops->amax(small.view()), 0);
+      small.set(0, n - 1, -0x1p-133);
+      EXPECT_EQ(ops->amax(small.view()), 0x1p-133f);
+      EXPECT_TRUE(x.gaps_untouched() && small.gaps_untouched());
+    }
+}
+
 TEST_P(Conformance, ElementwiseKeepsNaN) {
   for (const DType d : kTypes) {
     // Broken weights must stay visible up to the logits, where sample() reports them.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "base/error.h"
+#include "format/quantize.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/row.h"
@@ -73,15 +75,15 @@ void CpuOps::copy(ConstMatrix x, Matrix y) {
 }
 
 float CpuOps::amax(ConstMatrix x) {
-  float piece[kPiece], largest = 0;
+  float piece[kPiece];
+  uint32_t largest = 0;
   for (int64_t r = 0; r < x.rows; ++r)
     for (int64_t i = 0; i < x.cols; i += kPiece) {
       const int64_t n = std::min(kPiece, x.cols - i);
       load(offset(x.row(r), x.dtype, i), x.dtype, piece, n);
-      for (int64_t j = 0; j < n; ++j)
-        if (!(std::abs(piece[j]) <= largest)) largest = std::abs(piece[j]);  // a NaN is taken and stays
+      for (int64_t j = 0; j < n; ++j) largest = format::amax_bits(largest, piece[j]);
     }
-  return largest;
+  return std::bit_cast<float>(largest);
 }
 
 void CpuOps::random_order(uint64_t seed, const int32_t* positions, Matrix logits) {
