@@ -8,6 +8,10 @@
 namespace sluice::ops {
 
 void* Workspace::take_bytes(int64_t bytes) {
+  if (allocate_) {
+    ++generation_;
+    return isolated_.emplace_back(allocate_(bytes)).get();
+  }
   bytes = round_up<int64_t>(std::max<int64_t>(bytes, 1), Device::kAlignment);
   while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].bytes()) {
     ++block_;
@@ -41,6 +45,7 @@ int64_t Workspace::capacity() const {
 Workspace::Scope::~Scope() {
   w_.block_ = block_;
   w_.used_ = used_;
+  w_.isolated_.resize(isolated_);
   if (--w_.depth_ == 0 && w_.blocks_.size() > 1) {
     const int64_t total = w_.capacity();
     w_.blocks_.clear();

@@ -3,6 +3,9 @@
 // allocated.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "ops/rounded_rows.h"
@@ -29,10 +32,17 @@ class Workspace {
   // Changes whenever memory was allocated or freed: addresses that were taken before may not come again.
   uint64_t generation() const { return generation_; }
 
+  // For tests of operations: what is taken from now on is an allocation of its own, whose end `allocate` can watch. In
+  // blocks a write beyond what was taken falls into memory that is there, and goes unnoticed.
+  using Allocate = std::function<std::shared_ptr<void>(int64_t bytes)>;
+  void isolate(Allocate allocate) { allocate_ = std::move(allocate); }
+
   // Gives back what was taken while it lived. Scopes nest like blocks.
   class Scope {
    public:
-    explicit Scope(Workspace& w) : w_(w), block_(w.block_), used_(w.used_) { ++w_.depth_; }
+    explicit Scope(Workspace& w) : w_(w), block_(w.block_), used_(w.used_), isolated_(w.isolated_.size()) {
+      ++w_.depth_;
+    }
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
@@ -41,6 +51,7 @@ class Workspace {
     Workspace& w_;
     size_t block_;
     int64_t used_;
+    size_t isolated_;
   };
 
  private:
@@ -51,6 +62,8 @@ class Workspace {
   int64_t used_ = 0;  // of it
   int depth_ = 0;
   uint64_t generation_ = 0;
+  Allocate allocate_;
+  std::vector<std::shared_ptr<void>> isolated_;  // by allocate_
 };
 
 }  // namespace sluice::ops

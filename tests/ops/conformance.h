@@ -17,6 +17,11 @@ inline ThreadPool& test_pool() {
 
 class Conformance : public testing::TestWithParam<Device*>, private FreshRandom {
  public:
+  // Scratch memory begins as NaN, and a write around a piece of it fails the test.
+  Conformance() {
+    ops->workspace().isolate([this](int64_t bytes) { return guarded(*queue, bytes); });
+  }
+
   Rows rows(DType dtype, int64_t rows, int64_t cols, int64_t gap = 3) { return {*queue, dtype, rows, cols, gap}; }
   // Longer than the CPU's pieces of 1024; a GPU takes heads of up to 1024 (ops.h).
   int64_t widest_head() const { return ctx.device().id().is_host() ? 1030 : 1022; }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The devices of the suite, and what they owe each test: memory, queues and scratch space.
 #include "tests/ops/conformance.h"
+
+#include <gtest/gtest-spi.h>
+
 #include "device/cuda.h"
 
 namespace sluice::ops {
@@ -51,6 +54,17 @@ TEST_P(Conformance, WorkspaceGrowsOnceAndNests) {
     w.take<float>(100000);
   }
   EXPECT_EQ(w.capacity(), capacity);
+}
+
+TEST_P(Conformance, AWriteAroundScratchIsFound) {
+  const auto zero_around = [&](int64_t before, int64_t after) {
+    const Workspace::Scope scope(ops->workspace());
+    auto* taken = ops->workspace().take<std::byte>(100);
+    queue->zero(taken - before, before + 100 + after);
+  };
+  zero_around(0, 0);
+  EXPECT_NONFATAL_FAILURE(zero_around(1, 0), "a write before the memory");
+  EXPECT_NONFATAL_FAILURE(zero_around(0, 1), "a write after the end of the memory");
 }
 
 }  // namespace

@@ -95,6 +95,19 @@ class Memory {
   bool device_is_valid_ = false;
 };
 
+// Memory of the device between poisoned bands, which are looked at when it is freed.
+inline std::shared_ptr<void> guarded(Queue& queue, int64_t bytes) {
+  auto memory = std::make_shared<Memory>(queue, bytes);
+  void* address = memory->device();
+  return {address, [memory = std::move(memory)](void*) {
+            try {
+              static_cast<const Memory&>(*memory).host();
+            } catch (const std::exception& e) {
+              ADD_FAILURE() << e.what();
+            }
+          }};
+}
+
 // A list of float32, bfloat16, e4m3 or int32 values.
 class Values {
  public:
