@@ -54,18 +54,4 @@ HD inline int64_t scale_offset(ScaleLayout layout, int64_t m, int64_t k, int64_t
   }
 }
 
-// Whole tensors, linear [rows, cols] -> layout and back. `to` has scale_elements() elements; its padding becomes zero.
-template <class T>
-void scales_from_linear(ScaleLayout layout, const T* from, int64_t rows, int64_t cols, T* to) {
-  for (int64_t i = 0, n = scale_elements(layout, rows, cols); i < n; ++i) to[i] = T{};
-  for (int64_t m = 0; m < rows; ++m)
-    for (int64_t k = 0; k < cols; ++k) to[scale_offset(layout, m, k, rows, cols)] = from[linear_offset(m, k, cols)];
-}
-
-template <class T>
-void scales_to_linear(ScaleLayout layout, const T* from, int64_t rows, int64_t cols, T* to) {
-  for (int64_t m = 0; m < rows; ++m)
-    for (int64_t k = 0; k < cols; ++k) to[linear_offset(m, k, cols)] = from[scale_offset(layout, m, k, rows, cols)];
-}
-
 }  // namespace sluice::format

@@ -24,7 +24,6 @@ struct SafetensorsWriter::State {
   };
   std::unordered_map<std::string, Item> items;
   bool started = false;
-  int64_t total = 0;
 };
 
 namespace {
@@ -47,7 +46,7 @@ std::string metadata_json(const std::map<std::string, std::string>& metadata) {
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::map<std::string, std::string> metadata)
-    : state_(new State{OutputFile(path), std::move(metadata), {}, false, 0}) {}
+    : state_(new State{OutputFile(path), std::move(metadata), {}, false}) {}
 
 SafetensorsWriter::~SafetensorsWriter() = default;
 
@@ -93,8 +92,7 @@ void SafetensorsWriter::start() {
   const uint64_t length = header.size();
   const auto data_offset = static_cast<int64_t>(8 + length);
   for (State::Item* item : order) item->offset += data_offset;
-  s.total = data_offset + at;
-  s.file.reserve(s.total);
+  s.file.reserve(data_offset + at);
   s.file.write(&length, 8);  // little-endian, as is x86-64
   s.file.write(header.data(), static_cast<int64_t>(length));
 }
@@ -120,8 +118,6 @@ void SafetensorsWriter::finish() {
     check(item.written || item.bytes == 0, "tensor {} of {} was added but never written", quote(name), s.file.name());
   s.file.commit();
 }
-
-int64_t SafetensorsWriter::total_bytes() const { return state_->total; }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata,

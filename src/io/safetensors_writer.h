@@ -34,8 +34,6 @@ class SafetensorsWriter {
   // Throws invalid_argument when a tensor is missing, io when the disk refuses.
   void finish();
 
-  int64_t total_bytes() const;  // of the file, after start()
-
  private:
   struct State;
   std::unique_ptr<State> state_;

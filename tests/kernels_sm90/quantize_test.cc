@@ -5,6 +5,7 @@
 #include "kernels/sm90/quantize/tensor.h"
 #include "tests/kernels_sm90/device_problem.h"
 #include "tests/kernels_sm90/values.h"
+#include "tests/support/scale_layout.h"
 
 namespace sluice::test {
 namespace {
@@ -69,12 +70,12 @@ void check_case(Coding c, ScaleLayout layout, bool bf16, bool special, int64_t r
         << "code byte " << i << " is " << int{got[i]} << ", on the host " << int{e.codes[i]};
   if (!e.scales.empty()) {
     std::vector<uint8_t> placed(static_cast<size_t>(elements));
-    format::scales_from_linear(layout, e.scales.data(), rows, groups, placed.data());
+    scales_from_linear(layout, e.scales.data(), rows, groups, placed.data());
     ASSERT_EQ(download<uint8_t>(scales), placed);
   }
   if (!e.group_scales.empty()) {
     std::vector<float> placed(static_cast<size_t>(elements));
-    format::scales_from_linear(layout, e.group_scales.data(), rows, groups, placed.data());
+    scales_from_linear(layout, e.group_scales.data(), rows, groups, placed.data());
     const auto found = download<float>(scales);
     for (size_t i = 0; i < placed.size(); ++i)
       ASSERT_TRUE(found[i] == placed[i] || (std::isnan(found[i]) && std::isnan(placed[i]))) << "scale " << i;

@@ -16,6 +16,17 @@ constexpr WeightOperand kOperands[] = {WeightOperand::bf16,    WeightOperand::fp
 
 int copies(const WeightShape& s) { return ceil_div(s.k_blocks(), k_blocks_per_copy(s.operand)); }
 
+// Of a device whose clusters lie in groups of `group` multiprocessors.
+BatchRoom batch_room(int multiprocessors, int group) {
+  BatchRoom room;
+  room.multiprocessors = multiprocessors;
+  const int whole = multiprocessors / group, rest = multiprocessors % group;
+  for (int blocks = 1; blocks <= 2; ++blocks)
+    for (int size = 1; size <= kMaxBatchCluster; ++size)
+      room.clusters[blocks - 1][size - 1] = whole * (group * blocks / size) + rest * blocks / size;
+  return room;
+}
+
 TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
   for (const WeightOperand op : kOperands)
     for (const int64_t n : {1, 128, 2048, 5120, 151936})

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "weights/gate_up.h"
 
+#include "merged_gate_up.h"
 #include "random_weights.h"
 
 namespace sluice::weights {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "merged_gate_up.h"
 #include "weights/calibration.h"
 #include "weights/pad.h"
 

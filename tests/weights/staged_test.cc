@@ -2,7 +2,7 @@
 // Loading to a device's memory gives what loading to the host gives, bit for bit, in every layout that a checkpoint may
 // have; what it cannot take it leaves to the host. The device is a stand-in whose memory is the host's.
 #include "load_case.h"
-#include "weights/gate_up.h"
+#include "merged_gate_up.h"
 #include "weights/requantize.h"
 
 namespace sluice::weights {

@@ -42,17 +42,6 @@ __device__ inline void st_cluster(uint64_t* smem, uint32_t rank, uint64_t value)
       "r"(rank), "l"(value)
       : "memory");
 }
-// Adds to it; returns what was there.
-__device__ inline uint32_t atom_add_cluster(uint32_t* smem, uint32_t rank, uint32_t add) {
-  uint32_t old;
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %1, %2;\n"
-      "atom.relaxed.cluster.shared::cluster.add.u32 %0, [remote], %3;\n}\n"
-      : "=r"(old)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(smem))), "r"(rank), "r"(add)
-      : "memory");
-  return old;
-}
 __device__ inline uint32_t cluster_nctarank() {
   uint32_t blocks;
   asm volatile("mov.u32 %0, %%cluster_nctarank;\n" : "=r"(blocks));

@@ -11,16 +11,6 @@ namespace sluice::sm90 {
 
 using namespace tuning;
 
-BatchRoom batch_room(int multiprocessors, int group) {
-  BatchRoom room;
-  room.multiprocessors = multiprocessors;
-  const int whole = multiprocessors / group, rest = multiprocessors % group;
-  for (int blocks = 1; blocks <= 2; ++blocks)
-    for (int size = 1; size <= kMaxBatchCluster; ++size)
-      room.clusters[blocks - 1][size - 1] = whole * (group * blocks / size) + rest * blocks / size;
-  return room;
-}
-
 bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
   const bool tile = std::any_of(std::begin(kBatchTiles), std::end(kBatchTiles),
                                 [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });

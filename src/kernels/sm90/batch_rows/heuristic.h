@@ -37,8 +37,6 @@ struct BatchRoom {
   int multiprocessors = 0;
   int clusters[2][kMaxBatchCluster] = {};  // of 1, 2, ... blocks, with one and with two blocks per multiprocessor
 };
-// Of a device whose clusters lie in groups of `group` multiprocessors.
-BatchRoom batch_room(int multiprocessors, int group);
 
 // Whether the kernel can run it.
 bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& choice);

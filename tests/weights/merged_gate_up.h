@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "weights/gate_up.h"
+// Stacks that hold gate and up in one matrix, as published checkpoints do, and the canonical pair.
+#pragma once
 
+#include <algorithm>
 #include <cstring>
 
+#include "weights/gate_up.h"
 #include "weights/region.h"
 
 namespace sluice::weights {
 
-GateUp split_gate_up(const QuantTensor& merged, GateUpOrder order) {
+struct GateUp {
+  QuantTensor gate, up;  // [E, I, H] each
+};
+
+// merged [E, 2I, H]. Throws where a scale covers rows of both (fp8_block with I % 128 != 0, or interleaved).
+inline GateUp split_gate_up(const QuantTensor& merged, GateUpOrder order) {
   check(merged.rows % 2 == 0, "a merged gate and up matrix has {} rows; the number must be even", merged.rows);
   const int64_t inter = merged.rows / 2;
   GateUp pair{make_quant_tensor(merged.format, merged.experts, inter, merged.cols),
@@ -20,7 +28,9 @@ GateUp split_gate_up(const QuantTensor& merged, GateUpOrder order) {
   return pair;
 }
 
-QuantTensor merge_gate_up(const GateUp& pair, GateUpOrder order) {
+// The inverse. Both must share their scales where a format has one for the whole matrix (fp8_tensor, NVFP4's global);
+// refused otherwise, because one merged matrix cannot say both.
+inline QuantTensor merge_gate_up(const GateUp& pair, GateUpOrder order) {
   const QuantTensor &gate = pair.gate, &up = pair.up;
   const format::FormatInfo f = info(up.format);
   check(gate.format == up.format && gate.experts == up.experts && gate.rows == up.rows && gate.cols == up.cols,
