@@ -3,6 +3,7 @@
 // splits.
 #include <map>
 
+#include "kernels/sm90/batch_rows/launch.h"
 #include "kernels/sm90/grouped_gemm/launch.h"
 #include "tests/kernels_sm90/device_problem.h"
 
@@ -41,6 +42,23 @@ TEST(Tiles, ATileThatIsNotCompiledIsRefused) {
     EXPECT_EQ(e.code(), ErrorCode::internal);
     EXPECT_NE(std::string(e.what()).find(none.name()), std::string::npos) << e.what();
   }
+}
+
+TEST(Tiles, ABatchOfRowsInATileThatIsNotCompiledIsRefused) {
+  sm90::BatchRowsArgs args{};
+  args.rows = 1;
+  const auto refusal = [&](sm90::WeightOperand operand, const sm90::BatchRowsChoice& choice) -> std::string {
+    try {
+      sm90::launch_batch_rows(args, operand, choice, 1, nullptr, false);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::internal);
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal(sm90::WeightOperand::bf16, {.tile = 7}),
+            "no product of a batch of rows is compiled for bf16, tiles of 7 rows and 1 blocks per multiprocessor");
+  EXPECT_NE(refusal(sm90::WeightOperand::fp8_block, {.tile = 64}).find("for fp8_block"), std::string::npos);
 }
 
 Case case_of(const Formats& f, int64_t hidden, int64_t inter, int64_t tokens) {

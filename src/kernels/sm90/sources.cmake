@@ -33,7 +33,7 @@ foreach(operand bf16 fp8 mxfp8 nvfp4 mxfp4 fp8_f32)
   set(file ${PROJECT_BINARY_DIR}/sm90/batch_rows_${operand}.cu)
   file(CONFIGURE OUTPUT ${file} CONTENT
 "#include \"kernels/sm90/batch_rows/instance.cuh\"
-template void sluice::sm90::launch_batch_rows_of<sluice::sm90::WeightOperand::${operand}>(
+template bool sluice::sm90::launch_batch_rows_of<sluice::sm90::WeightOperand::${operand}>(
     const sluice::sm90::BatchRowsArgs&, const sluice::sm90::BatchRowsChoice&, int, sluice::sm90::Stream, bool);
 template void sluice::sm90::allow_batch_rows_of<sluice::sm90::WeightOperand::${operand}>();
 template int sluice::sm90::batch_clusters_of<sluice::sm90::WeightOperand::${operand}>(int, int);

@@ -26,17 +26,21 @@ void allow_batch_rows_of() {
   visit_batch_tiles<op>([]<class T>(T) { allow_shared_memory(batch_rows<T>, T::smem_bytes); });
 }
 
+// False: no tile is the choice's.
 template <WeightOperand op>
-void launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choice, int multiprocessors, Stream stream,
+bool launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choice, int multiprocessors, Stream stream,
                           bool pdl) {
+  bool found = false;
   visit_batch_tiles<op>([&]<class T>(T) {
     if (T::rows != choice.tile || T::blocks_per_sm != choice.blocks) return;
+    found = true;
     const int tasks = args.m_tiles * args.m_parts * args.row_tiles;
     // Without parts of K a block takes several tasks in turn, so that the streams never stop.
     const int clusters = args.parts > 1 ? tasks : std::min(tasks, multiprocessors * T::blocks_per_sm);
     launch_clusters(batch_rows<T>, args.parts, static_cast<unsigned>(clusters * args.parts), T::threads, T::smem_bytes,
                     stream, pdl, args);
   });
+  return found;
 }
 
 // How many clusters of a kernel the current device runs at the same time: a cluster lies in one part of it.

@@ -2,6 +2,7 @@
 #include "kernels/sm90/batch_rows/launch.h"
 
 #include "base/error.h"
+#include "kernels/sm90/grouped_gemm/heuristic.h"
 #include "kernels/sm90/visit_operand.h"
 
 namespace sluice::sm90 {
@@ -10,7 +11,7 @@ namespace sluice::sm90 {
 template <WeightOperand op>
 void allow_batch_rows_of();
 template <WeightOperand op>
-void launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choice, int multiprocessors, Stream stream,
+bool launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choice, int multiprocessors, Stream stream,
                           bool pdl);
 
 template <WeightOperand op>
@@ -44,7 +45,13 @@ BatchRoom device_batch_room(WeightOperand operand, int multiprocessors) {
 void launch_batch_rows(const BatchRowsArgs& args, WeightOperand operand, const BatchRowsChoice& choice,
                        int multiprocessors, Stream stream, bool pdl) {
   check(args.rows > 0 && args.rows <= kMaxBatchRows, "rows is {}; 1 to {} are possible", args.rows, kMaxBatchRows);
-  visit(operand, [&]<WeightOperand op>() { launch_batch_rows_of<op>(args, choice, multiprocessors, stream, pdl); });
+  bool launched = false;
+  visit(operand,
+        [&]<WeightOperand op>() { launched = launch_batch_rows_of<op>(args, choice, multiprocessors, stream, pdl); });
+  if (!launched)
+    fail(ErrorCode::internal,
+         "no product of a batch of rows is compiled for {}, tiles of {} rows and {} blocks per multiprocessor",
+         name_of(operand), choice.tile, choice.blocks);
 }
 
 }  // namespace sluice::sm90

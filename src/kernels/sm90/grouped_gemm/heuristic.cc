@@ -17,28 +17,6 @@ constexpr Instance kInstances[] = {
 #undef SLUICE_GEMM_INSTANCE
 };
 
-const char* name_of(WeightOperand o) {
-  switch (o) {
-    case WeightOperand::bf16:
-      return "bf16";
-    case WeightOperand::fp8:
-      return "fp8";
-    case WeightOperand::fp8_block:
-      return "fp8_block";
-    case WeightOperand::mxfp8:
-      return "mxfp8";
-    case WeightOperand::nvfp4:
-      return "nvfp4";
-    case WeightOperand::mxfp4:
-      return "mxfp4";
-    case WeightOperand::fp8_f32:
-      return "fp8_f32";
-    case WeightOperand::fp8_block_f32:
-      return "fp8_block_f32";
-  }
-  return "?";
-}
-
 // The rows that 19 of 20 experts do not exceed if tokens choose independently (a binomial distribution). A tile for the
 // largest expert would be too wide for all others.
 double expected_rows(const GemmProblem& p) {
@@ -115,6 +93,28 @@ double least_busy_share(const GemmProblem& p, const Instance& i) {
 }
 
 }  // namespace
+
+const char* name_of(WeightOperand o) {
+  switch (o) {
+    case WeightOperand::bf16:
+      return "bf16";
+    case WeightOperand::fp8:
+      return "fp8";
+    case WeightOperand::fp8_block:
+      return "fp8_block";
+    case WeightOperand::mxfp8:
+      return "mxfp8";
+    case WeightOperand::nvfp4:
+      return "nvfp4";
+    case WeightOperand::mxfp4:
+      return "mxfp4";
+    case WeightOperand::fp8_f32:
+      return "fp8_f32";
+    case WeightOperand::fp8_block_f32:
+      return "fp8_block_f32";
+  }
+  return "?";
+}
 
 std::string Instance::name() const {
   return fmt::format("{}_{}x{}_k{}_{}", name_of(operand), 128 * m_tiles, max_n, k_blocks * k_block_columns(operand),

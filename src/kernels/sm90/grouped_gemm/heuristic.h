@@ -10,6 +10,8 @@
 
 namespace sluice::sm90 {
 
+const char* name_of(WeightOperand operand);  // "nvfp4"
+
 struct Instance {
   WeightOperand operand;
   int m_tiles, max_n, k_blocks, blocks_per_sm, cluster;
