@@ -2,7 +2,8 @@
 // The one notion of a device: memory, queues of work, copies between devices, recorded work.
 //
 // Everything above this folder is made *on* a device (Tensor, Workspace, Cache, Ops, layers) and enqueues its work on
-// the queue that Context names. Code that does not launch kernels never asks which kind of device it is.
+// the queue that Context names. Code above ops and moe does not ask which kind of device it is: it asks for what a
+// device does (DeviceId's properties). Programs choose a device, and name it.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,13 @@ struct DeviceId {
   int index = 0;  // of the CUDA device; 0 for the CPU
 
   constexpr bool is_host() const { return kind == Kind::cpu; }
+  // The host reads and writes its memory in place.
+  constexpr bool shares_host_memory() const { return is_host(); }
+  // Its queues run work while the caller goes on.
+  constexpr bool asynchronous() const { return !is_host(); }
+  // An allocation takes its bytes when it is made. Elsewhere pages are taken when they are touched, and the system
+  // makes room for them.
+  constexpr bool reserves_memory() const { return !is_host(); }
   bool operator==(const DeviceId&) const = default;
 };
 std::string to_string(DeviceId id);  // "cpu", "cuda:1"

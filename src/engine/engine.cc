@@ -23,7 +23,7 @@ struct Engine::Impl {
         depth(config.adaptive_drafts && config.speculative_steps > 0
                   ? std::make_optional<model::DraftDepth>(config.speculative_steps)
                   : std::nullopt),
-        overlap(config.overlap.value_or(!ctx.device().id().is_host())),
+        overlap(config.overlap.value_or(ctx.device().id().asynchronous())),
         steps{{parts(), info.vocab, config.speculative_steps > 0},
               {parts(), info.vocab, config.speculative_steps > 0}} {}
 
@@ -41,7 +41,7 @@ struct Engine::Impl {
   void find_fault();
   void finish_begun_step();
 
-  bool observable() const { return ctx.device().id().is_host() && !info.experts.empty(); }
+  bool observable() const { return ctx.device().id().shares_host_memory() && !info.experts.empty(); }
   Limits limits() const { return {info.vocab, config.context_length, tokenizer != nullptr, observable()}; }
   void give_cache_events() {
     if (cache_events) cache_events->give();

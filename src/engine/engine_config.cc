@@ -34,7 +34,7 @@ EngineConfig completed(EngineConfig c, const model::ModelInfo& info, DeviceId de
          "speculative_steps is {}, but this model's experts add in an order that depends on the batch, so drafts would "
          "change the text; accepted: 0, or the model loaded with deterministic",
          c.speculative_steps);
-  if (c.prefill_chunk == 0) c.prefill_chunk = model::default_prefill_chunk(device);
+  if (c.prefill_chunk == 0) c.prefill_chunk = ops::traits_of(device).prompt_rows;
   if (c.context_length == 0) c.context_length = info.max_positions;
   if (c.cache_tokens == 0)
     c.cache_tokens = std::min(c.max_running * c.context_length, std::max(kDefaultCacheTokens, c.context_length));

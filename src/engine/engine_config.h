@@ -14,7 +14,7 @@ struct EngineConfig {
   int64_t context_length = 0;  // longest prompt with its answer; 0: the model's
   int max_running = 32;        // sequences in a step
   int max_queued = 256;        // choices that wait for their first step
-  // Prompt tokens per step, of all sequences; decoding comes on top of it. 0: model::default_prefill_chunk().
+  // Prompt tokens per step, of all sequences; decoding comes on top of it. 0: ops::OpsTraits::prompt_rows.
   int64_t prefill_chunk = 0;
   int64_t cache_tokens = 0;  // tokens of keys and values; 0: max_running contexts, but at most 65536 or one context
   int64_t block_size = 64;   // tokens of a block: what the prefix cache shares
@@ -24,7 +24,7 @@ struct EngineConfig {
   bool adaptive_drafts = false;           // at most as many, as DraftDepth finds them to pay
   model::RecordingConfig recording = {};  // of steps that only decode
   // Whether a step that only decodes begins before the tokens of the one before have come to the host. Nothing: on
-  // every device but the host.
+  // an asynchronous device.
   std::optional<bool> overlap = std::nullopt;
 };
 

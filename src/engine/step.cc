@@ -369,11 +369,11 @@ void Step::publish() {
 }
 
 bool Step::all_observed() const {
-  return parts_.ctx.device().id().is_host() && (parts_.observer.timed || parts_.observer.recording());
+  return parts_.ctx.device().id().shares_host_memory() && (parts_.observer.timed || parts_.observer.recording());
 }
 
 bool Step::observed() const {
-  if (!parts_.ctx.device().id().is_host()) return false;
+  if (!parts_.ctx.device().id().shares_host_memory()) return false;
   return all_observed() ||
          std::any_of(entries_.begin(), entries_.end(), [](const Entry& e) { return e.output->routed_experts; });
 }

@@ -30,9 +30,10 @@ BatchBuilder::BatchBuilder(Device& device, const CacheShape& shape, const CacheC
   int64_t ints = 0;
   for (int i = 0; i < kArrays; ++i) offsets_[i] = std::exchange(ints, ints + round_up<int64_t>(counts[i], 16));
   const int64_t bytes = ints * static_cast<int64_t>(sizeof(int32_t));
+  const bool in_place = device.id().shares_host_memory();
   for (std::shared_ptr<void>& staging : stagings_)
-    if (&staging == stagings_ || !device.id().is_host()) staging = device.allocate_staging(bytes);
-  memory_ = device.id().is_host() ? stagings_[0] : device.allocate(bytes);
+    if (&staging == stagings_ || !in_place) staging = device.allocate_staging(bytes);
+  memory_ = in_place ? stagings_[0] : device.allocate(bytes);
   const int32_t** const seen[kArrays] = {&batch_.tokens,    &batch_.positions,   &batch_.kv_slots, &batch_.state_out,
                                          &batch_.row_begin, &batch_.block_begin, &batch_.contexts, &batch_.state_in,
                                          &batch_.logits_of, &batch_.blocks};

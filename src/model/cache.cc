@@ -82,7 +82,7 @@ void release_pages(Tensor& t) {
 
 void Cache::release() {
   for (auto* list : {&keys_, &values_, &conv_, &ssm_}) {
-    if (device_.id().is_host())
+    if (device_.id().shares_host_memory())
       std::for_each(list->begin(), list->end(), release_pages);
     else
       list->clear();
@@ -91,7 +91,7 @@ void Cache::release() {
 }
 
 void Cache::restore() {
-  if (!std::exchange(released_, false) || device_.id().is_host()) return;
+  if (!std::exchange(released_, false) || device_.id().shares_host_memory()) return;
   try {
     allocate();
   } catch (...) {

@@ -17,7 +17,7 @@ double seconds(std::chrono::steady_clock::duration d) { return std::chrono::dura
 int64_t prefill_chunk_of(const Context& ctx, const Generator::Config& config) {
   check(config.prefill_chunk >= 0, "the prefill chunk is {} tokens; accepted: 1 or more, or 0 for the device's default",
         config.prefill_chunk);
-  return config.prefill_chunk > 0 ? config.prefill_chunk : default_prefill_chunk(ctx.device().id());
+  return config.prefill_chunk > 0 ? config.prefill_chunk : ops::traits_of(ctx.device().id()).prompt_rows;
 }
 
 RunnerConfig runner_config(const ModelInfo& info, const Generator::Config& config, int64_t prefill_chunk) {
@@ -48,7 +48,7 @@ Generator::Generator(Context& ctx, const Model& model, const Config& config)
     : max_tokens_(config.max_tokens),
       prefill_chunk_(prefill_chunk_of(ctx, config)),
       steps_(config.speculative_steps),
-      overlap_(config.overlap.value_or(!ctx.device().id().is_host())),
+      overlap_(config.overlap.value_or(ctx.device().id().asynchronous())),
       depth_(config.adaptive_drafts && steps_ > 0 ? std::make_optional<DraftDepth>(steps_) : std::nullopt),
       runner_(ctx, model, runner_config(model.info(), config, prefill_chunk_)),
       blocks_(static_cast<size_t>(ceil_div(config.max_tokens, kBlockSize))) {

@@ -45,7 +45,7 @@ class Generator {
   struct Config {
     int64_t max_tokens = 0;     // of the longest sequence, prompt and new tokens; memory for it is reserved
     int speculative_steps = 0;  // drafts per step from the multi-token-prediction head; 0: none
-    int64_t prefill_chunk = 0;  // prompt tokens per step; 0: default_prefill_chunk()
+    int64_t prefill_chunk = 0;  // prompt tokens per step; 0: ops::OpsTraits::prompt_rows
     RecordingConfig recording = {};
     // Whether a step is enqueued before the token of the one before has come to the host. The text is the same; a step
     // is wasted at the end of a text that a stop token ends. Nothing: on every device but the host.

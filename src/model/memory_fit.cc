@@ -8,12 +8,12 @@ namespace sluice::model {
 namespace {
 std::string gb(int64_t bytes) { return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9); }
 
-// Of the host what is there: the system makes room, and pages count when they are touched.
-int64_t room_of(DeviceId device, DeviceMemory memory) { return device.is_host() ? memory.total : memory.free; }
+// What is there, where the system makes room.
+int64_t room_of(DeviceId device, DeviceMemory memory) { return device.reserves_memory() ? memory.free : memory.total; }
 
 std::string room_text(DeviceId device, DeviceMemory memory) {
   return fmt::format("{} has {}{}", to_string(device), gb(room_of(device, memory)),
-                     device.is_host() ? "" : fmt::format(" of {} free", gb(memory.total)));
+                     device.reserves_memory() ? fmt::format(" of {} free", gb(memory.total)) : "");
 }
 }  // namespace
 

@@ -14,8 +14,9 @@ namespace sluice::model {
 // What the weights will take, about.
 int64_t weight_bytes(const io::Checkpoint& checkpoint, const LoadOptions& options);
 
-// Throws out_of_memory when the weights alone need more than the device has: of a GPU what is free, of the host what is
-// there, since the system can make room. The sentence has both numbers and the quantizations that would fit.
+// Throws out_of_memory when the weights alone need more than the device has: what is free where an
+// allocation reserves memory (DeviceId), else what is there. The sentence has both numbers and the quantizations that
+// would fit.
 void check_fits(const io::Checkpoint& checkpoint, const LoadOptions& options, DeviceId device, DeviceMemory memory);
 
 // The cache that a caller will reserve for a model, from what its configuration says. Empty: none.

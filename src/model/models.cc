@@ -63,8 +63,7 @@ LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReade
   parts.info.dtype = options.dtype;
   parts.info.kv_dtype = options.kv_dtype.value_or(options.dtype);
   parts.info.stop_tokens = stop_tokens(reader.checkpoint());
-  // On a GPU the order of a product's sums may follow the number of rows.
-  parts.info.row_invariant = ctx.device().id().is_host() || options.deterministic;
+  parts.info.row_invariant = options.deterministic || ops::traits_of(ctx.device().id()).row_invariant;
   return {std::make_unique<Decoder>(std::move(parts)), reader.checkpoint(), reader.parts()};
 }
 }  // namespace
@@ -77,8 +76,8 @@ LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CacheP
   if (cache) {
     CacheShape shape = family_of(reader.config()).cache(reader);
     shape.dtype = options.kv_dtype.value_or(options.dtype);
-    // Of the host both are touched little by little, and weights may stay in their files.
-    const bool both = !options.dummy && !device.is_host();
+    // Elsewhere both are touched little by little, and weights may stay in their files.
+    const bool both = !options.dummy && device.reserves_memory();
     check_cache_fits(both ? weight_bytes(reader.checkpoint(), options) : 0, shape,
                      cache(shape, read_common(reader.config()).max_positions), device, memory);
   }

@@ -66,7 +66,7 @@ void Runner::clear() { batch_.clear(); }
 void Runner::run(Observer* observer) {
   const ModelInfo& info = model_->info();
   const DeviceId device = ops_->ctx().device().id();
-  if (observer != nullptr && !device.is_host())
+  if (observer != nullptr && !device.shares_host_memory())
     fail(ErrorCode::unsupported, "a model on {} cannot be observed; accepted: cpu", to_string(device));
   cache_.restore();
   logit_rows_ = batch_.logit_rows();

@@ -21,10 +21,6 @@ struct RunnerConfig {
   RecordingConfig recording = {};  // of steps that only decode
 };
 
-// Prompt tokens of a step where nobody says how many. A GPU reads the weights of all experts for 512 tokens as for
-// 8192: those of Qwen3-30B-A3B take 4 times as long for 8192 tokens in pieces of 512 (bench/results/moe_h200.md).
-constexpr int64_t default_prefill_chunk(DeviceId device) { return device.is_host() ? 512 : 8192; }
-
 class Runner {
  public:
   // Reserves the cache. `ctx` and `model` must live longer. Throws out_of_memory; unsupported when drafts are asked of

@@ -336,8 +336,7 @@ std::shared_ptr<const moe::MoeLayer> WeightReader::read_experts(const std::strin
   names.module = module;
   if (!spec.gated()) names.gate.clear();
   const weights::ExpertShape shape{spec.experts, spec.inter, spec.hidden};
-  // Another backend than the GPU's takes weights on the host.
-  const bool on_device = impl_->stage != nullptr && (backend == "auto" || backend == "sm90");
+  const bool on_device = impl_->stage != nullptr && moe::takes_weights_on(ctx_.device().id(), backend);
   std::optional<weights::LoadedExperts> made;
   if (on_device && options_.dummy) made = impl_->loader->dummy_experts(names, shape);
   if (!made) {

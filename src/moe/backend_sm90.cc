@@ -99,6 +99,8 @@ class Sm90Backend : public Backend {
     return sm90::moe_memory(spec).bytes;
   }
 
+  bool takes_weights_on(DeviceId) const override { return true; }
+
   std::unique_ptr<MoeLayer> prepare(Context& ctx, const MoeSpec& spec, const weights::ExpertWeights& w,
                                     const PrepareOptions& options) const override {
     check_spec(spec);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moe/select.h"
 
+#include <algorithm>
+
 #include "moe/backends.h"
 
 namespace sluice::moe {
@@ -21,6 +23,12 @@ const Backend& select(const MoeSpec& spec, std::string_view choice) {
   }
   check(!reasons.empty(), "the MoE backend is \"{}\"; accepted: {}", choice, backend_names());
   fail(ErrorCode::unsupported, "{}", reasons);
+}
+
+bool takes_weights_on(DeviceId device, std::string_view choice) {
+  return std::any_of(backends().begin(), backends().end(), [&](const auto& backend) {
+    return (choice == "auto" || choice == backend->name()) && backend->takes_weights_on(device);
+  });
 }
 
 std::string backend_names() {

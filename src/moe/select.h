@@ -22,6 +22,10 @@ std::vector<BackendSupport> ask_backends(const MoeSpec& spec);
 // backends' own sentences when none can, or the named one refuses; invalid_argument, with the names, for another name.
 const Backend& select(const MoeSpec& spec, std::string_view choice = "auto");
 
+// Whether a backend that `choice` can name reads weights in the memory of `device`. It is asked before the weights are
+// read, when their format is not known: select() comes after.
+bool takes_weights_on(DeviceId device, std::string_view choice);
+
 // "auto, cpu, reference": what `select` takes, for option help and error texts.
 std::string backend_names();
 

@@ -21,33 +21,40 @@ struct DeviceKind {
                                     const LinearOptions&);
   std::unique_ptr<Linear> (*float_linear)(Context&, const Tensor&, const Tensor&);
   std::unique_ptr<weights::DeviceStage> (*stage)(Context&);
+  OpsTraits traits;
 };
 
 const DeviceKind kDevices[] = {
-    {DeviceId::Kind::cpu, [](Context& ctx) -> std::unique_ptr<Ops> { return std::make_unique<cpu::CpuOps>(ctx); },
+    {DeviceId::Kind::cpu,
+     [](Context& ctx) -> std::unique_ptr<Ops> { return std::make_unique<cpu::CpuOps>(ctx); },
      [](Context& ctx, std::span<const weights::QuantTensor> parts, const Tensor& bias, const LinearOptions& o)
          -> std::unique_ptr<Linear> { return std::make_unique<cpu::CpuLinear>(ctx, parts, bias, o); },
      [](Context& ctx, const Tensor& weight, const Tensor& bias) -> std::unique_ptr<Linear> {
        return std::make_unique<cpu::CpuFloatLinear>(ctx, weight, bias);
      },
-     [](Context&) -> std::unique_ptr<weights::DeviceStage> { return nullptr; }},
+     [](Context&) -> std::unique_ptr<weights::DeviceStage> { return nullptr; },
+     {.row_invariant = true, .prompt_rows = 512}},
 #if defined(SLUICE_WITH_CUDA)
-    {DeviceId::Kind::cuda, [](Context& ctx) -> std::unique_ptr<Ops> { return std::make_unique<sm90::Sm90Ops>(ctx); },
+    {DeviceId::Kind::cuda,
+     [](Context& ctx) -> std::unique_ptr<Ops> { return std::make_unique<sm90::Sm90Ops>(ctx); },
      sm90::make_sm90_linear,
      [](Context& ctx, const Tensor& weight, const Tensor& bias) -> std::unique_ptr<Linear> {
        return std::make_unique<sm90::Sm90FloatLinear>(ctx, weight, bias);
      },
-     [](Context& ctx) -> std::unique_ptr<weights::DeviceStage> { return std::make_unique<sm90::Sm90Stage>(ctx); }},
+     [](Context& ctx) -> std::unique_ptr<weights::DeviceStage> { return std::make_unique<sm90::Sm90Stage>(ctx); },
+     {.row_invariant = false, .prompt_rows = 8192}},
 #endif
 };
 
-const DeviceKind& kind_of(const Context& ctx) {
-  const DeviceId id = ctx.device().id();
+const DeviceKind& kind_of(DeviceId id) {
   for (const DeviceKind& d : kDevices)
     if (d.kind == id.kind) return d;
   fail(ErrorCode::unsupported, "this build runs no model operations on {}; accepted: cpu", to_string(id));
 }
+const DeviceKind& kind_of(const Context& ctx) { return kind_of(ctx.device().id()); }
 }  // namespace
+
+OpsTraits traits_of(DeviceId device) { return kind_of(device).traits; }
 
 std::unique_ptr<Ops> make_ops(Context& ctx) { return kind_of(ctx).ops(ctx); }
 

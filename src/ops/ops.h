@@ -201,6 +201,17 @@ class Ops {
   Workspace workspace_;
 };
 
+// What a loader and a scheduler ask of a device's operations.
+struct OpsTraits {
+  // A row's result is the same, bit for bit, whatever else is in the batch, even without
+  // LinearOptions::deterministic. Elsewhere the order of a product's sums may follow the number of rows.
+  bool row_invariant = true;
+  // Prompt tokens of a step where nobody says how many. A GPU reads the weights of all experts for 512 tokens as for
+  // 8192: those of Qwen3-30B-A3B take 4 times as long for 8192 tokens in pieces of 512 (bench/results/moe_h200.md).
+  int64_t prompt_rows = 512;
+};
+OpsTraits traits_of(DeviceId device);  // throws as make_ops() does
+
 // The operations on ctx.device(). `ctx` must live longer. Throws unsupported, with the reason, for a device that this
 // build has no operations for.
 std::unique_ptr<Ops> make_ops(Context& ctx);
