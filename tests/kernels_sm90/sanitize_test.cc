@@ -33,7 +33,7 @@ Case case_of(format::Format f, format::InputFormat x, int64_t tokens) {
 // With more k-blocks than a ring has stages, so that stages are used again.
 TEST(Sanitize, EveryTile) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng(1);
+  std::mt19937 rng = test::rng();
   for (const auto& [f, name] : format::kFormats)
     for (const auto& [x, input_name] : format::kInputFormats)
       for (bool f32_sums : {false, true}) {
@@ -54,7 +54,7 @@ TEST(Sanitize, EveryTile) {
 // Weights that are streamed before the tables are there.
 TEST(Sanitize, EarlyWeights) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng(4);
+  std::mt19937 rng = test::rng();
   for (const auto& [f, name] : format::kFormats) {
     Case c = case_of(f, format::info(f).input, 3);
     c.spec.hidden = 4096;
@@ -68,7 +68,7 @@ TEST(Sanitize, EarlyWeights) {
 // Routing of many tokens, separate tables and gather, separate finalize, no finalize, FP8 block's second rounding.
 TEST(Sanitize, EveryOtherKernel) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng(2);
+  std::mt19937 rng = test::rng();
   Case c = case_of(format::Format::nvfp4, format::InputFormat::nvfp4, 90);
   for (const auto& [m, name] : routing::kMethods) {
     c.spec.routing = m;
@@ -86,7 +86,6 @@ TEST(Sanitize, EveryOtherKernel) {
 
 TEST(Sanitize, DenseAndQuantisers) {
   SLUICE_SKIP_WITHOUT_DEVICE();
-  std::mt19937 rng(3);
   const std::vector<float> x(5 * 160, 0.5f), w(96 * 160, 0.25f);
   const sm90::DeviceBuffer in = upload(x.data(), 5 * 160 * 4);
   for (const auto& [f, name] : format::kFormats) {

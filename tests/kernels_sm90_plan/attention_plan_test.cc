@@ -9,6 +9,7 @@
 #include "kernels/sm90/mla/expanded_plan.h"
 #include "kernels/sm90/mla/latent_plan.h"
 #include "kernels/sm90/tuning.h"
+#include "tests/support/random.h"
 
 namespace sluice::sm90 {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 constexpr AttentionShape kQwen{32, 4, 128, 128};
 
 TEST(AttentionPlan, RowTilesHoldEverySequence) {
-  std::mt19937 rng(7);
+  std::mt19937 rng = test::rng();
   for (int round = 0; round < 2000; ++round) {
     const int group = 1 << rng() % 5;
     const AttentionShape shape{4 * group, 4, 128, 128};
@@ -114,7 +115,7 @@ TEST(AttentionPlan, ClustersWhereSequencesAreFew) {
 }
 
 TEST(PrefillPlan, TilesHoldEveryLongSequence) {
-  std::mt19937 rng(8);
+  std::mt19937 rng = test::rng();
   for (int round = 0; round < 2000; ++round) {
     const int64_t sequences = 1 + rng() % 40;
     int64_t rows = 0, longest = 0, tiles = 0;
@@ -194,7 +195,7 @@ TEST(LatentPlan, RowsAreCutWhereTheyAreFew) {
 
 // Where rows share tiles, each sequence has room for its own.
 TEST(LatentPlan, SharedTilesHoldEveryRow) {
-  std::mt19937 rng(9);
+  std::mt19937 rng = test::rng();
   for (int round = 0; round < 2000; ++round) {
     const int of_tile = 1 << (1 + rng() % 6);
     int begin = 0, last = 0;
@@ -224,7 +225,7 @@ TEST(ExpandedPlan, TakesTheFormOfFewerOperations) {
 }
 
 TEST(ExpandedPlan, HoldsEveryPromptInBoundedMemory) {
-  std::mt19937 rng(11);
+  std::mt19937 rng = test::rng();
   for (int round = 0; round < 2000; ++round) {
     PromptBounds b{};
     int64_t positions = 0;

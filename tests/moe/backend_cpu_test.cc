@@ -107,7 +107,7 @@ TEST(CpuBackend, ATokensBitsDoNotDependOnItsBatch) {
 TEST(CpuBackend, LongCallsRunInPieces) {
   ThreadPool pool(2);
   Context ctx{pool};
-  std::mt19937_64 rng(7);
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
   MoeSpec s = small_spec(Format::mxfp8);
   s.hidden = 32;
   s.inter = 32;
@@ -121,7 +121,7 @@ TEST(CpuBackend, LongCallsRunInPieces) {
 TEST(CpuBackend, AllocatesNothingOnceWarm) {
   ThreadPool pool(2);
   Context ctx{pool};
-  std::mt19937_64 rng(5);
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
   for (const auto& f : format::kFormats) {
     const MoeSpec s = small_spec(f.value);
     const auto layer = make_cpu_backend()->prepare(ctx, s, random_experts(rng, s));
@@ -149,7 +149,7 @@ TEST(CpuBackend, AllocatesNothingOnceWarm) {
 TEST(CpuBackend, RefitGivesTheBitsOfAFreshLayer) {
   ThreadPool pool(2);
   Context ctx{pool};
-  std::mt19937_64 rng(9);
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
   for (const auto& f : format::kFormats) {
     const MoeSpec s = small_spec(f.value);
     const auto first = random_experts(rng, s), second = random_experts(rng, s);
@@ -165,7 +165,7 @@ TEST(CpuBackend, RefitGivesTheBitsOfAFreshLayer) {
 TEST(CpuBackend, NoTokens) {
   ThreadPool pool(1);
   Context ctx{pool};
-  std::mt19937_64 rng(2);
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
   const MoeSpec s = small_spec(Format::bf16);
   const auto layer = make_cpu_backend()->prepare(ctx, s, random_experts(rng, s));
   layer->run(ctx, MoeArgs{});
@@ -190,7 +190,7 @@ TEST(CpuBackend, RefusesWithAReason) {
 TEST(CpuBackend, SaysWhichWeightIsWrong) {
   ThreadPool pool(1);
   Context ctx{pool};
-  std::mt19937_64 rng(2);
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
   const MoeSpec s = small_spec(Format::bf16);
   weights::ExpertWeights w = random_experts(rng, s);
   w.down = random_weights(rng, Format::bf16, 8, 96, 32);

@@ -268,7 +268,7 @@ TEST_F(CaseFile, EveryFormatAndOrderAgainstTheReference) {
 // --- Bad inputs ------------------------------------------------------------------------------------------------------
 
 TEST_F(CaseFile, BadInputsAreAnsweredWithASentence) {
-  std::mt19937 rng(1);
+  std::mt19937 rng = test::rng();
   Case c;
   c.spec = parse_moe_spec("experts=4 top_k=2 hidden=64 inter=32 weights=nvfp4");
   c.tokens = 3;

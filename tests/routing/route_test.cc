@@ -172,7 +172,7 @@ TEST(Route, NoTokensIsFine) {
 }
 
 TEST(Route, ATokensRoutingDoesNotDependOnTheBatch) {
-  std::mt19937 rng(7);
+  std::mt19937 rng = test::rng();
   std::normal_distribution<float> normal;
   std::vector<float> x(16 * 64);
   for (auto& v : x) v = normal(rng);

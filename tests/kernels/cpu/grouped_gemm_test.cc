@@ -353,7 +353,7 @@ TEST_P(GroupedGemm, NanCodesAndScalesMakeTheirRowNan) {
   if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;
   ThreadPool pool(1);
   Context ctx{pool};
-  std::mt19937_64 rng(1);
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
   for (const Formats& p : kFormats) {
     SCOPED_TRACE(info(p.weights).name);
     weights::QuantTensor w = random_weights(rng, p.weights, 1, 20, 64);
@@ -375,7 +375,7 @@ TEST_P(GroupedGemm, NanCodesAndScalesMakeTheirRowNan) {
 TEST(GroupedGemmContract, RefusesOperandsThatDoNotFit) {
   ThreadPool pool(1);
   Context ctx{pool};
-  std::mt19937_64 rng(1);
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
   const CpuKernel kernel = choose_cpu_kernel(Isa::scalar, Format::bf16, InputFormat::plain, DType::f32);
   const int32_t offsets[] = {0, 3, 4}, too_many[] = {0, 3, 5}, input_rows[] = {3, 2, 1, 0};
   const auto pack = [&](Format f, int64_t experts, int64_t n, int64_t k, Fp8Order order) {
