@@ -8,16 +8,24 @@
 namespace sluice::model {
 
 namespace {
-// A trial's first step is not steady, and on a GPU its second one records a graph.
+// No measurement of other values than these is kept; each says what it follows from.
+
+// A trial's first step is not steady, and on a GPU its second one records a graph: four remain, as many as a Period
+// keeps.
 constexpr int kTrialSteps = 6;
-// Steps until the next trial after one that gained nothing: doubled each time up to the second.
+// Steps until the next trial after one that gained nothing: doubled each time up to the second. A trial is then a tenth
+// of the steps at first and 0.07 % of them in the end; kBudget bounds what it may cost in any case.
 constexpr int64_t kShortPause = 64, kLongPause = 8192;
 // Steps after which what was measured is measured again: contexts grow, and a few drafts may have been wrong by chance.
+// Six of so many steps are 0.3 %, which kBudget has room for even where a step with drafts takes four times as long.
 constexpr int64_t kOld = 2048;
-// How much better a number of drafts must look to be taken instead of none, or to be tried.
+// How much better a number of drafts must look to be taken instead of none, or to be tried: twice kBudget, so that what
+// trials cost is gained.
 constexpr double kMargin = 1.02;
-// An average over the last verifications. After a rest it forgets faster, as the texts are others.
+// An average over the last verifications: its standard error is at most sqrt(1/4 / 64) = 6 %. After a rest it forgets
+// faster, as the texts are others.
 constexpr int64_t kWindow = 64, kWindowAfterRest = 4;
+// How often a draft is taken to be right before one was made. Only what is tried first depends on it.
 constexpr double kUnknownChance = 0.7;
 constexpr int kLoads = 17;  // 1, 2 to 3, 4 to 7, ... sequences
 }  // namespace

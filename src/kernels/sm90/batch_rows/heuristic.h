@@ -8,6 +8,7 @@
 
 namespace sluice::sm90 {
 
+// The most columns that one wgmma has, so that all rows can be one tile; more rows take the grouped GEMM.
 inline constexpr int kMaxBatchRows = 256;
 inline constexpr int kMaxBatchCluster = 8;  // blocks
 

@@ -55,11 +55,14 @@ inline constexpr int kScanDim = 64, kScanState = 128;
 // 64 rows at once, on tensor cores. A chunk begins with the first new row of its sequence or of a segment and after
 // every row that stores a state, so a row's bits depend on all of them.
 inline constexpr int kScanChunk = 64;
-// From here on chunks are quicker than rows one after another.
+// From here on rows are computed in chunks. A chunk takes the time of kScanChunk rows whatever it holds, so fewer rows
+// go one after another. This number is a quarter of a chunk; no measurement of it is kept.
 inline constexpr int64_t kChunkedMinRows = 16;
 // As many as let two blocks per multiprocessor work, where a sequence has many rows and the batch few sequences. They
-// cost a launch that computes the states between them, some 0.4 of the time of the rows.
-inline constexpr int64_t kMinSegmentRows = 256;
+// cost a launch that computes the states between them, some 0.4 of the time of the rows (8192 rows in one segment 657
+// us, in four 210 and 94; docs/kernels/sm90_ssm.md). A segment has at least four chunks, as the copies of a chunk are
+// hidden by the products of the one before it; no measurement of other lengths is kept.
+inline constexpr int64_t kMinSegmentRows = 4 * kScanChunk;
 constexpr int scan_segments(int64_t heads, int64_t sequences, int64_t longest_rows, int multiprocessors) {
   const int64_t room = 2 * multiprocessors / (heads * sequences), most = longest_rows / kMinSegmentRows;
   const int64_t segments = room < most ? room : most;
