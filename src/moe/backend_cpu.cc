@@ -242,16 +242,21 @@ class CpuMoeLayer final : public MoeLayer {
           std::copy_n(up, cols, raw + col);
           if (gated) std::copy_n(gate, cols, raw + padded_inter() + col);
         } else {
-          activate(args, m, first, row, t.group, up, gate, m.activated + row * padded_inter(), col, cols);
+          activate(args, m, first, {row, t.group, col, cols, up, gate, m.activated + row * padded_inter()});
         }
       }
     });
   }
 
-  // up and gate: `cols` values from column `col` on. Bias, llama4's weight, activation, and the copies that a trace
-  // wants.
-  void activate(const MoeArgs& args, const Memory& m, int64_t first, int64_t row, int64_t expert, float* up,
-                float* gate, float* out, int64_t col, int64_t cols) const {
+  // `cols` columns of one row of GEMM1's results, from column `col` on.
+  struct ResultPiece {
+    int64_t row, expert, col, cols;
+    float *up, *gate;  // [cols]; gate is null where the activation has none
+    float* out;        // the whole row of activated values
+  };
+  // Bias, llama4's weight, activation, and the copies that a trace wants.
+  void activate(const MoeArgs& args, const Memory& m, int64_t first, const ResultPiece& piece) const {
+    const auto& [row, expert, col, cols, up, gate, out] = piece;
     add_bias(bias_up_, expert * spec_.inter + col, up, cols);
     if (gate != nullptr) add_bias(bias_gate_, expert * spec_.inter + col, gate, cols);
     if (spec_.weight_on_input) {
@@ -287,7 +292,7 @@ class CpuMoeLayer final : public MoeLayer {
         float* gate = spec_.gated() ? up + padded_inter() : nullptr;
         format::round_row(format::InputFormat::fp8_group, up, spec_.inter);
         if (gate != nullptr) format::round_row(format::InputFormat::fp8_group, gate, spec_.inter);
-        activate(args, m, first, row, expert_of(m, row), up, gate, activated, 0, spec_.inter);
+        activate(args, m, first, {row, expert_of(m, row), 0, spec_.inter, up, gate, activated});
       }
       pack_row(m.middle, row, {activated, DType::f32, round_first}, input_scale2_,
                m.staging + worker * m.staging_floats);

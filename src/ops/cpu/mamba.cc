@@ -24,10 +24,15 @@ SLUICE_CLONES void convolve(const float* const* window, const float* weight, int
   }
 }
 
-// state [n, p] in place, y [p].
-SLUICE_CLONES void scan_row(float* __restrict state, const float* __restrict x, const float* __restrict b,
-                            const float* __restrict c, int64_t n, int64_t p, float decay, float dt, float skip,
-                            float* __restrict y) {
+struct ScanRow {
+  int64_t n, p;  // values of the state per column, and columns
+  float decay, dt, skip;
+};
+// state [n, p] in place, b and c [n], x and y [p]. The arrays are parameters of their own, as the compiler heeds
+// __restrict of parameters.
+SLUICE_CLONES void scan_row(const ScanRow& row, float* __restrict state, const float* __restrict x,
+                            const float* __restrict b, const float* __restrict c, float* __restrict y) {
+  const auto [n, p, decay, dt, skip] = row;
   for (int64_t j = 0; j < p; ++j) y[j] = 0.0f;
   for (int64_t i = 0; i < n; ++i, state += p) {
     const float scaled = dt * b[i], ci = c[i];
@@ -98,8 +103,9 @@ void CpuOps::state_scan(const Batch& batch, const MambaShape& shape, ConstMatrix
       load(offset(dt.row(r), dt.dtype, h), dt.dtype, &step, 1);
       step = softplus(step + options.dt_bias.as<float>()[h]);
       const float* b = row + shape.inner() + g * shape.state;
-      scan_row(state, row + h * shape.head_dim, b, b + shape.groups * shape.state, shape.state, shape.head_dim,
-               std::exp(step * options.a.as<float>()[h]), step, options.skip.as<float>()[h],
+      const ScanRow scan{shape.state, shape.head_dim, std::exp(step * options.a.as<float>()[h]), step,
+                         options.skip.as<float>()[h]};
+      scan_row(scan, state, row + h * shape.head_dim, b, b + shape.groups * shape.state,
                static_cast<float*>(y.row(r)) + h * shape.head_dim);
       if (batch.state_out[r] >= 0) from = std::exchange(state, nullptr);
     }

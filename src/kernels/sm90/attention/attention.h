@@ -21,9 +21,8 @@
 
 namespace sluice::sm90 {
 
-// out = softmax(scale q k^T) v per row and head, causal. All pointers are device memory.
-struct AttentionArgs {
-  // Queries, pages and results.
+// Queries, pages and results; all pointers of this file are device memory.
+struct AttentionOperands {
   ConstRowsView q;     // [rows, heads * key_width] in bfloat16 or float32
   const void* keys;    // [blocks, key_heads, block_size, key_width] in float32 if pages_f32, e4m3 if pages_e4m3, else
                        // bfloat16
@@ -36,8 +35,10 @@ struct AttentionArgs {
   AttentionShape shape;
   int block_size;  // positions of a block of the pages
   float scale;     // of the products, and of e4m3 keys
+};
 
-  // The batch: rows of one sequence are consecutive, and so are its positions.
+// Rows of one sequence are consecutive, and so are its positions.
+struct AttentionBatch {
   int64_t rows;
   int sequences;
   bool one_row_each;           // every sequence has at most one row, and there are as many sequences as rows
@@ -46,7 +47,10 @@ struct AttentionArgs {
   const int32_t* blocks;       // blocks of the pages, in the order of positions; they cover context + rows
   const int32_t* contexts;     // [sequences] positions before the first row
   int prefill_rows;            // sequences of at least this many rows are left to prefill.h; 0: none is
+};
 
+// out = softmax(scale q k^T) v per row and head, causal.
+struct AttentionArgs : AttentionOperands, AttentionBatch {
   // Workspace: chunks' results, where the plan splits sequences; else not used.
   AttentionPlan plan;
   float* partial;        // [rows * heads, max_chunks, value_width]
