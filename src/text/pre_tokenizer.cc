@@ -84,17 +84,17 @@ PreTokenizer::Pieces PreTokenizer::split(std::string text) const {
   std::vector<Match> spans;
   if (!text.empty()) spans.push_back({0, text.size()});
 
-  const auto apply = [&](const std::vector<Step>& steps) {
-    for (const Step& step : steps) {
-      RegexSearch search(step.regex, text.size());
+  const auto apply = [&](const std::vector<Splitter>& splitters) {
+    for (const Splitter& splitter : splitters) {
+      RegexSearch search(splitter.regex, text.size());
       std::vector<Match> next;
       next.reserve(spans.size());
       std::vector<Part> parts;
       for (const Match& span : spans) {
-        find_parts(search, text, span, step.invert, parts);
-        merge(parts, step.behavior);
+        find_parts(search, text, span, splitter.invert, parts);
+        merge(parts, splitter.behavior);
         for (const Part& p : parts) {
-          const bool removed = p.matched && step.behavior == SplitBehavior::removed;
+          const bool removed = p.matched && splitter.behavior == SplitBehavior::removed;
           if (!removed && p.span.begin != p.span.end) next.push_back(p.span);
         }
       }

@@ -24,14 +24,14 @@ class PreTokenizer {
   Pieces split(std::string text) const;
 
  private:
-  struct Step {
+  struct Splitter {
     Regex regex;
     SplitBehavior behavior;
     bool invert;
   };
-  std::vector<Step> before_prefix_;  // the file's own splits
+  std::vector<Splitter> before_prefix_;  // the file's own splits
   bool add_prefix_space_ = false;
-  std::vector<Step> after_prefix_;  // GPT-2's pattern, when byte_level asks for it
+  std::vector<Splitter> after_prefix_;  // GPT-2's pattern, when byte_level asks for it
 };
 
 }  // namespace sluice::text

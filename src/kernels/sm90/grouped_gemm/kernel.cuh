@@ -30,7 +30,7 @@ __device__ __forceinline__ bool run_epilogue(const GroupedGemmArgs& args, const 
     store_results<T>(g, params, acc, smem, group);
   else if (rounds_in_registers<T>(g))
     store_rounded<T>(g, params, acc, smem, group, exchange);
-  else if (RowFactors<T>::can_own && g.epilogue.store == Store::activated && activates_in_registers(g))
+  else if (DecodeFactors<T>::can_own && g.epilogue.store == Store::activated && activates_in_registers(g))
     g.epilogue.gated ? store_activated<T, true>(g, params, acc, group)
                      : store_activated<T, false>(g, params, acc, group);
   else

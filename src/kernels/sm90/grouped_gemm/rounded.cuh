@@ -29,7 +29,7 @@ __device__ inline bool rounds_in_registers(const GemmArgs& g) {
 }
 
 template <class T, bool kGated>
-struct Rounding {
+struct RoundingShape {
   static constexpr int tokens = T::turn_tokens;
   static constexpr int pieces = tokens / 8;  // of 8 tokens
   static constexpr int warp_columns = kGated ? 8 : 16;
@@ -77,10 +77,10 @@ __device__ __forceinline__ void reduce_columns(uint32_t (&v)[kValues], int lane,
 
 // Scaled and activated in place; v[0], v[1] hold the activated columns when gated, else all four.
 template <class T, bool kGated>
-__device__ __forceinline__ void activate_sums(float* sums, const float (&scale)[2], const RowFactors<T>& factors,
+__device__ __forceinline__ void activate_sums(float* sums, const float (&scale)[2], const DecodeFactors<T>& factors,
                                               int first) {
 #pragma unroll
-  for (int j = 0; j < Rounding<T, kGated>::pieces; ++j) {
+  for (int j = 0; j < RoundingShape<T, kGated>::pieces; ++j) {
     const float2 f = factors(first + j * 8);
     float* v = sums + 4 * j;
     const float a0 = v[0] * (scale[0] * f.x), a1 = v[1] * (scale[0] * f.y);
@@ -116,7 +116,7 @@ template <class T, bool kGated>
 __device__ __forceinline__ void make_scales(const GemmArgs& g, const EpilogueParams<T>& params, int first_token,
                                             int m_tile, int warps, int exchange, const Shared<T>& smem,
                                             const Warpgroup& group) {
-  using R = Rounding<T, kGated>;
+  using R = RoundingShape<T, kGated>;
   const int first_warp = group.warp & ~(warps - 1);
 #pragma unroll
   for (int i = 0; i < (R::tokens + 31) / 32; ++i) {
@@ -165,7 +165,7 @@ template <class T, bool kGated, int kJoint>
 __device__ __forceinline__ void round_sums(const GemmArgs& g, const EpilogueParams<T>& params,
                                            float* const (&sums)[kJoint], int first_token, int m_tile, int exchange,
                                            const Shared<T>& smem, const Warpgroup& group) {
-  using R = Rounding<T, kGated>;
+  using R = RoundingShape<T, kGated>;
   constexpr int kPerPiece = kGated ? 2 : 4;
   uint32_t top[2 * R::pieces] = {};
 #pragma unroll
@@ -202,7 +202,7 @@ __device__ __forceinline__ void round_sums(const GemmArgs& g, const EpiloguePara
 template <class T, bool kGated>
 __device__ __forceinline__ void store_sums(const GemmArgs& g, const EpilogueParams<T>& params, const float* sums,
                                            int first_token, int m_tile, const Shared<T>& smem, const Warpgroup& group) {
-  using R = Rounding<T, kGated>;
+  using R = RoundingShape<T, kGated>;
   constexpr int kTokens = kGated || R::tokens < 32 ? R::tokens : 32;  // that fit into a warp's staging
   constexpr int kLanes = kGated ? 1 : 2;                              // per token
   const int lane = group.lane, half = kGated ? 0 : lane & 1;
@@ -267,8 +267,8 @@ template <class T, bool kGated>
 __device__ __forceinline__ void store_rounded(const GemmArgs& g, const EpilogueParams<T>& params, Accumulators<T>& acc,
                                               const Shared<T>& smem, const Warpgroup& group, int& exchange) {
   static_assert(!kGated || T::rounds_gated);
-  using R = Rounding<T, kGated>;
-  const RowFactors<T> factors(g, params, group);
+  using R = RoundingShape<T, kGated>;
+  const DecodeFactors<T> factors(g, params, group);
   const int padded = params.tile.padded;
 #pragma unroll
   for (int m = 0; m < T::m_tiles; m += R::joint) {
@@ -310,8 +310,8 @@ __device__ __forceinline__ void store_rounded(const GemmArgs& g, const EpilogueP
 template <class T, bool kGated>
 __device__ __forceinline__ void store_activated(const GemmArgs& g, const EpilogueParams<T>& params,
                                                 Accumulators<T>& acc, const Warpgroup& group) {
-  using R = Rounding<T, kGated>;
-  const RowFactors<T> factors(g, params, group);
+  using R = RoundingShape<T, kGated>;
+  const DecodeFactors<T> factors(g, params, group);
   const int padded = params.tile.padded, count = params.tile.count, token = 2 * (group.lane & 3);
 #pragma unroll
   for (int m = 0; m < T::m_tiles; ++m) {

@@ -134,14 +134,14 @@ __device__ __forceinline__ void store_segments(const GemmArgs& g, const Epilogue
 // Decode factors of two neighbouring rows. If the format has no scale per row, all rows share one factor: shared memory
 // is busy with the products and is not read for it.
 template <class T>
-struct RowFactors {
+struct DecodeFactors {
   // The operands of the formats that scale whole rows: FP8 per token, NVFP4 per token.
   static constexpr bool can_own =
       T::op == WeightOperand::fp8 || T::op == WeightOperand::fp8_f32 || T::op == WeightOperand::nvfp4;
   const float* at;
   float shared;
   bool own;
-  __device__ RowFactors(const GemmArgs& g, const EpilogueParams<T>& params, const Warpgroup& group)
+  __device__ DecodeFactors(const GemmArgs& g, const EpilogueParams<T>& params, const Warpgroup& group)
       : at(params.row_factor + 2 * (group.lane & 3)),
         shared(params.row_factor[0]),
         own(can_own && g.x.row_scale != nullptr) {}
@@ -165,7 +165,7 @@ __device__ __forceinline__ void store_results(const GemmArgs& g, const EpilogueP
                                               const Shared<T>& smem, const Warpgroup& group) {
   constexpr int kTokens = T::max_n < 32 ? T::max_n : 32, kPieces = kTokens / 8;
   uint8_t* staging = warp_values(smem, group);
-  const RowFactors<T> factors(g, params, group);
+  const DecodeFactors<T> factors(g, params, group);
   // Lane i addresses row i % 8 of matrix i / 8: matrices 0 and 1 are 16 weight rows of 8 tokens, 2 and 3 of the next 8.
   uint8_t* to = staging + pair_of_halves((group.lane & 7) + (group.lane >> 4) * 8, group.lane >> 3 & 1);
   const int half = group.lane & 1, warp_row = group.index * 64 + group.warp * 16;

@@ -11,7 +11,7 @@ WorkspaceBound::WorkspaceBound(Bytes exact, const Choice& choice) : exact_(std::
   int64_t most = 0;
   const auto add = [&](int64_t tokens) {
     most = std::max(most, exact_(tokens));
-    steps_.push_back({tokens, most});
+    bounds_.push_back({tokens, most});
   };
   for (int64_t tokens = 1; tokens <= tuning::kSplitTokens; ++tokens) add(tokens);
   const Instance widest = choice(kMostTokens).instance;
@@ -30,9 +30,9 @@ WorkspaceBound::WorkspaceBound(Bytes exact, const Choice& choice) : exact_(std::
 
 int64_t WorkspaceBound::bytes(int64_t tokens) const {
   if (tokens <= 0) return 0;
-  const auto after = std::upper_bound(steps_.begin(), steps_.end(), tokens,
-                                      [](int64_t t, const Step& step) { return t < step.tokens; });
-  const int64_t before = after == steps_.begin() ? 0 : std::prev(after)->bytes;
+  const auto after = std::upper_bound(bounds_.begin(), bounds_.end(), tokens,
+                                      [](int64_t t, const Bound& bound) { return t < bound.tokens; });
+  const int64_t before = after == bounds_.begin() ? 0 : std::prev(after)->bytes;
   return std::max(before, exact_(tokens));
 }
 

@@ -23,11 +23,12 @@ class WorkspaceBound {
   int64_t bytes(int64_t tokens) const;
 
  private:
-  struct Step {
+  struct Bound {
     int64_t tokens, bytes;  // what calls of up to `tokens` need
   };
   Bytes exact_;
-  std::vector<Step> steps_;  // ascending: every number of tokens up to tuning::kSplitTokens, then the last of each tile
+  std::vector<Bound>
+      bounds_;  // ascending: every number of tokens up to tuning::kSplitTokens, then the last of each tile
 };
 
 }  // namespace sluice::sm90
