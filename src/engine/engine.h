@@ -2,12 +2,12 @@
 // Many requests through one model: schedule -> run -> sample -> publish, one step() at a time. One thread at a time;
 // async_engine.h puts it on a thread of its own.
 //
-// With a model that is row_invariant (ModelInfo; every model on the CPU, on a GPU those loaded with deterministic) a
-// request's tokens depend on its prompt, its parameters and its seed alone: not on what else is in the batch, on
-// chunking, pre-emption, speculation or the prefix cache. (The model's rows then do not depend on each other, bit for
-// bit, and the uniform number that chooses a token depends on seed and position only.) With another model the order of
-// float32 sums depends on the number of rows, which can change the choice between two nearly equal logits; such a model
-// takes no speculative_steps.
+// With a model that is row_invariant (ModelInfo; on the CPU every model whose experts run there too, on a GPU, or with
+// experts on one, those loaded with deterministic) a request's tokens depend on its prompt, its parameters and its seed
+// alone: not on what else is in the batch, on chunking, pre-emption, speculation or the prefix cache. (The model's rows
+// then do not depend on each other, bit for bit, and the uniform number that chooses a token depends on seed and
+// position only.) With another model the order of float32 sums depends on the number of rows, which can change the
+// choice between two nearly equal logits; such a model takes no speculative_steps.
 #pragma once
 
 #include <memory>
