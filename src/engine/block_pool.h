@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who uses which block of the cache, and which blocks hold a prefix worth finding again. Integers only.
 //
+// A block's name is the hash of all tokens up to its end (block_hash.h): by it a prompt that begins with these tokens
+// finds the block. Blocks that are not full have none.
+//
 // A block is in use (references > 0) or available. Available blocks wait in one queue: those without a name at its
 // front, then the named ones, least recently used first. So a name lives as long as there is other room.
 #pragma once
@@ -33,7 +36,7 @@ class BlockPool {
   bool publish(int32_t block, const BlockHash& name);
   std::optional<int32_t> find(const BlockHash& name) const;
   void forget_names();
-  // Told of names that are lost (removed() and cleared()); must live longer.
+  // Called when a block loses its name (removed()) and when all do (cleared()); must live longer.
   void listen(CacheListener* listener) { listener_ = listener; }
 
  private:
