@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantisers and the dense GEMM over raw device pointers.
+// Quantisers and the dense GEMM over raw device pointers. The GEMM is sm90::DenseGemm and not ops::Linear, which is
+// made for models: callers give codes and scales as well as rows, the number of tokens in device memory, and a stream
+// of their own.
 #include "capi/quantize.h"
 #include "capi/status.h"
 #include "capi/view.h"
