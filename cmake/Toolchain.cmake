@@ -32,8 +32,9 @@ if(SLUICE_CCACHE)
 endif()
 
 # Links of a hundred test programs: mold takes a tenth of the time of GNU ld.
-find_program(SLUICE_MOLD mold)
-if(SLUICE_MOLD)
+option(SLUICE_MOLD "link with mold where it is installed" ON)
+find_program(SLUICE_MOLD_PROGRAM mold)
+if(SLUICE_MOLD AND SLUICE_MOLD_PROGRAM)
   add_link_options(-fuse-ld=mold)
 endif()
 
