@@ -9,10 +9,10 @@ namespace {
 double ratio(int64_t a, int64_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
 }  // namespace
 
-void Histogram::observe(double seconds) {
-  ++counts_[static_cast<size_t>(std::lower_bound(kBounds.begin(), kBounds.end(), seconds) - kBounds.begin())];
+void Histogram::observe(double value) {
+  ++counts_[static_cast<size_t>(std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin())];
   ++count_;
-  sum_ += seconds;
+  sum_ += value;
 }
 
 double Metrics::cache_hit_rate() const { return ratio(cached_tokens, prompt_tokens); }

@@ -12,16 +12,26 @@ namespace sluice::engine {
 // Counts by upper bound, the last bucket without one. Buckets are not cumulative.
 class Histogram {
  public:
-  static constexpr std::array<double, 20> kBounds{1e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2,
-                                                  2e-2, 5e-2, 1e-1, 2e-1, 5e-1, 1,    5,    20,   100};  // seconds
-  void observe(double seconds);
-  std::span<const double> bounds() const { return kBounds; }
-  std::span<const int64_t> counts() const { return counts_; }  // bounds().size() + 1
+  static constexpr std::array<double, 20> kSeconds{1e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
+                                                   1e-2, 2e-2, 5e-2, 1e-1, 2e-1, 5e-1, 1,    5,    20,   100};
+  // The next three are vLLM's. Its bounds of lengths end at the context's length; these are the same for all models.
+  static constexpr std::array<double, 21> kPhaseSeconds{0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                                        30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+  static constexpr std::array<double, 19> kTokens{1,   2,   5,   10,  20,  50,  100, 200, 500, 1e3,
+                                                  2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6};
+  static constexpr std::array<double, 13> kStepTokens{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+
+  // `bounds`: one of the above; they must outlive the histogram.
+  explicit Histogram(std::span<const double> bounds = kSeconds) : bounds_(bounds) {}
+  void observe(double value);
+  std::span<const double> bounds() const { return bounds_; }
+  std::span<const int64_t> counts() const { return std::span(counts_).first(bounds_.size() + 1); }
   int64_t count() const { return count_; }
   double sum() const { return sum_; }
 
  private:
-  std::array<int64_t, kBounds.size() + 1> counts_{};
+  std::span<const double> bounds_;
+  std::array<int64_t, kPhaseSeconds.size() + 1> counts_{};  // of the most bounds
   int64_t count_ = 0;
   double sum_ = 0;
 };
@@ -44,7 +54,14 @@ struct Metrics {
   Histogram schedule_seconds;  // the scheduler's share of a step
   Histogram overhead_seconds;  // everything of a step but the model and the sampling
   Histogram queue_seconds, first_token_seconds, inter_token_seconds;
-  Histogram request_seconds;  // of answers that ended with stop or length
+  Histogram step_rows{Histogram::kStepTokens};
+  // Of answers that ended with stop or length.
+  Histogram request_seconds;
+  Histogram prefill_seconds{Histogram::kPhaseSeconds};  // from the first step to the first token
+  Histogram decode_seconds{Histogram::kPhaseSeconds};   // from there to the last token
+  Histogram token_seconds;                              // decode time per token after the first
+  Histogram prompt_lengths{Histogram::kTokens}, answer_lengths{Histogram::kTokens};
+  Histogram longest_answers{Histogram::kTokens};  // per request
 
   double cache_hit_rate() const;  // cached_tokens / prompt_tokens
   double token_usage() const;     // blocks_used / blocks

@@ -39,6 +39,24 @@ void RequestTable::record_latencies(OutputSequence& c, Clock::time_point now) {
   c.last_token = now;
 }
 
+// Adds what is known of a complete answer to the histograms.
+void RequestTable::record_end(Output& at) {
+  const OutputSequence& c = *at.output;
+  const Usage& u = at.output->event().usage;
+  const int64_t tokens = c.answer_length();
+  // An answer without tokens (max_tokens = 0) ends with its prompt.
+  const double first = tokens > 0 ? u.first_token_seconds : u.total_seconds;
+  const double decode = tokens > 0 ? seconds(c.last_token - c.added) - first : 0;
+  metrics_.request_seconds.observe(u.total_seconds);
+  metrics_.prefill_seconds.observe(first - u.queue_seconds);
+  metrics_.decode_seconds.observe(decode);
+  metrics_.token_seconds.observe(tokens > 1 ? decode / static_cast<double>(tokens - 1) : 0);
+  metrics_.prompt_lengths.observe(static_cast<double>(u.prompt_tokens));
+  metrics_.answer_lengths.observe(static_cast<double>(tokens));
+  OpenRequest& request = requests_.at(at.output->event().request);
+  request.longest = std::max(request.longest, tokens);
+}
+
 void RequestTable::publish(Handle handle, Clock::time_point now) {
   Output& at = outputs_[static_cast<size_t>(handle)];
   OutputSequence& c = *at.output;
@@ -49,9 +67,8 @@ void RequestTable::publish(Handle handle, Clock::time_point now) {
   if (c.finished()) {
     event.usage.preemptions = scheduler_.preemptions(handle);
     event.usage.total_seconds = seconds(now - c.added);
-    // How long an answer took says nothing of one that was cut off.
-    if (event.reason == FinishReason::stop || event.reason == FinishReason::length)
-      metrics_.request_seconds.observe(event.usage.total_seconds);
+    // How long an answer and its phases took says nothing of one that was cut off.
+    if (event.reason == FinishReason::stop || event.reason == FinishReason::length) record_end(at);
     if (c.routed_experts) c.give_routed_experts();
     scheduler_.remove(handle);  // before the sink is called: its blocks are free when the user hears of the end
   }
@@ -89,7 +106,9 @@ void RequestTable::erase(Handle handle) {
       break;
   }
   const auto request = requests_.find(output->event().request);
-  if (--request->second.open == 0) requests_.erase(request);
+  if (--request->second.open > 0) return;
+  if (request->second.longest >= 0) metrics_.longest_answers.observe(static_cast<double>(request->second.longest));
+  requests_.erase(request);
 }
 
 bool RequestTable::cancel(RequestId id) {

@@ -41,13 +41,15 @@ class RequestTable {
  private:
   struct OpenRequest {
     Sink sink;
-    int open = 0;  // output sequences that have not finished
+    int open = 0;          // output sequences that have not finished
+    int64_t longest = -1;  // tokens of the longest answer that was not cut off; -1: none yet
   };
   struct Output {
     std::unique_ptr<OutputSequence> output;
     OpenRequest* request = nullptr;  // looked up with its first event
   };
   void record_latencies(OutputSequence& output, Clock::time_point now);
+  void record_end(Output& at);
   void erase(Handle handle);
 
   Scheduler& scheduler_;

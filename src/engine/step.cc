@@ -107,6 +107,7 @@ void Step::prepare(std::span<const PlanEntry> plan) {
   failed_ = false;
   model_seconds_ = sampling_seconds_ = following_seconds_ = 0;
   ++parts_.metrics.steps;
+  int64_t rows = 0;
   for (const PlanEntry& entry : plan) {
     OutputSequence& c = parts_.requests.at(entry.sequence);
     if (entry.admitted && !c.started) {
@@ -120,12 +121,14 @@ void Step::prepare(std::span<const PlanEntry> plan) {
       parts_.metrics.cached_tokens += u.cached_tokens;
       parts_.metrics.queue_seconds.observe(u.queue_seconds);
     }
-    parts_.metrics.rows += entry.rows;
+    rows += entry.rows;
     Entry& e = entries_.emplace_back();
     e.plan = &entry;
     e.output = &c;
     e.all_logits = c.scored_from() && entry.context < c.prompt_length();
   }
+  parts_.metrics.rows += rows;
+  parts_.metrics.step_rows.observe(static_cast<double>(rows));
 }
 
 bool Step::run_model() {

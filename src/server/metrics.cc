@@ -116,6 +116,14 @@ void add_vllm(PrometheusText& t, const Input& in) {
   add_histogram(t, "time_per_output_token_seconds", "The same under its older name.", m.inter_token_seconds);
   add_histogram(t, "e2e_request_latency_seconds", "From arrival to the last token.", m.request_seconds);
   add_histogram(t, "request_queue_time_seconds", "From arrival to the first step.", m.queue_seconds);
+  add_histogram(t, "request_prefill_time_seconds", "From the first step to the first new token.", m.prefill_seconds);
+  add_histogram(t, "request_decode_time_seconds", "From the first new token to the last.", m.decode_seconds);
+  add_histogram(t, "request_time_per_output_token_seconds", "Of an answer, per new token after the first.",
+                m.token_seconds);
+  add_histogram(t, "request_prompt_tokens", "Length of a prompt.", m.prompt_lengths);
+  add_histogram(t, "request_generation_tokens", "Length of an answer.", m.answer_lengths);
+  add_histogram(t, "request_max_num_generation_tokens", "Length of a request's longest answer.", m.longest_answers);
+  add_histogram(t, "iteration_tokens_total", "Rows of one forward pass of the model.", m.step_rows);
 }
 
 double resident_bytes() {

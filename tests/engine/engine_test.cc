@@ -232,7 +232,56 @@ TEST(Engine, CancellingFreesEverythingAtOnce) {
       EXPECT_EQ(c.of(other).tokens.size(), 10u);
       EXPECT_EQ(engine.metrics().finished_cancelled, 3);
       EXPECT_EQ(engine.metrics().request_seconds.count(), 1) << "only of the answer that was not cut off";
+      EXPECT_EQ(engine.metrics().answer_lengths.sum(), 10) << "that answer's";
+      EXPECT_EQ(engine.metrics().longest_answers.count(), 1);
     }
+}
+
+// The bucket of a histogram that holds `value`, by trying all.
+size_t bucket_of(const Histogram& h, double value) {
+  size_t at = 0;
+  while (at < h.bounds().size() && h.bounds()[at] < value) ++at;
+  return at;
+}
+
+TEST(Engine, HistogramsOfPhasesAndLengths) {
+  Engine engine = make_engine();
+  Collector c;
+  Request several = request(kPrompt, 12);
+  several.params.n = 3;
+  Request scored = request(std::vector<int32_t>(30, 50), 0);
+  scored.params.prompt_logprobs_from = 0;
+  const RequestId ids[] = {engine.add(several, c.sink()), engine.add(request(kPrompt, 1), c.sink()),
+                           engine.add(scored, c.sink())};
+  run_all(engine);
+  const Metrics m = engine.metrics();
+  const auto prompt = static_cast<double>(kPrompt.size());
+  EXPECT_EQ(m.prompt_lengths.sum(), 4 * prompt + 30);
+  EXPECT_EQ(m.answer_lengths.sum(), 3 * 12 + 1);
+  EXPECT_EQ(m.longest_answers.sum(), 12 + 1 + 0) << "one value per request";
+  EXPECT_EQ(m.longest_answers.count(), 3);
+  EXPECT_EQ(m.answer_lengths.counts()[bucket_of(m.answer_lengths, 12)], 3);
+  EXPECT_EQ(m.step_rows.count(), m.steps);
+  EXPECT_EQ(m.step_rows.sum(), static_cast<double>(m.rows));
+  // Queue, prompt and answer make up the whole time, since each answer's last event had its last token.
+  double queue = 0, first = 0, total = 0;
+  for (const auto& [id, n] : {std::pair{ids[0], 3}, {ids[1], 1}, {ids[2], 1}})
+    for (int i = 0; i < n; ++i) {
+      const Usage& u = c.of(id, i).last.usage;
+      queue += u.queue_seconds;
+      first += u.completion_tokens > 0 ? u.first_token_seconds : u.total_seconds;
+      total += u.total_seconds;
+    }
+  for (const Histogram* h : {&m.request_seconds, &m.prefill_seconds, &m.decode_seconds, &m.token_seconds})
+    EXPECT_EQ(h->count(), 5);
+  EXPECT_DOUBLE_EQ(m.request_seconds.sum(), total);
+  // At most 20 differences, quotients and sums, none larger than the total.
+  const double rounding = 20 * std::numeric_limits<double>::epsilon() * total;
+  EXPECT_NEAR(m.prefill_seconds.sum(), first - queue, rounding);
+  EXPECT_NEAR(m.decode_seconds.sum(), total - first, rounding);
+  EXPECT_GT(m.decode_seconds.sum(), 0);
+  // Three answers of 12 tokens have 11 gaps each, and the others none.
+  EXPECT_NEAR(m.token_seconds.sum(), m.decode_seconds.sum() / 11, rounding);
 }
 
 TEST(Engine, RefusesWhenTheQueueIsFull) {

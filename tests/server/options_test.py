@@ -219,6 +219,25 @@ class Habits(Options):
         self.assertNotIn("--max-model-len", help_text)
 
 
+# What the peers' own Grafana dashboards ask for: vLLM 0.33.0, prometheus_grafana/grafana.json and
+# dashboards/grafana/{performance,query}_statistics.json below examples/observability; SGLang (commit 0e6ed14),
+# examples/monitoring/grafana.json and examples/monitoring/grafana/dashboards/json/sglang-dashboard.json.
+DASHBOARDS = """
+    vllm:e2e_request_latency_seconds_bucket vllm:e2e_request_latency_seconds_count vllm:e2e_request_latency_seconds_sum
+    vllm:generation_tokens_total vllm:inter_token_latency_seconds_bucket vllm:inter_token_latency_seconds_count
+    vllm:inter_token_latency_seconds_sum vllm:iteration_tokens_total_count vllm:kv_cache_usage_perc
+    vllm:num_requests_running vllm:num_requests_waiting vllm:prompt_tokens_total vllm:request_decode_time_seconds_sum
+    vllm:request_generation_tokens_bucket vllm:request_max_num_generation_tokens_sum
+    vllm:request_prefill_time_seconds_sum vllm:request_prompt_tokens_bucket vllm:request_queue_time_seconds_sum
+    vllm:request_success_total vllm:request_time_per_output_token_seconds_bucket
+    vllm:request_time_per_output_token_seconds_count vllm:request_time_per_output_token_seconds_sum
+    vllm:time_to_first_token_seconds_bucket vllm:time_to_first_token_seconds_count vllm:time_to_first_token_seconds_sum
+    sglang:e2e_request_latency_seconds_bucket sglang:e2e_request_latency_seconds_count
+    sglang:e2e_request_latency_seconds_sum sglang:time_to_first_token_seconds_bucket
+    sglang:time_to_first_token_seconds_count sglang:time_to_first_token_seconds_sum sglang:num_running_reqs
+    sglang:num_queue_reqs sglang:gen_throughput sglang:cache_hit_rate"""
+
+
 class Observation(Options):
     def test_request_ids(self):
         server = self.start("--log-level", "info", "--api-key", "secret")
@@ -250,12 +269,16 @@ class Observation(Options):
         text = server.get("/metrics")[2]
         self.assertNotIn("sluice:", text)
         names = {line.split("{")[0] for line in text.splitlines() if "{" in line}
-        for name in ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:cache_hit_rate",
-                     "sglang:gen_throughput", "sglang:time_to_first_token_seconds_bucket", "vllm:num_requests_running",
-                     "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total",
-                     "vllm:prefix_cache_hits_total", "vllm:request_success_total", "vllm:time_to_first_token_seconds_bucket",
-                     "vllm:e2e_request_latency_seconds_count", "vllm:generation_tokens_total"):
+        for name in DASHBOARDS.split():
             self.assertIn(name, names)
+        for name in ("sglang:token_usage", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"):  # routers'
+            self.assertIn(name, names)
+        value = lambda name: [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + "{")]
+        self.assertEqual(value("vllm:request_prompt_tokens_sum"), value("vllm:prompt_tokens_total"))
+        self.assertEqual(value("vllm:request_generation_tokens_sum"), value("vllm:generation_tokens_total"))
+        for name in ("request_max_num_generation_tokens", "request_prefill_time_seconds", "request_decode_time_seconds",
+                     "request_time_per_output_token_seconds"):
+            self.assertEqual(value(f"vllm:{name}_count"), [1], name)
         for prefix in ("sglang", "vllm"):
             info = next(line for line in text.splitlines() if line.startswith(prefix + ":cache_config_info{"))
             for label in ('block_size="32"', 'num_gpu_blocks="128"', 'page_size="32"', 'num_pages="128"'):
