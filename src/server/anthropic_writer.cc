@@ -81,9 +81,9 @@ std::string MessageWriter::stream_event(size_t, const engine::Event& event) {
   out += close();
   const std::string delta =
       JsonObject().raw("stop_reason", stop_reason(event)).raw("stop_sequence", stop_sequence(event)).str();
-  return out +=
-         named_event("message_delta",
-                     JsonObject().add("type", "message_delta").raw("delta", delta).raw("usage", usage_json()).str());
+  JsonObject last;
+  last.add("type", "message_delta").raw("delta", delta).raw("usage", usage_json());
+  return out += named_event("message_delta", last.add("weight_version", weight_version()).str());
 }
 
 std::string MessageWriter::end_stream() { return named_event("message_stop", R"({"type":"message_stop"})"); }
@@ -145,16 +145,17 @@ std::string MessageWriter::usage_json() const {
 }
 
 std::string MessageWriter::message(const std::string& content, const engine::Event* last) const {
-  return JsonObject()
-      .add("id", id_)
+  JsonObject out;
+  out.add("id", id_)
       .add("type", "message")
       .add("role", "assistant")
       .add("model", model_->names[0])
       .raw("content", content)
       .raw("stop_reason", last == nullptr ? "null" : stop_reason(*last))
       .raw("stop_sequence", last == nullptr ? "null" : stop_sequence(*last))
-      .raw("usage", usage_json())
-      .str();
+      .raw("usage", usage_json());
+  if (last != nullptr) out.add("weight_version", weight_version());
+  return out.str();
 }
 
 }  // namespace sluice::server

@@ -198,6 +198,7 @@ class ChatWriter final : public AnswerWriter {
     if (form_.more.token_ids && first) choice.raw("token_ids", ids_json(event->tokens));
     JsonObject out = head("chat.completion.chunk");
     out.raw("choices", JsonArray().raw(choice.str()).str());
+    if (last) out.raw("metadata", metadata_json());
     if (form_.more.token_ids && place == Place::opening) out.raw("prompt_token_ids", ids_json(prompt_ids_));
     if (form_.stream.continuous)
       out.raw("usage",

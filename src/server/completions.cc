@@ -219,6 +219,7 @@ class CompletionWriter final : public AnswerWriter {
     JsonObject out = head();
     const bool first = !std::exchange(choices_[index].begun, true);
     out.raw("choices", JsonArray().raw(choice_json(index, text, first)).str());
+    if (event != nullptr && event->reason != engine::FinishReason::none) out.raw("metadata", metadata_json());
     if (form_.stream.continuous)
       out.raw("usage", usage_json(event != nullptr ? event->usage : prompts_[index / n_].no_usage));
     else if (form_.stream.usage)

@@ -39,7 +39,7 @@ class AnswerWriter {
  protected:
   // The version that goes with the latest event.
   const std::string& weight_version() const { return weight_version_; }
-  // SGLang's "metadata" of an OpenAI answer.
+  // SGLang's "metadata" of an OpenAI answer; here also of the last chunk of each choice of a stream.
   std::string metadata_json() const { return JsonObject().add("weight_version", weight_version_).str(); }
 
  private:

@@ -203,7 +203,9 @@ std::string ResponseWriter::response(const std::string& state) const {
                 .str());
   else
     out.raw("usage", "null");
-  return out.raw("user", echo_.user).raw("metadata", echo_.metadata).str();
+  out.raw("user", echo_.user).raw("metadata", echo_.metadata);
+  if (over) out.add("weight_version", weight_version());  // beside "metadata", which is the request's own
+  return out.str();
 }
 
 }  // namespace sluice::server

@@ -176,8 +176,23 @@ class Versions(Control):
         self.assertEqual(self.ok("/generate", LOGPROBS)["meta_info"]["weight_version"], "step-3")
         for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": CHAT})):
             self.assertEqual(self.ok(path, {**body, "max_tokens": 2})["metadata"], {"weight_version": "step-3"})
+            events = self.server.stream(path, {**body, "max_tokens": 2, "n": 2, "ignore_eos": True})[1]
+            for event in events:  # that of the weights that made the choice's last token
+                last = event["choices"][0]["finish_reason"] is not None
+                self.assertEqual(event.get("metadata"), {"weight_version": "step-3"} if last else None, event)
+            self.assertEqual(sum("metadata" in event for event in events), 2)
         status, events = self.server.stream("/generate", LOGPROBS)
         self.assertEqual({e["meta_info"]["weight_version"] for e in events}, {"step-3"})
+        message, response = {"messages": CHAT, "max_tokens": 2}, {"input": "a", "max_output_tokens": 2, "metadata": {"a": "b"}}
+        self.assertEqual(self.ok("/v1/messages", message)["weight_version"], "step-3")
+        got = self.ok("/v1/responses", response)
+        self.assertEqual((got["weight_version"], got["metadata"]), ("step-3", {"a": "b"}))
+        for path, body, bearer in (("/v1/messages", message, lambda e: e),
+                                   ("/v1/responses", response, lambda e: e.get("response", {}))):
+            text = self.server.request("POST", path, {**body, "stream": True})[2]
+            events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+            named = {e["type"] for e in events if bearer(e).get("weight_version") == "step-3"}
+            self.assertEqual(named, {"message_delta"} if path == "/v1/messages" else {"response.incomplete"})
         done = self.ok("/update_weights_from_disk", {"model_path": str(MODEL)})
         self.assertEqual(done["weight_version"], "1")
         self.assertEqual(self.info("weight_version"), "1")
