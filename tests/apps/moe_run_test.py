@@ -7,6 +7,7 @@ usage: moe_run_test.py PROGRAM [unittest arguments]
 """
 import json
 import math
+import os
 import pathlib
 import random
 import struct
@@ -16,7 +17,7 @@ import tempfile
 import unittest
 
 PROGRAM = pathlib.Path(sys.argv[1]).resolve()
-SEED = random.randrange(1 << 30)
+SEED = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(2**32))
 FLT_MAX, FLT_MIN = (2 - 2**-23) * 2.0**127, 2.0**-126
 
 
@@ -198,7 +199,7 @@ class MoeRun(unittest.TestCase):
 
     def within(self, got, candidates, slack, what):
         low, high = min(candidates), max(candidates)
-        self.assertTrue(low - slack <= got <= high + slack, f"seed {SEED}, {what}: {got} is not in [{low}, {high}] +- {slack}")
+        self.assertTrue(low - slack <= got <= high + slack, f"SLUICE_TEST_SEED={SEED}, {what}: {got} is not in [{low}, {high}] +- {slack}")
 
     def check(self, form, inputs, order, act, choice, extras, backend="auto"):
         rng, T, E, K, H, I = self.rng, self.T, self.E, self.K, self.H, self.I
@@ -323,5 +324,5 @@ class MoeRun(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    print("seed", SEED)
+    print(f"SLUICE_TEST_SEED={SEED}", flush=True)
     unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

@@ -156,7 +156,8 @@ class Files(Program):
         self.assertEqual([p.name for p in taken.iterdir()], ["mine.txt"])
 
     def test_interrupted_quantize_leaves_no_part(self):
-        seed = random.randrange(1 << 30)
+        seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(2**32))
+        print(f"SLUICE_TEST_SEED={seed}", flush=True)
         rng = random.Random(seed)
         codes = set()
         # Twelve attempts, and more at once until one was in time.
@@ -169,17 +170,17 @@ class Files(Program):
             process.send_signal(rng.choice([signal.SIGINT, signal.SIGTERM]))
             code = process.wait(120)
             codes.add(code)
-            self.assertIn(code, (OK, INTERRUPTED), f"seed {seed}")
+            self.assertIn(code, (OK, INTERRUPTED), f"SLUICE_TEST_SEED={seed}")
             if out.exists():
                 for file in out.glob("*.safetensors"):  # whole, or not there
                     data = file.read_bytes()
                     header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
                     end = max(v["data_offsets"][1] for k, v in header.items() if k != "__metadata__")
-                    self.assertEqual(len(data), 8 + int.from_bytes(data[:8], "little") + end, f"seed {seed}")
+                    self.assertEqual(len(data), 8 + int.from_bytes(data[:8], "little") + end, f"SLUICE_TEST_SEED={seed}")
             # A whole folder, or none; the signal may come after the last moment at which it is heard.
-            self.assertIn([p.name for p in self.folder.iterdir()], ([], [out.name]), f"seed {seed}")
+            self.assertIn([p.name for p in self.folder.iterdir()], ([], [out.name]), f"SLUICE_TEST_SEED={seed}")
             shutil.rmtree(out, ignore_errors=True)
-        self.assertIn(INTERRUPTED, codes, f"seed {seed}: no attempt was interrupted")
+        self.assertIn(INTERRUPTED, codes, f"SLUICE_TEST_SEED={seed}: no attempt was interrupted")
 
 
 if __name__ == "__main__":
