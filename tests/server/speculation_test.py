@@ -74,6 +74,26 @@ class Pair:
             self.same("/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24,
                                                "temperature": 0})
 
+    def test_under_a_grammar(self):
+        """Drafts that the schema forbids are never accepted, and those that it allows change nothing."""
+        schema = {"type": "object", "additionalProperties": False, "required": ["name", "tags"], "properties": {
+            "name": {"enum": ["Henry", "Once upon a time"]}, "tags": {
+                "type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 3}}}
+        form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+        count = lambda: self.drafting.metric("spec_drafted_tokens_total")
+        before = count()
+        for prompt in PROMPTS:
+            for path, words in (("/v1/completions", {"prompt": prompt}),
+                                ("/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]})):
+                plain = self.same(path, {**words, "max_tokens": 200, "temperature": 0, "response_format": form})
+                choice = plain["choices"][0]
+                said = json.loads(choice["text"] if "text" in choice else choice["message"]["content"])
+                self.assertEqual(set(said), {"name", "tags"})
+                self.assertIn(said["name"], ("Henry", "Once upon a time"))
+                self.assertTrue(2 <= len(said["tags"]) <= 3 and set(said["tags"]) <= {"red", "green"}, said)
+                self.assertEqual(choice["finish_reason"], "stop")
+        self.assertGreater(count(), before)
+
     def test_sampled(self):  # the random number of a position is its own, whatever was drafted before
         for seed in range(3):
             self.same("/v1/completions", {"prompt": PROMPTS[seed], "max_tokens": 32, "temperature": 0.8, "top_p": 0.95,
