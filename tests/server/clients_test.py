@@ -112,9 +112,10 @@ class PeersFields(WithServer):
         self.refused("/v1/messages", {"messages": CHAT, "max_tokens": 0}, "max_tokens", "1 or more")  # as Anthropic and vLLM
         for path, body, param in (("/v1/completions", {"prompt": ""}, "prompt"), ("/generate", {"text": ""}, "text"),
                                   ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
-                                  ("/v1/completions", {"prompt": []}, "prompt"),
-                                  ("/generate", {"input_ids": []}, "input_ids")):
-            self.refused(path, body, param, "")
+                                  ("/v1/completions", {"prompt": [[7], []]}, "prompt")):
+            self.refused(path, body, param, "is empty; at least one token is needed")
+        for path, param in (("/v1/completions", "prompt"), ("/generate", "input_ids")):
+            self.refused(path, {param: []}, param, "is an array of 0 values; accepted: ")
 
     def test_prompt_logprobs(self):
         echo = self.ok("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1})

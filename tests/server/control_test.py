@@ -508,9 +508,10 @@ class Memory(Control):
         after = self.resident()
         # 1900 tokens of keys and values for each prompt.
         self.assertLess(after, before - 500_000 * prompts, (before, after))
+        weights = self.server.metric("weight_memory_usage_gb") * 1e9
         self.ok("/release_memory_occupation", {"tags": ["weights"]})
-        if not self.server.sanitized():
-            self.assertLess(self.resident(), after - 1_000_000)
+        if not self.server.sanitized():  # most of them: pages that hold anything else as well stay
+            self.assertLess(self.resident(), after - weights / 2, (after, weights))
         self.ok("/release_memory_occupation", {})  # twice is once
         self.ok("/resume_memory_occupation", {})
         self.assertEqual(self.answer(), fresh)
