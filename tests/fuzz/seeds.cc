@@ -111,5 +111,14 @@ int main(int argc, char** argv) {
         endpoint +
             std::string(R"({"input_ids":[[1],[2]],"sampling_params":[{"n":2},{"max_new_tokens":3,"top_k":-1}],)"
                         R"("return_logprob":true,"logprob_start_len":0,"rid":"r","tokens":[1],"abort_all":true})"));
+    // Requests that /generate, /v1/responses and /v1/messages answer; of those above they refuse some field.
+    put(root / "request", "generated" + name,
+        endpoint + std::string(R"({"input_ids":[[1],[2]],"sampling_params":[{"n":2},{"n":2,"top_k":-1}],"stream":true,)"
+                               R"("return_logprob":true,"logprob_start_len":0,"top_logprobs_num":2,"rid":["r","s"]})"));
+    put(root / "request", "called" + name,
+        endpoint + std::string(R"({"input":"a","stream":true,"tools":[{"type":"function","name":"f","parameters":)"
+                               R"({"type":"object","properties":{"a":{"type":"string"}}},"strict":true}]})"));
+    put(root / "request", "said" + name,
+        endpoint + std::string(R"({"max_tokens":3,"system":"a","messages":[{"role":"user","content":"a"}]})"));
   }
 }
