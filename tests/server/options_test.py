@@ -266,14 +266,17 @@ class Observation(Options):
     def test_names_for_others_dashboards(self):
         server = self.start("--metrics-prefix", "sglang,vllm", "--page-size", 32, "--max-total-tokens", 4096)
         self.text(server)
-        text = server.get("/metrics")[2]
+        value = lambda name: [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + "{")]
+        text, begin = server.get("/metrics")[2], time.monotonic()
+        while sum(value("vllm:request_success_total")) < 1:  # the answer may come before the numbers of its last step
+            self.assertLess(time.monotonic() - begin, TIMEOUT)
+            text = server.get("/metrics")[2]
         self.assertNotIn("sluice:", text)
         names = {line.split("{")[0] for line in text.splitlines() if "{" in line}
         for name in DASHBOARDS.split():
             self.assertIn(name, names)
         for name in ("sglang:token_usage", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"):  # routers'
             self.assertIn(name, names)
-        value = lambda name: [float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + "{")]
         self.assertEqual(value("vllm:request_prompt_tokens_sum"), value("vllm:prompt_tokens_total"))
         self.assertEqual(value("vllm:request_generation_tokens_sum"), value("vllm:generation_tokens_total"))
         for name in ("request_max_num_generation_tokens", "request_prefill_time_seconds", "request_decode_time_seconds",
