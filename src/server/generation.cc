@@ -127,7 +127,8 @@ void Generation::deliver() {
   } catch (const std::exception& error) {
     fail({500, "server_error", error.what(), "", "internal_error"});
   }
-  if (!out_.empty()) exchange_->write(std::exchange(out_, {}));
+  // A stream's opening waits for the first event, and with it the head.
+  if (count > 0 && !out_.empty()) exchange_->write(std::exchange(out_, {}));
   if (open_ == 0 && !over_) finish();
 }
 

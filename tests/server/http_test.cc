@@ -342,6 +342,23 @@ TEST_F(HttpTest, AStreamInChunksWithComments) {
   EXPECT_NE(client.rest().find("next"), std::string::npos);
 }
 
+// A router asks another server for a request as long as it has not seen an answer's head.
+TEST_F(HttpTest, TheHeadOfAStreamComesWithItsFirstChunkOrComment) {
+  for (const bool comment : {false, true}) {
+    options_.comment_interval = comment ? 500ms : 3'600'000ms;
+    serve();
+    Client client(server_->port());
+    client.send(post("/stream", "", ""));
+    const auto exchange = held();
+    std::this_thread::sleep_for(200ms);
+    EXPECT_EQ(client.arrived(), "");
+    if (!comment) exchange->write("data: 1\n\n");
+    const std::string text = client.until(comment ? ": keep-alive\n\n" : "data: 1\n\n");
+    EXPECT_TRUE(text.starts_with("HTTP/1.1 200 OK")) << text;
+    exchange->end();
+  }
+}
+
 TEST_F(HttpTest, Http10StreamsUntilTheConnectionEnds) {
   serve();
   Client client(server_->port());

@@ -115,9 +115,9 @@ class OneIsKilled(WithRouter):
 
     def test_one_is_killed(self):
         """The killed server runs a stream, and other streams and whole answers wait at it. The router asks the other server
-        for the whole answers. Of a stream it has passed the head on, which comes before the first token: it cannot ask again,
-        and the stream breaks off without its last line, so that the client knows."""
-        whole, streams, threads = {}, {}, []
+        for all that waited: a stream's head comes with its first token. Of the stream that ran it has passed the head on: it
+        cannot ask again, and the stream breaks off without its last line, so that the client knows."""
+        whole, streams, threads, begun = {}, {}, [], set()
 
         def ask(name):
             body = {"prompt": name * 200, "max_tokens": 40, "ignore_eos": True}
@@ -133,6 +133,7 @@ class OneIsKilled(WithRouter):
                 answer = connection.getresponse()
                 status = answer.status
                 while piece := answer.read1(65536):
+                    begun.add(name)
                     got += piece
             except (OSError, http.client.HTTPException):
                 pass  # the connection broke off
@@ -153,14 +154,18 @@ class OneIsKilled(WithRouter):
             self.assertLess(len(without_end), 10, "all went to one server")
             without_end.append(next(names))
             start(stream, without_end[-1], 1_000_000)
+        self.until(lambda: len(begun) == len(self.servers), "a stream that runs has not begun")
+        first = time.monotonic()
         for _ in range(6):
             start(stream, next(names), 40)
-        cut = self.load(self.servers[0])
-        self.assertGreater(cut, self.servers[0].metric("num_running_reqs"), "no stream waits at the server that is killed")
+        waiting = self.load(self.servers[0])
+        self.assertGreater(waiting, self.servers[0].metric("num_running_reqs"), "no stream waits at the server that is killed")
         for _ in range(6):
             start(ask, next(names))
-        self.assertGreater(self.load(self.servers[0]), cut, "no whole answer waits at the server that is killed")
+        self.assertGreater(self.load(self.servers[0]), waiting, "no whole answer waits at the server that is killed")
         self.servers[0].process.kill()
+        # After 15 s a stream's head goes out without a token: on a machine as slow as that more than one stream has begun.
+        cut = {1} if time.monotonic() - first < 10 else range(1, waiting + 1)
 
         def ended():
             for name in without_end:
@@ -172,7 +177,7 @@ class OneIsKilled(WithRouter):
         self.assertEqual(set(whole.values()), {200}, whole)
         self.assertEqual({status for status, _ in streams.values()}, {200}, streams)
         broken = [name for name, (_, got) in streams.items() if not got.endswith(b"data: [DONE]\n\n")]
-        self.assertEqual(len(broken), cut, broken)
+        self.assertIn(len(broken), cut, broken)
 
 
 if __name__ == "__main__":

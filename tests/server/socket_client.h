@@ -37,6 +37,12 @@ class Client {
     const ssize_t n = ::recv(fd_, bytes, sizeof(bytes), 0);
     return n > 0 ? std::string(bytes, static_cast<size_t>(n)) : "";
   }
+  // What is there, without waiting for more.
+  std::string arrived() {
+    char bytes[65536];
+    const ssize_t n = ::recv(fd_, bytes, sizeof(bytes), MSG_DONTWAIT);
+    return n > 0 ? std::string(bytes, static_cast<size_t>(n)) : "";
+  }
   std::string rest() {
     std::string all;
     for (std::string piece = some(); !piece.empty(); piece = some()) all += piece;

@@ -52,8 +52,7 @@ void Connection::begin_stream(uint64_t number, const Response& head) {
   out_ = head_text(head, chunked_) + "\r\n";
   written_ = 0;
   phase_ = Phase::streaming;
-  arm_comments();
-  flush();
+  arm_comments();  // what is written first sends the head
 }
 
 void Connection::write(uint64_t number, const std::string& bytes) {

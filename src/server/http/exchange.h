@@ -21,8 +21,9 @@ class Exchange {
 
   virtual void reply(Response response) = 0;
 
-  // Sends the head (its body is not used); then chunks, in order, and the end. While nothing is written for a while,
-  // ": keep-alive" comments are sent in between, as server-sent events allow.
+  // A head (its body is not used), then chunks, in order, and the end. The head is sent with the first chunk: until
+  // then a router may ask another server. While nothing is written for a while, ": keep-alive" comments are sent in
+  // between, as server-sent events allow; the first takes the head along.
   virtual void begin_stream(Response head) = 0;
   virtual void write(std::string bytes) = 0;
   virtual void end() = 0;
