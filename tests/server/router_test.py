@@ -37,6 +37,7 @@ def free_port():
 
 class WithRouter(unittest.TestCase):
     words = ()  # of the servers
+    policy = "cache_aware"
 
     def setUp(self):
         model = endless(self.__class__)
@@ -45,7 +46,7 @@ class WithRouter(unittest.TestCase):
             self.addCleanup(server.close)
         self.port = free_port()
         words = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(self.port),
-                 "--policy", "cache_aware", "--prometheus-port", str(free_port()), "--health-check-interval-secs", "1",
+                 "--policy", self.policy, "--prometheus-port", str(free_port()), "--health-check-interval-secs", "1",
                  "--worker-startup-check-interval", "1", "--worker-urls", *(f"http://127.0.0.1:{s.port}" for s in self.servers)]
         self.router = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(self.router.wait, TIMEOUT)
@@ -112,6 +113,7 @@ class TwoServers(WithRouter):
 
 class OneIsKilled(WithRouter):
     words = ("--max-running-requests", 1)
+    policy = "round_robin"  # so that both have work
 
     def test_one_is_killed(self):
         """The killed server runs a stream, and other streams and whole answers wait at it. The router asks the other server
