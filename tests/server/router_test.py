@@ -152,11 +152,11 @@ class OneIsKilled(WithRouter):
         # No two prompts begin alike, so that the router spreads them.
         names = iter(chr(c) for c in (*range(ord("A"), ord("Z") + 1), *range(ord("a"), ord("z") + 1)))
         without_end = []  # ended by their names
-        while not all(s.metric("num_running_reqs") for s in self.servers):
+        while not all(self.load(s) for s in self.servers):
             self.assertLess(len(without_end), 10, "all went to one server")
             without_end.append(next(names))
             start(stream, without_end[-1], 1_000_000)
-        self.until(lambda: len(begun) == len(self.servers), "a stream that runs has not begun")
+        self.until(lambda: len(begun) == len(self.servers), "not every server runs a stream")
         first = time.monotonic()
         for _ in range(6):
             start(stream, next(names), 40)
