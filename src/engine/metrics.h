@@ -54,7 +54,7 @@ struct Metrics {
   Histogram schedule_seconds;  // the scheduler's share of a step
   Histogram overhead_seconds;  // everything of a step but the model and the sampling
   Histogram queue_seconds, first_token_seconds, inter_token_seconds;
-  Histogram step_rows{Histogram::kStepTokens};
+  Histogram step_tokens{Histogram::kStepTokens};  // of prompts that a step read, and of answers that it gave
   // Of answers that ended with stop or length.
   Histogram request_seconds;
   Histogram prefill_seconds{Histogram::kPhaseSeconds};  // from the first step to the first token

@@ -107,7 +107,6 @@ void Step::prepare(std::span<const PlanEntry> plan) {
   failed_ = false;
   model_seconds_ = sampling_seconds_ = following_seconds_ = 0;
   ++parts_.metrics.steps;
-  int64_t rows = 0;
   for (const PlanEntry& entry : plan) {
     OutputSequence& c = parts_.requests.at(entry.sequence);
     if (entry.admitted && !c.started) {
@@ -121,14 +120,12 @@ void Step::prepare(std::span<const PlanEntry> plan) {
       parts_.metrics.cached_tokens += u.cached_tokens;
       parts_.metrics.queue_seconds.observe(u.queue_seconds);
     }
-    rows += entry.rows;
+    parts_.metrics.rows += entry.rows;
     Entry& e = entries_.emplace_back();
     e.plan = &entry;
     e.output = &c;
     e.all_logits = c.scored_from() && entry.context < c.prompt_length();
   }
-  parts_.metrics.rows += rows;
-  parts_.metrics.step_rows.observe(static_cast<double>(rows));
 }
 
 bool Step::run_model() {
@@ -307,11 +304,13 @@ void Step::accept(Entry& entry) {
 // The scheduler, the states and the draft head learn what was accepted_.
 void Step::commit() {
   accepted_.clear();
+  int64_t tokens = 0;
   for (const Entry& entry : entries_) {
     if (entry.output == nullptr) continue;
     const PlanEntry& p = *entry.plan;
     OutputSequence& c = *entry.output;
     const int64_t n = entry.new_tokens;
+    tokens += std::clamp<int64_t>(c.prompt_length() - p.context, 0, p.rows) + n;
     parts_.metrics.generation_tokens += n;
     if (p.drafts > 0 && n > 0) {
       Usage& u = c.event().usage;
@@ -336,6 +335,7 @@ void Step::commit() {
                          c.tokens().subspan(static_cast<size_t>(p.context) + 1, static_cast<size_t>(kept)), p.blocks,
                          entry.place.first_row, p.last});
   }
+  parts_.metrics.step_tokens.observe(static_cast<double>(tokens));
   if (accepted_.empty()) return;
   const auto start = Clock::now();
   try {

@@ -123,7 +123,7 @@ void add_vllm(PrometheusText& t, const Input& in) {
   add_histogram(t, "request_prompt_tokens", "Length of a prompt.", m.prompt_lengths);
   add_histogram(t, "request_generation_tokens", "Length of an answer.", m.answer_lengths);
   add_histogram(t, "request_max_num_generation_tokens", "Length of a request's longest answer.", m.longest_answers);
-  add_histogram(t, "iteration_tokens_total", "Rows of one forward pass of the model.", m.step_rows);
+  add_histogram(t, "iteration_tokens_total", "Tokens of a step: of prompts and of answers.", m.step_tokens);
 }
 
 double resident_bytes() {

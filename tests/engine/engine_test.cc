@@ -261,8 +261,9 @@ TEST(Engine, HistogramsOfPhasesAndLengths) {
   EXPECT_EQ(m.longest_answers.sum(), 12 + 1 + 0) << "one value per request";
   EXPECT_EQ(m.longest_answers.count(), 3);
   EXPECT_EQ(m.answer_lengths.counts()[bucket_of(m.answer_lengths, 12)], 3);
-  EXPECT_EQ(m.step_rows.count(), m.steps);
-  EXPECT_EQ(m.step_rows.sum(), static_cast<double>(m.rows));
+  EXPECT_EQ(m.step_tokens.count(), m.steps);
+  // Every row is a token of a prompt or of an answer, but an answer's last token has none.
+  EXPECT_EQ(m.step_tokens.sum(), static_cast<double>(m.rows + 3 + 1));
   // Queue, prompt and answer make up the whole time, since each answer's last event had its last token.
   double queue = 0, first = 0, total = 0;
   for (const auto& [id, n] : {std::pair{ids[0], 3}, {ids[1], 1}, {ids[2], 1}})
