@@ -157,7 +157,7 @@ if [[ ${1:-} == test ]]; then
   python_environment "$environments/clients" openai==2.54.0 prometheus-client==0.26.0 litellm==1.106.2 mcp==2.3.0 \
     anthropic==2.12.0 instructor==1.17.0 langchain-openai==1.7.3 jsonschema==4.26.0 sglang-router==0.3.2 \
     pyzmq==27.3.0 msgpack==1.2.4 msgspec==0.22.0
-  # 950 MB, two minutes. Not aiperf, which cannot stand beside this guidellm and is 1.2 GB, and no newer guidellm, which brings torch.
+  # 950 MB, two minutes. Not aiperf, which is 1.2 GB and cannot be installed beside this guidellm; no newer guidellm, as it brings torch.
   python_environment "$environments/evaluators" "lm-eval[api]==0.4.13" transformers==5.17.0 guidellm==0.3.1
   python_environment "$environments/python" numpy==2.3.5 ml_dtypes==0.6.0 pytest==9.0.1 scikit-build-core==1.1.2 \
     mypy==2.4.1

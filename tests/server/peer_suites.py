@@ -107,7 +107,7 @@ REASONS = [
     (r"test_update_weights_from_tensor.*fixture", "n/a", "a function that the file's tests call, which pytest takes for one"),
     (r"test_stateful", "refused", "/v1/responses remembers nothing: no fetching, cancelling, background or going on by an id"),
     (r"enable_response_messages", "refused", "enable_response_messages: the tokens of the messages are not given out"),
-    (r"test_logprob_token_ids.*(5000\} == \{|5000\}$)", "refused", "top_logprobs of named tokens are those alone: the chosen token stands beside them"),
+    (r"test_logprob_token_ids.*(5000\} == \{|5000\}$)", "refused", "top_logprobs of named tokens are those alone: the chosen token is given beside them"),
     (r"test_tokenization.*(token_strs|400 Client)", "refused", "return_token_strs; add_special_tokens beside messages, whose template has them"),
     (r"test_tokenization.*'text'", "refused", "/detokenize answers text, SGLang's name"),
     (r"tokenizer_info", "refused", "no /tokenizer_info: the checkpoint's tokenizer.json has it"),
