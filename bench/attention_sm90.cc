@@ -146,7 +146,7 @@ void bench_prompts(Bench& b, const sm90::AttentionShape& shape, const Sequences&
   sm90::AttentionArgs a = arguments(s, arrays, shape, 0.088f, q.get(), out.get());
   a.keys = keys.get();
   a.values = values.get();
-  a.plan = plan_attention(shape, true, rows, s.count, s.rows, s.length(), 132);
+  a.plan = plan_attention(shape, true, {rows, s.count, s.rows, s.length()}, true, 132);
   const auto partial = b.random(partial_bytes(shape, a.plan, rows) + 256),
              stats = b.random(partial_stats_bytes(shape, a.plan, rows) + 256);
   a.partial = static_cast<float*>(partial.get());
@@ -210,10 +210,14 @@ void bench_tokens(Bench& b, const sm90::AttentionShape& shape, const Sequences& 
       b.ints(std::vector<int32_t>(static_cast<size_t>(rows * shape.key_width), 0x3f000000));  // 0.5
   sm90::AttentionArgs a = arguments(s, arrays, shape, 0.088f, q.get(), out.get());
   a.q.stride = stride;
-  const sm90::AttentionPlan plan = plan_attention(shape, true, rows, s.count, s.rows, s.length(), 132);
-  const sm90::AttentionPlan planned = with_clusters(plan, shape, s.rows, s.length(), 132);
-  const auto partial = b.random(partial_bytes(shape, plan, rows) + 256),
-             stats = b.random(partial_stats_bytes(shape, plan, rows) + 256);
+  const auto plan_of = [&](bool row_invariant, int64_t bound) {
+    return plan_attention(shape, true, {rows, s.count, s.rows, bound}, row_invariant, 132);
+  };
+  const sm90::AttentionPlan planned = plan_of(false, s.length()), invariant = plan_of(true, s.length());
+  sm90::AttentionPlan most = planned;  // of parts: partial results have room for as many
+  most.parts = most.results = std::max<int64_t>(invariant.results, 264 / (s.count * shape.key_heads) * 2);
+  const auto partial = b.random(partial_bytes(shape, most, rows) + 256),
+             stats = b.random(partial_stats_bytes(shape, most, rows) + 256);
   a.partial = static_cast<float*>(partial.get());
   a.partial_stats = static_cast<float*>(stats.get());
   const double bytes =
@@ -241,9 +245,12 @@ void bench_tokens(Bench& b, const sm90::AttentionShape& shape, const Sequences& 
     launch_attention(a, b.stream(), true);
   });
   row("planned way", planned);
-  if (plan.tokens && !plan.split())
+  // As a recorded launch has it.
+  row("planned way, twice the bound", plan_of(false, 2 * s.length()));
+  row("row invariant", invariant);
+  if (planned.tokens && !planned.split() && planned.cluster == 0)
     for (const int tiles : {2, 3}) {
-      sm90::AttentionPlan p = plan;
+      sm90::AttentionPlan p = planned;
       const int64_t items = int64_t{s.count} * shape.key_heads;
       const int64_t at_once = 132 * sm90::token_blocks_per_multiprocessor(tiles);
       p.token_tiles = tiles;
@@ -252,20 +259,22 @@ void bench_tokens(Bench& b, const sm90::AttentionShape& shape, const Sequences& 
       p.token_blocks = at_once;
       if (at_once < items && items <= at_once * sm90::kTokenItems) row(fmt::format("{} tiles, together", tiles), p);
     }
-  if (plan.split()) row("parts", plan);
-  for (const int64_t chunks : {1, 2, 4, 8, 16}) {
-    if (2 * chunks > plan.max_chunks || !plan.split() || chunks == plan.part_chunks) continue;
-    sm90::AttentionPlan p = plan;
-    p.part_chunks = chunks;
-    p.parts = ceil_div(plan.max_chunks, chunks);
-    p.token_blocks = std::max<int64_t>(s.count * shape.key_heads * p.parts, 1);
-    row(fmt::format("parts of {} chunks", chunks), p);
-  }
+  if (planned.split() || planned.cluster > 0)
+    for (const int blocks : {132, 264, 396, 528})
+      for (const int tiles : {2, 3}) {
+        sm90::AttentionPlan p = planned;
+        p.cluster = 0;
+        p.parts = p.results = blocks / (s.count * shape.key_heads);
+        p.token_tiles = tiles;
+        p.token_blocks = s.count * shape.key_heads * p.parts;
+        if (p.parts > 1 && p.parts <= most.parts && p.parts * 2 <= ceil_div(s.length(), 64))
+          row(fmt::format("{} parts, {} tiles", p.parts, tiles), p);
+      }
   for (const int cluster : {2, 4, 8, 16}) {
     if (cluster * s.count * shape.key_heads > 2 * 132 || cluster >= 2 * ceil_div(s.length(), 64)) continue;
     if (s.rows * shape.group() > sm90::kAttentionFewRows) continue;
-    sm90::AttentionPlan p = plan;
-    p.parts = 1, p.part_chunks = plan.max_chunks, p.cluster = cluster;
+    sm90::AttentionPlan p = planned;
+    p.parts = 1, p.cluster = cluster;
     row(fmt::format("clusters of {}{}", cluster, cluster == planned.cluster ? " *" : ""), p);
   }
 }
@@ -279,6 +288,9 @@ void bench_all_tokens(Bench& b) {
       for (const int context : {64, 128, 1023, 8191})
         if (count * context <= 64 * 8192) bench_tokens(b, shape, {count, context, 1});
     }
+  for (const int count : {2, 4, 16, 32}) bench_tokens(b, qwen, {count, 8191, 1});
+  for (const int count : {1, 8}) bench_tokens(b, qwen, {count, 32767, 1});
+  bench_tokens(b, qwen, {8, 8192, 1, 600});
   for (const int count : {1, 8, 64, 256}) {
     bench_tokens(b, qwen, {count, 64, 1, 129}, true);
     for (const int context : {1023, 8191})

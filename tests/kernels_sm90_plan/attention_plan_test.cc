@@ -30,29 +30,58 @@ TEST(AttentionPlan, RowTilesHoldEverySequence) {
       longest = std::max(longest, n);
       tiles += ceil_div<int64_t>(n * group, tensor_cores ? kAttentionRows : kF32Rows);
     }
-    const AttentionPlan p = plan_attention(shape, tensor_cores, rows, sequences, longest, 4096, 132);
+    const AttentionPlan p = plan_attention(shape, tensor_cores, {rows, sequences, longest, 4096}, rng() % 2 == 0, 132);
     ASSERT_GE(p.row_tiles, tiles);
     ASSERT_LE(p.row_tiles, tiles + sequences);
-    ASSERT_GE(p.parts * p.part_chunks * kAttentionChunk, 4096);
   }
 }
 
 TEST(AttentionPlan, SplitsWhereBlocksAreFew) {
   const auto plan = [](int64_t sequences, int64_t context) {
-    return plan_attention(kQwen, true, sequences, sequences, 1, context, 132);
+    return plan_attention(kQwen, true, {sequences, sequences, 1, context}, true, 132);
   };
   EXPECT_FALSE(plan(1, 256).split());
-  EXPECT_EQ(plan(1, 1024).parts, 4);  // one block a chunk
-  EXPECT_EQ(plan(1, 32768).parts, 64);
+  EXPECT_EQ(plan(1, 1024).parts, 4);    // one block a chunk
+  EXPECT_EQ(plan(1, 32768).parts, 66);  // 264 blocks
   EXPECT_TRUE(plan(8, 8192).split());
   EXPECT_FALSE(plan(64, 8192).split());  // 256 blocks
   // A prompt fills the chip by its rows.
-  EXPECT_FALSE(plan_attention(kQwen, true, 8192, 1, 8192, 8192, 132).split());
+  EXPECT_FALSE(plan_attention(kQwen, true, {8192, 1, 8192, 8192}, true, 132).split());
+}
+
+// Every tile of a sequence is in one part, parts are as long as each other but for one step, and each has at least
+// least_tiles().
+TEST(AttentionPlan, PartsOfASequence) {
+  std::mt19937 rng = test::rng();
+  for (int round = 0; round < 20000; ++round) {
+    AttentionPlan p{};
+    p.parts = 1 + rng() % (rng() % 2 == 0 ? 8 : 264);
+    p.step_tiles = rng() % 2 == 0 ? 1 : kChunkTiles;
+    const int positions = 1 + static_cast<int>(rng() % (rng() % 2 == 0 ? 2000 : 1 << 20));
+    const int tiles = ceil_div(positions, kAttentionTile);
+    const SequenceParts parts = p.parts_of(positions);
+    ASSERT_GE(parts.count, 1);
+    ASSERT_LE(parts.count, p.parts);
+    ASSERT_TRUE(parts.count == p.parts || parts.count == ceil_div(tiles, p.least_tiles()));
+    ASSERT_EQ(parts.first_tile(0), 0);
+    int least = tiles, most = 0;
+    for (int i = 0; i < parts.count; ++i) {
+      const int begin = parts.first_tile(i), end = parts.first_tile(i + 1);
+      ASSERT_EQ(begin % p.step_tiles, 0);
+      ASSERT_LT(begin, end);
+      least = std::min(least, end - begin), most = std::max(most, end - begin);
+      ASSERT_EQ(parts.part_of_tile(begin), i);
+      ASSERT_EQ(parts.part_of_tile(end - 1), i);
+    }
+    ASSERT_LE(most - least, p.step_tiles);
+    ASSERT_EQ(parts.first_tile(parts.count), round_up(tiles, p.step_tiles));
+  }
+  EXPECT_EQ(AttentionPlan{}.parts_of(0).count, 1);  // a sequence without rows: padding
 }
 
 TEST(AttentionPlan, NewTokensAndPrompts) {
   const auto plan = [](int64_t rows, int64_t sequences, int64_t longest_rows, int64_t context) {
-    return plan_attention(kQwen, true, rows, sequences, longest_rows, context, 132);
+    return plan_attention(kQwen, true, {rows, sequences, longest_rows, context}, true, 132);
   };
   const AttentionPlan tokens = plan(256, 256, 1, 200), few = plan(4, 4, 1, 200), deep = plan(256, 256, 1, 4000);
   EXPECT_TRUE(tokens.tokens && !tokens.tiles);
@@ -61,7 +90,7 @@ TEST(AttentionPlan, NewTokensAndPrompts) {
   EXPECT_EQ(plan(64, 64, 1, 200).token_tiles, 3);
   EXPECT_EQ(few.token_blocks, 16);
   EXPECT_EQ(deep.token_blocks, 1024);
-  EXPECT_EQ(plan(1, 1, 1, 32768).token_blocks, 4 * 64);  // and its parts
+  EXPECT_EQ(plan(1, 1, 1, 32768).token_blocks, 4 * 66);  // and its parts
   const AttentionPlan drafts = plan(256 * 8, 256, 8, 200), prompt = plan(900, 1, 900, 900),
                       mixed = plan(900, 5, 896, 900);
   EXPECT_TRUE(drafts.tiles && !drafts.tokens);
@@ -75,11 +104,12 @@ TEST(AttentionPlan, NewTokensAndPrompts) {
 
 TEST(AttentionPlan, PartialResultsAreBounded) {
   for (int64_t sequences = 1; sequences <= 256; sequences *= 2)
-    for (int64_t context = 1; context <= 1 << 20; context *= 4) {
-      const AttentionPlan p = plan_attention(kQwen, true, sequences, sequences, 1, context, 132);
-      ASSERT_LE(partial_bytes(kQwen, p, sequences), kMaxPartialBytes);
-      ASSERT_EQ(partial_bytes(kQwen, p, sequences) > 0, p.split());
-    }
+    for (int64_t context = 1; context <= 1 << 20; context *= 4)
+      for (const bool row_invariant : {false, true}) {
+        const AttentionPlan p = plan_attention(kQwen, true, {sequences, sequences, 1, context}, row_invariant, 132);
+        ASSERT_LE(partial_bytes(kQwen, p, sequences), kMaxPartialBytes);
+        ASSERT_EQ(partial_bytes(kQwen, p, sequences) > 0, p.split());
+      }
 }
 
 TEST(AttentionPlan, ShapesOfTheTensorCores) {
@@ -94,11 +124,11 @@ TEST(AttentionPlan, ShapesOfTheTensorCores) {
 
 TEST(AttentionPlan, ClustersWhereSequencesAreFew) {
   const auto cluster = [](int64_t sequences, int64_t context, int64_t rows = 1) {
-    const AttentionPlan p = plan_attention(kQwen, true, sequences * rows, sequences, rows, context, 132);
-    const AttentionPlan c = with_clusters(p, kQwen, rows, context, 132);
-    EXPECT_EQ(c.row_tiles, p.row_tiles);
-    EXPECT_TRUE(c.cluster == 0 ? c.parts == p.parts : !c.split());
-    return c.cluster;
+    const AttentionBounds bounds{sequences * rows, sequences, rows, context};
+    EXPECT_EQ(plan_attention(kQwen, true, bounds, true, 132).cluster, 0);
+    const AttentionPlan p = plan_attention(kQwen, true, bounds, false, 132);
+    EXPECT_TRUE(p.cluster == 0 || !p.split());
+    return p.cluster;
   };
   EXPECT_EQ(cluster(1, 1024), 16);
   EXPECT_EQ(cluster(1, 8192), 16);

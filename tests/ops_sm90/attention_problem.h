@@ -39,7 +39,8 @@ struct Way {
   int multiprocessors = 132;
   int prefill_rows = 0;  // sequences with at least as many new rows go to prefill.h; 0: none
   bool lists = false;    // PrefillPlan::lists
-  bool clusters = false;
+  bool row_invariant = true;
+  int slack = 1;             // what the bound of the positions is times those of the longest sequence
   int64_t token_blocks = 0;  // 0: the plan's
   int token_tiles = 0;       // 0: the plan's
 };
@@ -116,10 +117,9 @@ class Problem {
     a.blocks = blocks.get();
     a.contexts = context.get();
     if (way.prefill_rows > 0) prefill(a, own, way);
-    a.plan = sm90::plan_attention(shape_, true, rows, a.sequences, own.longest_rows(), own.longest_context(),
-                                  way.multiprocessors);
-    if (way.clusters)
-      a.plan = with_clusters(a.plan, shape_, own.longest_rows(), own.longest_context(), way.multiprocessors);
+    a.plan = sm90::plan_attention(shape_, true,
+                                  {rows, a.sequences, own.longest_rows(), int64_t{way.slack} * own.longest_context()},
+                                  way.row_invariant, way.multiprocessors);
     clusters_ = a.plan.cluster;
     if (way.token_tiles > 0) a.plan.token_tiles = way.token_tiles;
     if (way.token_blocks > 0) {

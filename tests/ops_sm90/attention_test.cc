@@ -20,7 +20,10 @@ void check_problem(const Problem& p) {
       if (testing::Test::HasFatalFailure()) return;
     }
   // Bits: split over a chip, over a hypothetical larger one, and each time again.
-  for (const int multiprocessors : {1, 20, 132, 5000}) ASSERT_EQ(p.run(multiprocessors), whole) << multiprocessors;
+  for (const int multiprocessors : {1, 20, 132, 5000})
+    for (const int slack : {1, 3})
+      ASSERT_EQ(p.run(Way{.multiprocessors = multiprocessors, .slack = slack}), whole)
+          << multiprocessors << " multiprocessors, " << slack << " times the bound";
   // Bits: sequences of few pairs one after another in a block, in any number of blocks.
   for (const int tiles : {2, 3})
     for (const int64_t blocks : {int64_t{1}, int64_t{5}, int64_t{4096}})
@@ -109,24 +112,30 @@ TEST(AttentionSm90, LongContexts) {
   check_problem({gpu, {8, 1, 64, 64}, {{{1500, 600}, {2100, 1}}}, 64, 0});
 }
 
-// New tokens of few sequences in clusters: values only, since the cuts depend on the size of the cluster.
-TEST(AttentionSm90, Clusters) {
+// Where bits may depend on the batch: clusters for new tokens of few sequences, else parts that begin at any tile.
+// Values only, since the cuts depend on the number of blocks. Bounds of recorded launches are above the sequences' own
+// lengths.
+TEST(AttentionSm90, FreeCuts) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   const Gpu gpu;
   sm90::allow_attention();
-  std::set<int> sizes;
+  std::set<int> clusters;
+  std::set<int64_t> parts;
   for (const AttentionShape& shape :
        {AttentionShape{32, 4, 128, 128}, {32, 2, 128, 128}, {6, 2, 64, 64}, {5, 1, 128, 128}})
     for (const Sequences& sequences : {Sequences{{{0, 1}}},
                                        {{{62, 1}, {63, 1}, {64, 1}}},
                                        {{{1000, 1}, {3, 1}, {255, 1}, {2000, 1}}},
                                        {{{9000, 1}}},
+                                       {{{9000, 1}, {17, 1}, {4095, 3}, {0, 1}, {511, 2}}},
+                                       {{{2000, 90}, {700, 1}, {5000, 1}}},
                                        {{{126, 2}, {127, 1}, {700, 2}}}}) {
-      if (sequences.longest_rows() * shape.group() > sm90::kAttentionFewRows) continue;
       const Problem p{gpu, shape, sequences, 64, 3, 3.0f, random()() % 2 == 0};
-      for (const int multiprocessors : {10, 20, 50, 132}) {
-        const auto out = p.run(Way{.multiprocessors = multiprocessors, .clusters = true});
-        sizes.insert(p.clusters());
+      for (const int multiprocessors : {10, 20, 50, 132, 1000}) {
+        const int slack = 1 + static_cast<int>(random()() % 3);
+        const auto out = p.run(Way{.multiprocessors = multiprocessors, .row_invariant = false, .slack = slack});
+        clusters.insert(p.clusters());
+        parts.insert(p.splits());
         for (size_t s = 0; s < sequences.each.size(); ++s)
           for (int r = 0; r < sequences.each[s].second; ++r) {
             p.check_row(out, static_cast<int>(s), r, static_cast<int>(random()() % shape.heads));
@@ -134,7 +143,8 @@ TEST(AttentionSm90, Clusters) {
           }
       }
     }
-  for (const int size : {0, 8, 16}) EXPECT_TRUE(sizes.count(size)) << size;
+  for (const int size : {0, 8, 16}) EXPECT_TRUE(clusters.count(size)) << size;
+  EXPECT_GT(parts.size(), 4u);
 }
 
 }  // namespace

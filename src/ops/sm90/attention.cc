@@ -28,7 +28,7 @@ void Sm90Ops::prefill(const Batch& batch, AttentionArgs& args) {
   args.prefill_rows = p.min_rows;
 }
 
-void Sm90Ops::latent_attention(const LatentBounds& bounds, bool row_invariant, const AttentionArgs& args) {
+void Sm90Ops::latent_attention(const AttentionBounds& bounds, bool row_invariant, const AttentionArgs& args) {
   LatentCall call{};
   call.attention = &args;
   call.plan = plan_latent(args.shape.heads, bounds, row_invariant, multiprocessors_);
@@ -75,10 +75,8 @@ void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, co
     if (args.prefill_rows == 1) return;
     if (args.prefill_rows > 0) longest_rows = std::min<int64_t>(longest_rows, args.prefill_rows - 1);
   }
-  args.plan = plan_attention(args.shape, tensor_cores, q.rows, batch.sequences, longest_rows, batch.longest_context,
-                             multiprocessors_);
-  if (!options.row_invariant)
-    args.plan = with_clusters(args.plan, args.shape, longest_rows, batch.longest_context, multiprocessors_);
+  args.plan = plan_attention(args.shape, tensor_cores, {q.rows, batch.sequences, longest_rows, batch.longest_context},
+                             options.row_invariant, multiprocessors_);
   if (args.plan.split()) {
     args.partial = static_cast<float*>(workspace().take_bytes(partial_bytes(args.shape, args.plan, q.rows)));
     args.partial_stats =

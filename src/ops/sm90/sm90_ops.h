@@ -7,7 +7,7 @@
 
 namespace sluice::sm90 {
 struct AttentionArgs;
-struct LatentBounds;
+struct AttentionBounds;
 }  // namespace sluice::sm90
 
 namespace sluice::ops::sm90 {
@@ -61,7 +61,7 @@ class Sm90Ops : public Ops {
  private:
   // Attends the sequences of many new rows, and tells `args` to leave them alone.
   void prefill(const Batch& batch, sluice::sm90::AttentionArgs& args);
-  void latent_attention(const sluice::sm90::LatentBounds& bounds, bool row_invariant,
+  void latent_attention(const sluice::sm90::AttentionBounds& bounds, bool row_invariant,
                         const sluice::sm90::AttentionArgs& args);
   void* stream() const { return ctx().queue.stream(); }
   // Page-locked host memory that grows.

@@ -46,7 +46,7 @@ void launch_of(const AttentionArgs& a, dim3 blocks, Stream stream, bool pdl) {
                             : launch_tokens<kWidth, Page, 3>(a, stream, pdl);
   if (!a.plan.split()) return;
   const int64_t items = a.rows * a.shape.heads;
-  launch(attention_fold_kernel<kWidth>, static_cast<unsigned>(ceil_div<int64_t>(items, kAttentionThreads / 32)),
+  launch(attention_fold_kernel<kWidth>, static_cast<unsigned>(ceil_div<int64_t>(items, kAttentionThreads / kWidth)),
          kAttentionThreads, 0, stream, pdl, a);
 }
 

@@ -9,10 +9,11 @@
 // FlashInfer's FA2 kernel was the alternative. It rounds probabilities to bfloat16, where ops.h asks for float32
 // throughout.
 //
-// On tensor cores, positions are cut into chunks of kAttentionChunk at fixed places. A chunk's result (sum of p v, sum
-// of p, maximum) depends on the row and the chunk alone. Chunks are folded in ascending order, always by the same
-// arithmetic (fold.cuh), in the registers of one block or by a second kernel. So how the work is split does not show in
-// the bits, and may follow the batch. attention_f32.cuh never splits a sequence's positions.
+// On tensor cores, where a row's bits may not depend on the rest of the batch, positions are cut into chunks of
+// kAttentionChunk at fixed places. A chunk's result (sum of p v, sum of p, maximum) depends on the row and the chunk
+// alone. Chunks are folded in ascending order, always by the same arithmetic (fold.cuh), in the registers of one block
+// or by a second kernel. So how the work is split does not show in the bits, and may follow the batch. Elsewhere each
+// block leaves one result, and its part may begin at any tile. attention_f32.cuh never splits a sequence's positions.
 #pragma once
 
 #include "kernels/sm90/attention/plan.h"
@@ -51,10 +52,10 @@ struct AttentionBatch {
 
 // out = softmax(scale q k^T) v per row and head, causal.
 struct AttentionArgs : AttentionOperands, AttentionBatch {
-  // Workspace: chunks' results, where the plan splits sequences; else not used.
+  // Workspace: results of chunks or parts, where the plan splits sequences; else not used.
   AttentionPlan plan;
-  float* partial;        // [rows * heads, max_chunks, value_width]
-  float* partial_stats;  // [rows * heads, max_chunks, 2]: maximum times scale times log2 e, sum
+  float* partial;        // [rows * heads, results, value_width]
+  float* partial_stats;  // [rows * heads, results, 2]: maximum times scale times log2 e, sum
 };
 
 // On the current device, once before the first launch there: allows the kernels' shared memory.

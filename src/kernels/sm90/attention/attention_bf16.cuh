@@ -112,6 +112,13 @@ __device__ __forceinline__ void store_pair(const RowsView& out, int64_t at, floa
     to[0] = static_cast<bf16_t>(pair), to[1] = static_cast<bf16_t>(pair >> 16);
 }
 
+__device__ __forceinline__ void store_one(const RowsView& out, int64_t at, float x) {
+  if (out.f32)
+    static_cast<float*>(out.data)[at] = x;
+  else
+    static_cast<bf16_t*>(out.data)[at] = static_cast<bf16_t>(ptx::cvt_bf16x2_f32(0.0f, x));
+}
+
 // One tile of keys and values on the way to shared memory; rows beyond the end become zeros.
 template <int kWidth, class Page>
 __device__ __forceinline__ void load_attention_tile(const AttentionArgs& a, const int32_t* rows, uint32_t stage) {
@@ -295,10 +302,10 @@ __device__ __forceinline__ void for_columns(const AttentionSums<kTiles>& sums, i
   }
 }
 
-// Leaves a chunk's sums to the second kernel, or the finished rows in `out`.
+// Leaves sums to the second kernel as a row's result number `result`, or, at -1, the finished rows in `out`.
 template <int kWidth, class Page, int kTiles>
 __device__ __forceinline__ void store_sums(const AttentionArgs& a, const AttentionTask& t, int first_pair,
-                                           int first_column, bool owns_stats, int chunk,
+                                           int first_column, bool owns_stats, int result,
                                            const AttentionSums<kTiles>& sums) {
   const int lane = threadIdx.x & 31, group = a.shape.group();
 #pragma unroll
@@ -307,8 +314,8 @@ __device__ __forceinline__ void store_sums(const AttentionArgs& a, const Attenti
     if (pair >= t.pairs) continue;
     const int64_t row = t.first_row + (t.first_pair + pair) / group;
     const int head = t.key_head * group + (t.first_pair + pair) % group;
-    if (chunk >= 0) {
-      const int64_t at = (row * a.shape.heads + head) * a.plan.max_chunks + chunk;
+    if (result >= 0) {
+      const int64_t at = (row * a.shape.heads + head) * a.plan.results + result;
       float* to = a.partial + at * kWidth + first_column;
       for_columns<Page>(sums, h, [&](int column, float x, float y) {
         *reinterpret_cast<float2*>(to + column) = {x, y};
@@ -332,7 +339,6 @@ template <int kWidth, class Page, class Begin, class Body, class Done>
 __device__ __forceinline__ void for_tiles(const AttentionArgs& a, const AttentionTask& t, uint8_t* smem, Begin&& begin,
                                           Body&& body, Done&& done) {
   using Shared = AttentionShared<kWidth, Page>;
-  constexpr int kChunkTiles = kAttentionChunk / kAttentionTile;
   const int first = t.first_tile, last = t.last_tile;
   auto* rows = reinterpret_cast<int32_t*>(smem + Shared::rows);
   const uint32_t stages = ptx::smem_address(smem + Shared::stages);
@@ -366,14 +372,14 @@ __device__ __forceinline__ void for_tiles(const AttentionArgs& a, const Attentio
 }
 
 template <int kWidth, class Page>
-__device__ __forceinline__ void attend_many(const AttentionArgs& a, const AttentionTask& t, float scale,
+__device__ __forceinline__ void attend_many(const AttentionArgs& a, const AttentionTask& t, int part, float scale,
                                             uint8_t* smem) {
   constexpr int kTiles = kWidth / 8, kScoreTiles = kAttentionTile / 8;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first_pair = 16 * warp, group = a.shape.group();
   const int seen[2] = {positions_seen(t, first_pair + lane / 4, group),
                        positions_seen(t, first_pair + lane / 4 + 8, group)};
   const int least = positions_seen(t, first_pair, group);  // of the warp; later pairs see as many or more
-  const bool full = first_pair + 16 <= t.pairs;
+  const bool full = first_pair + 16 <= t.pairs, split = t.parts.count > 1;
   auto* queries =
       reinterpret_cast<uint4*>(smem + AttentionShared<kWidth, Page>::queries) + warp * (kWidth / 16) * 32 + lane;
   AttentionSums<kTiles> sums, chunk_sums;
@@ -407,13 +413,17 @@ __device__ __forceinline__ void attend_many(const AttentionArgs& a, const Attent
         }
       },
       [&](int chunk) {
-        if (t.split)
+        if (!a.plan.chunk_results()) return;
+        if (split)
           store_sums<kWidth, Page>(a, t, first_pair, 0, true, chunk, chunk_sums);
         else
           sums.fold(chunk_sums);
         chunk_sums.clear();
       });
-  if (!t.split) store_sums<kWidth, Page>(a, t, first_pair, 0, false, -1, sums);
+  if (!a.plan.chunk_results())
+    store_sums<kWidth, Page>(a, t, first_pair, 0, split, split ? part : -1, chunk_sums);
+  else if (!split)
+    store_sums<kWidth, Page>(a, t, first_pair, 0, false, -1, sums);
 }
 
 // Grid: row tiles x key heads x parts.
@@ -424,68 +434,57 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) attention_bf16_kernel(co
   // A block that leaves early waits for the kernel before too: the next kernel waits for this one alone.
   AttentionTask t;
   if (!find_task(a, kAttentionRows, t)) return ptx::griddepcontrol_wait();
-  if (blockIdx.z > 0 && !t.split) return ptx::griddepcontrol_wait();  // part 0 has all of the sequence
-  if (blockIdx.z * a.plan.part_chunks * kAttentionChunk >= t.end) return ptx::griddepcontrol_wait();
-  constexpr int kChunkTiles = kAttentionChunk / kAttentionTile;
-  t.first_tile = static_cast<int>(blockIdx.z * a.plan.part_chunks) * kChunkTiles;
-  t.last_tile = static_cast<int>(
-      min((blockIdx.z + 1) * a.plan.part_chunks * kChunkTiles, int64_t{ceil_div(t.end, kAttentionTile)}));
-  attend_many<kWidth, Page>(a, t, a.scale * 1.4426950408889634f, attention_smem);  // exponents are of 2
+  const int part = static_cast<int>(blockIdx.z);
+  if (part >= t.parts.count) return ptx::griddepcontrol_wait();
+  t.first_tile = t.parts.first_tile(part);
+  t.last_tile = min(t.parts.first_tile(part + 1), ceil_div(t.end, kAttentionTile));
+  if (t.first_tile >= t.last_tile) return ptx::griddepcontrol_wait();
+  attend_many<kWidth, Page>(a, t, part, a.scale * 1.4426950408889634f, attention_smem);  // exponents are of 2
 }
 
-// Folds the chunks of split sequences. A warp folds one row of one head, a lane kWidth / 32 neighbouring columns of it.
+// Folds the results of split sequences in order of their positions. A thread has one column of a row of one head, so
+// that many results are on their way at once.
 template <int kWidth>
 __global__ void __launch_bounds__(kAttentionThreads) attention_fold_kernel(const __grid_constant__ AttentionArgs a) {
-  constexpr int kColumns = kWidth / 32, kAhead = 8;
+  constexpr int kAhead = 16;
   ptx::griddepcontrol_launch_dependents();
-  const int lane = threadIdx.x & 31, heads = a.shape.heads;
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * (kAttentionThreads / 32) + (threadIdx.x >> 5);
-  ptx::griddepcontrol_wait();
-  const int64_t row = item / heads;
-  if (row >= a.row_begin[a.sequences]) return;
-  int s = 0;
-  for (int base = 0; base < a.sequences; base += 32) {  // the sequence that holds the row
-    const int i = base + lane;
-    const bool begun = i < a.sequences && a.row_begin[i] <= row && row < a.row_begin[i + 1];
-    const uint32_t found = __ballot_sync(0xffffffffu, begun);
-    if (found == 0) continue;
-    s = base + __ffs(static_cast<int>(found)) - 1;
-    break;
+  const int lane = threadIdx.x & 31, column = static_cast<int>(threadIdx.x) % kWidth;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * (kAttentionThreads / kWidth) + threadIdx.x / kWidth;
+  const int64_t row = item / a.shape.heads;
+  // The step's integers, which the kernel ahead does not write.
+  int results = 0;
+  const int s = row < a.row_begin[a.sequences] ? sequence_of_row(a, row, lane) : -1;
+  if (s >= 0 && own_rows(a, s) > 0) {
+    const int context = a.contexts[s], first_row = a.row_begin[s];
+    const SequenceParts parts = a.plan.parts_of(context + a.row_begin[s + 1] - first_row);
+    const int tiles = ceil_div(context + static_cast<int>(row - first_row) + 1, kAttentionTile);
+    if (parts.count > 1)
+      results = a.plan.chunk_results() ? ceil_div(tiles, kChunkTiles) : parts.part_of_tile(tiles - 1) + 1;
   }
-  if (own_rows(a, s) == 0) return;
-  const int context = a.contexts[s], first_row = a.row_begin[s];
-  if (!splits_sequence(a.plan, context + a.row_begin[s + 1] - first_row)) return;
-  const int chunks = ceil_div(context + static_cast<int>(row - first_row) + 1, kAttentionChunk);
-  const float* partial = a.partial + item * a.plan.max_chunks * kWidth + lane * kColumns;
-  const float* stats = a.partial_stats + item * a.plan.max_chunks * 2;
-  float sum[kColumns] = {}, weights = 0.0f, maximum = kMinusInfinity;
-  for (int first = 0; first < chunks; first += kAhead) {
-    float next[kAhead][kColumns];
+  const float* partial = a.partial + item * a.plan.results * kWidth + column;
+  const float* stats = a.partial_stats + item * a.plan.results * 2;
+  ptx::griddepcontrol_wait();
+  if (results == 0) return;
+  float sum = 0.0f, weights = 0.0f, maximum = kMinusInfinity;
+  for (int first = 0; first < results; first += kAhead) {
+    float next[kAhead];
     float2 stat[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= chunks) continue;
+      if (first + i >= results) continue;
       stat[i] = *reinterpret_cast<const float2*>(stats + 2 * (first + i));
-#pragma unroll
-      for (int c = 0; c < kColumns; c += 2) {
-        const float2 v = *reinterpret_cast<const float2*>(partial + static_cast<int64_t>(first + i) * kWidth + c);
-        next[i][c] = v.x, next[i][c + 1] = v.y;
-      }
+      next[i] = partial[static_cast<int64_t>(first + i) * kWidth];
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= chunks) continue;
+      if (first + i >= results) continue;
       const FoldFactors f = fold_factors(maximum, stat[i].x);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) sum[c] = folded(sum[c], next[i][c], f);
+      sum = folded(sum, next[i], f);
       weights = folded(weights, stat[i].y, f);
     }
   }
-  const int64_t at = row * a.out.stride + (item % heads) * kWidth + lane * kColumns;
-#pragma unroll
-  for (int c = 0; c < kColumns; c += 2)
-    store_pair(a.out, at + c, weighted_mean(sum[c], weights, a.value_scale),
-               weighted_mean(sum[c + 1], weights, a.value_scale));
+  store_one(a.out, row * a.out.stride + (item % a.shape.heads) * kWidth + column,
+            weighted_mean(sum, weights, a.value_scale));
 }
 
 }  // namespace sluice::sm90

@@ -36,13 +36,9 @@ __device__ __forceinline__ void fold_cluster(const AttentionArgs& a, const Token
       weights = folded(weights, sums[i], f);
     }
     const int64_t row = t.first_row + pair / group;
-    const int head = t.key_head() * group + pair % group;
-    const int64_t at = row * a.out.stride + static_cast<int64_t>(head) * kWidth + column;
-    const float result = weighted_mean(sum, weights, a.value_scale);
-    if (a.out.f32)
-      static_cast<float*>(a.out.data)[at] = result;
-    else
-      static_cast<bf16_t*>(a.out.data)[at] = static_cast<bf16_t>(ptx::cvt_bf16x2_f32(0.0f, result));
+    const int head = t.key_head * group + pair % group;
+    store_one(a.out, row * a.out.stride + static_cast<int64_t>(head) * kWidth + column,
+              weighted_mean(sum, weights, a.value_scale));
   }
 }
 

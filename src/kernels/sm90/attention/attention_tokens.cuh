@@ -23,7 +23,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
                                              ItemDone&& item_done) {
   using Shared = TokensShared<kWidth, Page, kTiles>;
   using Queries = PageTile<kWidth, bf16_t>;
-  constexpr int kStages = Shared::stages, kChunkTiles = kAttentionChunk / kAttentionTile;
+  constexpr int kStages = Shared::stages;
   constexpr int kValueUnroll = PageTile<kWidth, Page>::codes ? 2 : 4;  // all steps of codes take more registers
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int first_column = warp * (kWidth / 4), first_position = 16 * warp;
@@ -125,7 +125,7 @@ __device__ __forceinline__ AttentionTask task_of(const TokenItem& item) {
   AttentionTask t{};
   t.context = item.context;
   t.first_row = item.first_row;
-  t.key_head = item.key_head();
+  t.key_head = item.key_head;
   t.pairs = item.pairs;
   return t;
 }
@@ -150,13 +150,16 @@ __global__ void __launch_bounds__(kTokenThreads, token_blocks_per_multiprocessor
   attend_items<kWidth, Page, kTiles>(
       a, attention_smem, count,
       [&](const TokenItem& item, int chunk, AttentionSums<kWidth / 32>& chunk_sums) {
+        if (!a.plan.chunk_results()) return;
         if (item.split())
           store_sums<kWidth, Page>(a, task_of(item), 0, first_column, warp == 0, chunk, chunk_sums);
         else
           sums.fold(chunk_sums);
         chunk_sums.clear();
       },
-      [&](const TokenItem& item, const AttentionSums<kWidth / 32>&) {
+      [&](const TokenItem& item, const AttentionSums<kWidth / 32>& item_sums) {
+        if (!a.plan.chunk_results())
+          return store_sums<kWidth, Page>(a, task_of(item), 0, first_column, warp == 0, item.part, item_sums);
         if (item.split()) return;
         store_sums<kWidth, Page>(a, task_of(item), 0, first_column, false, -1, sums);
         sums.clear();

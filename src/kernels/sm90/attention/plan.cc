@@ -25,60 +25,55 @@ constexpr int kLeastCluster = 8, kMostClusterTiles = 8;
 // are not all as long.
 constexpr int64_t kTokensTogether = 512;
 
-AttentionPlan with_token_blocks(AttentionPlan p, const AttentionShape& shape, int64_t sequences,
-                                int64_t longest_context, int multiprocessors) {
+// Blocks of the cluster that takes each of `tasks` sequences and key heads; 0: clusters are not faster. One chunk is
+// soon done by one block: two tiles take 3.6 us there, 6.7 in clusters.
+int cluster_size(int64_t tasks, int64_t longest_context, int multiprocessors) {
+  const int64_t tiles = ceil_div<int64_t>(longest_context, kAttentionTile);
+  int cluster = 1;
+  while (cluster < kMaxCluster && cluster < tiles && 2 * cluster * tasks <= multiprocessors) cluster *= 2;
+  return cluster < kLeastCluster || tiles > kMostClusterTiles * cluster ? 0 : cluster;
+}
+
+AttentionPlan with_token_blocks(AttentionPlan p, const AttentionShape& shape, const AttentionBounds& bounds,
+                                int multiprocessors) {
   if (!p.tokens) return p;
-  const int64_t items = sequences * shape.key_heads * p.parts;
+  const int64_t items = bounds.sequences * shape.key_heads * p.parts;
   const auto at_once = [&](int tiles) { return int64_t{token_blocks_per_multiprocessor(tiles)} * multiprocessors; };
   // Three tiles keep more bytes on the way (64 sequences of 1024 tokens: 32.8 us, 40.6 with two), two let more blocks
   // run at once, where that saves a round.
   p.token_tiles = ceil_div(items, at_once(2)) < ceil_div(items, at_once(3)) ? 2 : 3;
-  p.token_blocks = longest_context > kTokensTogether ? items : std::min(items, at_once(p.token_tiles));
+  p.token_blocks = bounds.longest_context > kTokensTogether ? items : std::min(items, at_once(p.token_tiles));
   p.token_blocks = std::max(p.token_blocks, ceil_div<int64_t>(items, kTokenItems));
   return p;
 }
 }  // namespace
 
-AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, int64_t rows, int64_t sequences,
-                             int64_t longest_rows, int64_t longest_context, int multiprocessors) {
+AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, const AttentionBounds& bounds,
+                             bool row_invariant, int multiprocessors) {
   AttentionPlan p{};
   p.tensor_cores = tensor_cores;
-  p.max_chunks = std::max<int64_t>(1, ceil_div<int64_t>(longest_context, kAttentionChunk));
-  p.parts = 1;
-  p.part_chunks = p.max_chunks;
+  p.parts = p.results = 1;
   const int64_t of_a_tile = tensor_cores ? kAttentionRows : kF32Rows;
   // Every sequence may have one tile that is not full.
-  const int64_t tiles_of_one = ceil_div<int64_t>(longest_rows * shape.group(), of_a_tile);
-  p.row_tiles = std::min(sequences * tiles_of_one, rows * shape.group() / of_a_tile + sequences);
+  const int64_t pairs = bounds.longest_rows * shape.group(), tiles_of_one = ceil_div<int64_t>(pairs, of_a_tile);
+  p.row_tiles = std::min(bounds.sequences * tiles_of_one, bounds.rows * shape.group() / of_a_tile + bounds.sequences);
   if (!tensor_cores) return p;
-  p.tiles = longest_rows * shape.group() > kAttentionFewRows;
+  p.step_tiles = row_invariant ? kChunkTiles : 1;
+  p.tiles = pairs > kAttentionFewRows;
   // A second launch is for prompts beside new tokens; where all sequences have as many rows, one kernel takes them all.
-  p.tokens = !p.tiles || (sequences > 1 && rows != sequences * longest_rows);
-  p = with_token_blocks(p, shape, sequences, longest_context, multiprocessors);
-  const int64_t blocks = std::max<int64_t>(1, p.row_tiles * shape.key_heads);
-  if (blocks >= kEnoughBlocks * multiprocessors || p.max_chunks == 1) return p;
-  const int64_t wanted = std::clamp<int64_t>(kBlocksPerMultiprocessor * multiprocessors / blocks, 1, p.max_chunks);
+  p.tokens = !p.tiles || (bounds.sequences > 1 && bounds.rows != bounds.sequences * bounds.longest_rows);
+  p = with_token_blocks(p, shape, bounds, multiprocessors);
+  const int64_t tasks = std::max<int64_t>(1, p.row_tiles * shape.key_heads);
+  if (tasks >= kEnoughBlocks * multiprocessors || bounds.longest_context <= kAttentionChunk) return p;
+  if (!row_invariant && !p.tiles) p.cluster = cluster_size(tasks, bounds.longest_context, multiprocessors);
+  if (p.cluster > 0) return p;
   AttentionPlan split = p;
-  split.part_chunks = ceil_div(p.max_chunks, wanted);
-  split.parts = ceil_div(p.max_chunks, split.part_chunks);
-  split = with_token_blocks(split, shape, sequences, longest_context, multiprocessors);
-  return split.split() && partial_bytes(shape, split, rows) <= kMaxPartialBytes ? split : p;
-}
-
-AttentionPlan with_clusters(const AttentionPlan& plan, const AttentionShape& shape, int64_t longest_rows,
-                            int64_t longest_context, int multiprocessors) {
-  const int64_t tasks = plan.row_tiles * shape.key_heads, tiles = ceil_div<int64_t>(longest_context, kAttentionTile);
-  int cluster = 1;
-  while (cluster < kMaxCluster && cluster < tiles && 2 * cluster * tasks <= multiprocessors) cluster *= 2;
-  // One chunk is soon done by one block: two tiles take 3.6 us there, 6.7 in clusters.
-  if (!plan.tensor_cores || plan.max_chunks == 1 || longest_rows * shape.group() > kAttentionFewRows ||
-      cluster < kLeastCluster || tiles > kMostClusterTiles * cluster)
-    return plan;
-  AttentionPlan p = plan;
-  p.cluster = cluster;
-  p.parts = 1;
-  p.part_chunks = p.max_chunks;
-  return p;
+  const int64_t tiles = ceil_div<int64_t>(bounds.longest_context, kAttentionTile);
+  split.parts = std::clamp<int64_t>(kBlocksPerMultiprocessor * multiprocessors / tasks, 1,
+                                    ceil_div<int64_t>(tiles, p.least_tiles()));
+  split.results = p.chunk_results() ? ceil_div<int64_t>(tiles, kChunkTiles) : split.parts;
+  split = with_token_blocks(split, shape, bounds, multiprocessors);
+  return split.split() && partial_bytes(shape, split, bounds.rows) <= kMaxPartialBytes ? split : p;
 }
 
 PrefillPlan plan_prefill(const AttentionShape& shape, int64_t rows, int64_t sequences, int64_t longest_rows,
@@ -93,10 +88,10 @@ PrefillPlan plan_prefill(const AttentionShape& shape, int64_t rows, int64_t sequ
 int64_t prefill_work_ints(const PrefillPlan& plan) { return round_up(plan.blocks + 1, 4) + 6 * plan.items; }
 
 int64_t partial_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows) {
-  return plan.split() ? rows * shape.heads * plan.max_chunks * shape.value_width * 4 : 0;
+  return plan.split() ? rows * shape.heads * plan.results * shape.value_width * 4 : 0;
 }
 int64_t partial_stats_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows) {
-  return plan.split() ? rows * shape.heads * plan.max_chunks * 8 : 0;
+  return plan.split() ? rows * shape.heads * plan.results * 8 : 0;
 }
 
 int64_t f32_shared_bytes(const AttentionShape& shape, bool shared_values) {

@@ -8,6 +8,7 @@
 
 #include "base/hd.h"
 #include "base/math.h"
+#include "kernels/sm90/attention/bounds.h"
 #include "kernels/sm90/flashinfer/kernels.h"
 
 namespace sluice::sm90 {
@@ -22,6 +23,8 @@ inline constexpr int kTokenItems = 32;        // that a block of it takes at mos
 // By the shared memory of a block, in tiles of bfloat16 keys and of values: 2 or 3.
 constexpr int token_blocks_per_multiprocessor(int tiles) { return tiles == 2 ? 3 : 2; }
 inline constexpr int kClusterTiles = 3;
+inline constexpr int kMaxCluster = 16;              // blocks: more than the 8 that every GPU has room for
+inline constexpr int kLeastPartTiles = 4;           // of a part of a split sequence
 inline constexpr int kF32Rows = 16, kF32Tile = 32;  // pairs of a block and positions of a tile of attention_f32.cuh
 // A guard: what would take more is not split. Splits end at two blocks per multiprocessor, each with kAttentionRows
 // pairs: on 132 multiprocessors partial results of 128 float32 values take 9 MB.
@@ -38,19 +41,47 @@ constexpr bool attention_on_tensor_cores(const AttentionShape& s, bool q_f32, bo
          (s.key_width == 64 || s.key_width == 128);
 }
 
+inline constexpr int kChunkTiles = kAttentionChunk / kAttentionTile;
+
+// How one sequence's tiles of positions are dealt to blocks: in order, in parts that differ by at most one step.
+struct SequenceParts {
+  int count;  // 1: not split
+  int steps;  // of all parts together
+  int step_tiles;
+
+  HD int first_tile(int part) const {
+    const int rest = steps % count;
+    return (steps / count * part + (part < rest ? part : rest)) * step_tiles;
+  }
+  HD int part_of_tile(int tile) const {
+    const int each = steps / count, rest = steps % count, step = tile / step_tiles, longer = (each + 1) * rest;
+    return step < longer ? step / (each + 1) : rest + (step - longer) / each;
+  }
+};
+
 struct AttentionPlan {
   bool tensor_cores;
-  int64_t row_tiles;    // blocks for the rows of all sequences together, at least
-  int64_t parts;        // blocks that share the positions of one row tile
-  int64_t part_chunks;  // chunks of each
-  int64_t max_chunks;   // of one sequence
-  int cluster = 0;      // blocks that share a sequence's positions through their shared memory; 0: parts do
+  int64_t row_tiles;  // blocks for the rows of all sequences together, at least
+  int64_t parts;      // blocks that share the positions of one row tile, at most
+  // Parts begin at multiples of as many tiles: kChunkTiles, and each chunk has a result of its own, or 1, and each part
+  // has one.
+  int step_tiles = kChunkTiles;
+  int64_t results;  // of a row and head, at most
+  int cluster = 0;  // blocks that share a sequence's positions through their shared memory; 0: parts do
   // With tensor cores, which kernels run: attention_tokens.cuh for all sequences of few pairs, attention_bf16.cuh for
   // those that the first one leaves, or for all.
   bool tokens = false, tiles = true;
   int64_t token_blocks = 0;  // the first kernel's grid
   int token_tiles = 3;       // of shared memory, of each block of it
   HD bool split() const { return parts > 1; }
+  HD int least_tiles() const { return step_tiles > kLeastPartTiles ? step_tiles : kLeastPartTiles; }
+  HD bool chunk_results() const { return step_tiles == kChunkTiles; }
+  // Of a sequence of that many positions, whose own length decides: a recorded launch has a bound that may be twice it.
+  HD SequenceParts parts_of(int positions) const {
+    const int own = ceil_div(positions, kAttentionTile), most = ceil_div(own, least_tiles());
+    const int count = parts < most ? static_cast<int>(parts) : most;
+    return {count < 1 ? 1 : count, ceil_div(own, step_tiles), step_tiles};
+  }
 };
 
 // Prompts, where FlashInfer's kernel computes them (prefill.h): sequences with at least kPrefillMinRows new rows.
@@ -67,7 +98,7 @@ struct PrefillPlan {
   int blocks = 0;     // the grid: one for each item, or one for each multiprocessor, which work through lists of items
   bool lists = false;
 };
-// `lists`: the second kind of grid. Bounds as below.
+// `lists`: the second kind of grid. Bounds of a batch: bounds.h.
 PrefillPlan plan_prefill(const AttentionShape& shape, int64_t rows, int64_t sequences, int64_t longest_rows,
                          int multiprocessors, bool lists);
 // int32 values of the arrays that a block finds its work in (FlashWork).
@@ -92,15 +123,10 @@ struct PrefillSlots {
   }
 };
 
-// rows, sequences, longest_rows, longest_context: Batch's bounds.
-AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, int64_t rows, int64_t sequences,
-                             int64_t longest_rows, int64_t longest_context, int multiprocessors);
-// The plan where a row's bits may depend on the rest of the batch: with few new rows in all, a cluster of blocks takes
-// each sequence (attention_cluster.cuh), else as given. Clusters of up to 16: more than the 8 that every GPU has room
-// for.
-inline constexpr int kMaxCluster = 16;
-AttentionPlan with_clusters(const AttentionPlan& plan, const AttentionShape& shape, int64_t longest_rows,
-                            int64_t longest_context, int multiprocessors);
+// row_invariant: a row's bits depend on its own sequence alone. Otherwise positions are cut at any tile, and with few
+// new rows in all a cluster of blocks takes each sequence (attention_cluster.cuh).
+AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, const AttentionBounds& bounds,
+                             bool row_invariant, int multiprocessors);
 // Bytes of AttentionArgs::partial and partial_stats; 0 where nothing is split.
 int64_t partial_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows);
 int64_t partial_stats_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows);

@@ -15,13 +15,8 @@ struct AttentionTask {
   int first_pair, pairs;      // pair p is row p / group, head p % group; `pairs` of this tile
   int end;                    // positions that the tile's last row sees
   int first_tile, last_tile;  // tiles of positions of this block
-  bool split;                 // the sequence's chunks are folded by the second kernel
+  SequenceParts parts;        // of the sequence; results of several are folded by the second kernel
 };
-
-// Whether a sequence's chunks lie in several blocks.
-__device__ __forceinline__ bool splits_sequence(const AttentionPlan& plan, int positions) {
-  return plan.split() && positions > plan.part_chunks * kAttentionChunk;
-}
 
 // New rows of sequence s that attention.h computes.
 __device__ __forceinline__ int own_rows(const AttentionArgs& a, int s) {
@@ -63,6 +58,18 @@ __device__ __forceinline__ int sequence_of_tile(const AttentionArgs& a, int of_a
   return -1;
 }
 
+// The sequence that holds a row; every warp finds it for itself.
+__device__ __forceinline__ int sequence_of_row(const AttentionArgs& a, int64_t row, int lane) {
+  if (a.one_row_each) return static_cast<int>(row);
+  for (int base = 0; base < a.sequences; base += 32) {
+    const int s = base + lane;
+    const bool holds = s < a.sequences && a.row_begin[s] <= row && row < a.row_begin[s + 1];
+    const uint32_t found = __ballot_sync(0xffffffffu, holds);
+    if (found != 0) return base + __ffs(static_cast<int>(found)) - 1;
+  }
+  return -1;
+}
+
 __device__ __forceinline__ bool find_task(const AttentionArgs& a, int of_a_tile, AttentionTask& task) {
   // Late tiles of a prompt see the most: they start first.
   int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
@@ -77,7 +84,7 @@ __device__ __forceinline__ bool find_task(const AttentionArgs& a, int of_a_tile,
   task.first_pair = tile * of_a_tile;
   task.pairs = min(of_a_tile, task.rows * group - task.first_pair);
   task.end = task.context + (task.first_pair + task.pairs - 1) / group + 1;
-  task.split = splits_sequence(a.plan, task.context + task.rows);
+  task.parts = a.plan.parts_of(task.context + task.rows);
   return true;
 }
 

@@ -12,14 +12,14 @@ namespace sluice::sm90 {
 inline constexpr int kTokenThreads = kAttentionThreads + 32;
 
 struct alignas(16) TokenItem {
-  int32_t first_row, pairs;       // of the sequence; pair p is row p / group, head p % group
-  int32_t context, end;           // position of the first row, positions that the last one sees
-  int32_t first_block;            // where the sequence's blocks begin in the batch's list
-  int32_t key_head_split;         // key head << 1 | whether chunks are folded by the second kernel
+  int32_t first_row, pairs;  // of the sequence; pair p is row p / group, head p % group
+  int32_t context, end;      // position of the first row, positions that the last one sees
+  int32_t first_block;       // where the sequence's blocks begin in the batch's list
+  int16_t key_head;
+  int16_t part;                   // of a split sequence, whose results the second kernel folds; else -1
   int32_t first_tile, last_tile;  // of this item; none: nothing to do
 
-  __device__ int key_head() const { return key_head_split >> 1; }
-  __device__ bool split() const { return (key_head_split & 1) != 0; }
+  __device__ bool split() const { return part >= 0; }
 };
 
 // As large as kTiles tiles of bfloat16 keys and of values, and the rest.
@@ -43,7 +43,6 @@ struct TokensShared {
 __device__ __forceinline__ TokenItem token_item(const AttentionArgs& a, int item) {
   const int group = a.shape.group(), parts = static_cast<int>(a.plan.parts);
   const int rest = item / a.shape.key_heads, key_head = item % a.shape.key_heads, part = rest % parts, s = rest / parts;
-  constexpr int kChunkTiles = kAttentionChunk / kAttentionTile;
   const int context = a.contexts[s], first_row = a.row_begin[s], next_row = a.row_begin[s + 1];
   const int rows = next_row - first_row;
   TokenItem t;
@@ -52,13 +51,13 @@ __device__ __forceinline__ TokenItem token_item(const AttentionArgs& a, int item
   t.context = context;
   t.end = context + rows;
   t.first_block = a.block_begin[s];
-  const bool split = splits_sequence(a.plan, t.end);
-  t.key_head_split = key_head << 1 | static_cast<int>(split);
-  const int part_tiles = static_cast<int>(a.plan.part_chunks) * kChunkTiles, tiles = ceil_div(t.end, kAttentionTile);
-  t.first_tile = part * part_tiles;
-  t.last_tile = split ? min(t.first_tile + part_tiles, tiles) : part == 0 ? tiles : 0;
+  const SequenceParts of_sequence = a.plan.parts_of(t.end);
+  t.key_head = static_cast<int16_t>(key_head);
+  t.part = static_cast<int16_t>(of_sequence.count > 1 ? part : -1);
+  t.first_tile = of_sequence.first_tile(part);
+  t.last_tile = min(of_sequence.first_tile(part + 1), ceil_div(t.end, kAttentionTile));
   const bool own = t.pairs > 0 && t.pairs <= kAttentionFewRows && (a.prefill_rows == 0 || rows < a.prefill_rows);
-  if (!own) t.last_tile = 0;
+  if (!own || part >= of_sequence.count) t.last_tile = 0;
   return t;
 }
 
@@ -110,7 +109,7 @@ __device__ __forceinline__ bool whole_tiles(const AttentionArgs& a) { return a.b
 
 __device__ __forceinline__ int token_page_row(const AttentionArgs& a, const TokenItem& item, int position) {
   const int block = position / a.block_size;
-  return (a.blocks[item.first_block + block] * a.shape.key_heads + item.key_head()) * a.block_size + position -
+  return (a.blocks[item.first_block + block] * a.shape.key_heads + item.key_head) * a.block_size + position -
          block * a.block_size;
 }
 
@@ -200,7 +199,7 @@ __device__ __forceinline__ void copy_queries(const AttentionArgs& a, const Token
   const int lane = threadIdx.x & 31, piece = lane % Tile::pieces, group = a.shape.group();
   const bool aligned = ((reinterpret_cast<uintptr_t>(a.q.data) | static_cast<uintptr_t>(a.q.stride) * 2) & 15) == 0;
   const auto* first = static_cast<const bf16_t*>(a.q.data) + item.first_row * a.q.stride +
-                      static_cast<int64_t>(item.key_head()) * group * kWidth + piece * 8;
+                      static_cast<int64_t>(item.key_head) * group * kWidth + piece * 8;
 #pragma unroll
   for (int i = 0; i < kAttentionFewRows / kStepPairs; ++i) {
     const int pair = i * kStepPairs + lane / Tile::pieces;

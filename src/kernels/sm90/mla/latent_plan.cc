@@ -5,7 +5,7 @@
 
 namespace sluice::sm90 {
 
-LatentPlan plan_latent(int heads, const LatentBounds& b, bool row_invariant, int multiprocessors) {
+LatentPlan plan_latent(int heads, const AttentionBounds& b, bool row_invariant, int multiprocessors) {
   LatentPlan p;
   if (!row_invariant && b.longest_rows > 1 && kLatentRows % heads == 0) p.rows_of_tile = kLatentRows / heads;
   p.tiles = p.rows_of_tile > 1 ? b.rows / p.rows_of_tile + b.sequences : b.rows * ceil_div<int64_t>(heads, kLatentRows);

@@ -6,6 +6,7 @@
 
 #include "base/hd.h"
 #include "base/math.h"
+#include "kernels/sm90/attention/bounds.h"
 #include "kernels/sm90/flashinfer/latent.h"
 
 namespace sluice::sm90 {
@@ -18,10 +19,6 @@ HD constexpr int latent_piece(int i) { return i == 0 ? 1 : i % 2 == 1 ? 2 << i /
 // at most, which the L2 cache of 50 MB holds until they are merged. No measurement of other numbers is kept.
 inline constexpr int kLatentItems = 4;
 
-// Upper bounds of a batch: rows of all sequences, sequences, rows of one sequence, positions of one sequence.
-struct LatentBounds {
-  int64_t rows, sequences, longest_rows, longest_context;
-};
 struct LatentPlan {
   int64_t tiles = 0;     // of kLatentRows pairs (row, head), at most
   int rows_of_tile = 1;  // neighbouring rows of a sequence that share a tile; 1: a row has a tile per kLatentRows heads
@@ -30,7 +27,7 @@ struct LatentPlan {
   bool cut = false;      // rows may be cut into pieces, whose partial results another kernel merges
 };
 // row_invariant: a row's bits depend on its own sequence alone. So no row is cut, and none shares a tile.
-LatentPlan plan_latent(int heads, const LatentBounds& bounds, bool row_invariant, int multiprocessors);
+LatentPlan plan_latent(int heads, const AttentionBounds& bounds, bool row_invariant, int multiprocessors);
 int64_t latent_work_ints(const LatentPlan& plan);
 // Bytes of LatentArgs::partial and partial_stats; 0 where nothing is cut.
 int64_t latent_partial_bytes(const LatentPlan& plan);
