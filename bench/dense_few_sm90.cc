@@ -30,7 +30,7 @@ constexpr Matrix kShapes[] = {
 };
 struct Choice {
   std::vector<std::string> shapes, only;
-  bool all = false, codes = false;
+  bool all = false, codes = false, deterministic = false;
   int best = 0;
   double seconds = 80;
 };
@@ -41,7 +41,9 @@ struct Variant {
   std::optional<int> few;
   std::optional<sm90::BatchRowsChoice> batch;
 };
-std::string name_of(const sm90::BatchRowsChoice& c) { return fmt::format("{}x{}p{}", c.tile, c.blocks, c.parts); }
+std::string name_of(const sm90::BatchRowsChoice& c) {
+  return fmt::format("{}x{}p{}{}", c.tile, c.blocks, c.parts, c.m_parts > 1 ? fmt::format("m{}", c.m_parts) : "");
+}
 std::string name_of(const Variant& v, const sm90::DenseGemm& gemm, const sm90::DenseCall& call) {
   if (v.few) return *v.few == 0 ? "grouped" : fmt::format("few{}", *v.few);
   if (v.batch) return name_of(*v.batch);
@@ -55,10 +57,12 @@ std::vector<Variant> variants_of(const Choice& c, sm90::DenseGemm& gemm, int64_t
   if (!c.all) return all;
   all.push_back({0, {}});
   if (!c.codes && tokens <= sm90::kMaxFewRows)
-    for (const int parts : {1, 2, 4, 8}) all.push_back({parts, {}});
+    for (const int parts : {1, 2, 4, 8})
+      if (parts == 1 || !c.deterministic) all.push_back({parts, {}});
   for (const sm90::BatchTileSize& t : sm90::kBatchTiles)
-    for (int parts = 1; parts <= 8; ++parts) {
-      const sm90::BatchRowsChoice b{t.rows, t.blocks, parts};
+    for (int cut = 1; cut <= 8; ++cut) {  // K's parts, or an M-tile's where K has one
+      const sm90::BatchRowsChoice b{t.rows, t.blocks, c.deterministic ? 1 : cut, c.deterministic ? cut : 1};
+      const int parts = b.parts;
       if (t.rows >= 2 * tokens && t.rows > 32) continue;
       if (t.rows * 4 < tokens) continue;
       const int64_t blocks = int64_t{gemm.matrix().shape.m_tiles()} * parts * ((tokens + t.rows - 1) / t.rows);
@@ -72,6 +76,7 @@ void bench_shape(const Options& o, const Choice& c, const Matrix& shape, const K
                  std::chrono::steady_clock::time_point end) {
   sm90::DenseSpec spec{shape.rows, shape.cols, kind.weights, kind.inputs, DType::bf16};
   spec.fp8_f32_sums = kind.f32_sums;
+  spec.deterministic = c.deterministic;
   if (!sm90::supports_dense(spec)) return;
   const double weight_bytes = static_cast<double>(shape.rows * shape.cols) * kind.bits / 8;
   std::mt19937_64 rng(7);
@@ -161,6 +166,7 @@ int main(int argc, char** argv) {
   app.add_option("--seconds", c.seconds, "no new row begins after this many");
   app.add_flag("--codes", c.codes, "rows come rounded (FP8)");
   app.add_flag("--all", c.all, "also every other kernel, tile and number of parts of K");
+  app.add_flag("--deterministic", c.deterministic, "K in one part");
   app.add_option("--best", c.best, "of these, the quickest this many");
   app.add_option("--only", c.only, "of these, those named: 64x2p3 is 64 rows, 2 blocks, 3 parts of K")->delimiter(',');
   CLI11_PARSE(app, argc, argv);
