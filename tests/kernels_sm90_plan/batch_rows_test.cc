@@ -44,7 +44,7 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
               ASSERT_TRUE(batch_rows_possible(s, c));
               ASSERT_LE(c.parts, kMaxBatchCluster);
               ASSERT_LE(c.parts, copies(s));
-              if (one_part) ASSERT_EQ(c.parts, 1);
+              ASSERT_TRUE(!one_part || c.parts == 1);
               const double us = batch_rows_us(s, rows, room, c);
               for (const BatchTileSize& t : kBatchTiles) {
                 for (const int m_parts : {1, 2, 4}) {
@@ -95,9 +95,17 @@ TEST(BatchRowsPlan, Room) {
 template <class T>
 void check_tile() {
   static_assert(T::blocks_per_sm * (T::smem_bytes + 1024) <= 233472);
-  static_assert(T::w_stage % 1024 == 0 && T::x_stage % 1024 == 0);  // swizzled stages
+  static_assert(T::x_stage % 1024 == 0);  // swizzled stages
   // What Little's law asks for: 4.3 TB/s times a microsecond, over 132 multiprocessors.
-  EXPECT_GE(T::blocks_per_sm * T::w_stages * T::w_bytes, 32 * 1024) << static_cast<int>(T::op) << " " << T::rows;
+  EXPECT_GE(T::blocks_per_sm * T::w_stages(1) * T::w_bytes, 32 * 1024) << static_cast<int>(T::op) << " " << T::rows;
+  for (int m_parts = 1; m_parts <= (cuts_m_tiles(T::op) ? kMaxMParts : 1); m_parts *= 2) {
+    EXPECT_EQ(T::w_stage(m_parts) % 1024, 0);
+    EXPECT_LE(T::w_stages(m_parts), T::most_w_stages);
+    EXPECT_LE(T::x_stages(m_parts), T::most_x_stages);
+    // 64 weight rows are read from every stage of BF16 and FP8.
+    const int last = T::x_stages(m_parts) * T::x_stage + (T::w_stages(m_parts) - 1) * T::w_stage(m_parts);
+    EXPECT_LE(last + (cuts_m_tiles(T::op) ? std::max(8192, T::w_stage(m_parts)) : T::w_stage(1)), T::ring_bytes);
+  }
   // Sums of all parts of K lie where the rings were, however rows are dealt to the parts.
   for (int parts = 2; parts <= batch_rows_most_parts(T::op, T::rows); ++parts)
     EXPECT_LE((T::rows + (parts - 1) * ceil_div(T::rows, parts)) * kSumPitch, T::ring_bytes) << T::rows;

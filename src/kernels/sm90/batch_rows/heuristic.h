@@ -27,7 +27,9 @@ inline bool operator==(const BatchRowsChoice& a, const BatchRowsChoice& b) {
 struct BatchTileSize {
   int rows, blocks;
 };
-inline constexpr BatchTileSize kBatchTiles[] = {{32, 2}, {64, 2}, {64, 1}, {128, 1}, {256, 1}};
+// Of equal costs the first one is taken. One block per multiprocessor comes first: blocks of two may fill half of the
+// multiprocessors (116 tasks of 64 rows: 18.6 us with one, 29.7 with two).
+inline constexpr BatchTileSize kBatchTiles[] = {{32, 2}, {64, 1}, {64, 2}, {128, 1}, {256, 1}};
 // Parts of K whose sums fit where the stages were.
 HD constexpr int batch_rows_most_parts(WeightOperand o, int tile) {
   return tile <= 128 ? kMaxBatchCluster : decodes(o) ? 2 : 3;

@@ -18,7 +18,7 @@ __device__ __forceinline__ void stream_batch_weights(const BatchRowsArgs& a, con
                                                      const BatchPart& part) {
   // Several tiles of rows read the same weights.
   const uint64_t policy = a.row_tiles > 1 ? ptx::createpolicy_evict_normal() : ptx::createpolicy_evict_first();
-  Stage<T::w_stages> stage;
+  Stage stage;
   const int share = k_block_bytes(T::op) / a.m_parts;
   for (int t = 0; t < part.tasks; ++t) {
     const int task = part.first + t * part.step;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void stream_batch_weights(const BatchRowsArgs& a, con
       ptx::mbarrier_arrive_expect_tx(full, bytes);
       ptx::cp_async_bulk(smem.w(stage.index), from + static_cast<int64_t>(k_block) * k_block_bytes(T::op), bytes, full,
                          policy);
-      stage.next();
+      stage.next(smem.w_stages);
     }
   }
 }
@@ -40,7 +40,7 @@ __device__ __forceinline__ void stream_batch_weights(const BatchRowsArgs& a, con
 template <class T>
 __device__ __forceinline__ void stream_batch_rows(const BatchRowsArgs& a, const BatchShared<T>& smem,
                                                   const BatchPart& part) {
-  Stage<T::x_stages> stage;
+  Stage stage;
   for (int t = 0; t < part.tasks; ++t) {
     const int row = part.row_tile(a, part.first + t * part.step) * T::rows;
     for (int k_block = part.begin; k_block < part.end; ++k_block) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void stream_batch_rows(const BatchRowsArgs& a, const 
       uint64_t* full = smem.x_full + stage.index;
       ptx::mbarrier_arrive_expect_tx(full, T::x_stage);
       ptx::cp_async_bulk_tensor(smem.x(stage.index), &a.x, k_block * 128, row, full);
-      stage.next();
+      stage.next(smem.x_stages);
     }
   }
 }
@@ -56,7 +56,7 @@ __device__ __forceinline__ void stream_batch_rows(const BatchRowsArgs& a, const 
 template <class T>
 __global__ void __launch_bounds__(T::threads, T::blocks_per_sm) batch_rows(const __grid_constant__ BatchRowsArgs a) {
   extern __shared__ __align__(1024) uint8_t raw_smem[];  // swizzled stages
-  const BatchShared<T> smem(raw_smem);
+  const BatchShared<T> smem(raw_smem, a.m_parts);
   const int warp = threadIdx.x >> 5;
   const bool one = (threadIdx.x & 31) == 0, clustered = a.parts > 1;
   if (threadIdx.x == 0) smem.init(a.parts);

@@ -10,10 +10,8 @@
 namespace sluice::sm90 {
 
 // The next stages that a multiplying warp reads.
-template <class T>
 struct BatchReader {
-  Stage<T::w_stages> w;
-  Stage<T::x_stages> x;
+  Stage w, x;
 };
 
 // This warp has read the stage.
@@ -24,7 +22,7 @@ __device__ __forceinline__ void release(uint64_t* empty) {
 // A k-block's products are in flight while the next one's are issued: of few rows they are shorter than their latency.
 template <class T>
 __device__ __forceinline__ void multiply_batch_bf16(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
-                                                    const BatchPart& part, BatchReader<T>& at) {
+                                                    const BatchPart& part, BatchReader& at) {
   static_assert(T::w_k_blocks == 1);
   const int wg = threadIdx.x >> 7;
   const uint32_t w0 = ptx::swizzled_desc_low(ptx::smem_address(smem.ws) + wg * 8192);
@@ -34,7 +32,7 @@ __device__ __forceinline__ void multiply_batch_bf16(float (&acc)[T::rows / 2], c
   for (int k_block = part.begin; k_block < part.end; ++k_block) {
     ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
     ptx::mbarrier_wait(smem.x_full + at.x.index, at.x.phase);
-    const uint32_t w = w0 + at.w.index * (T::w_stage >> 4), x = x0 + at.x.index * (T::x_stage >> 4);
+    const uint32_t w = w0 + at.w.index * (smem.w_stage >> 4), x = x0 + at.x.index * (T::x_stage >> 4);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -46,8 +44,8 @@ __device__ __forceinline__ void multiply_batch_bf16(float (&acc)[T::rows / 2], c
       release(smem.x_empty + last_x);
     }
     last_w = at.w.index, last_x = at.x.index;
-    at.w.next();
-    at.x.next();
+    at.w.next(smem.w_stages);
+    at.x.next(smem.x_stages);
   }
   ptx::wgmma_wait<0>();
   if (last_w >= 0) {
@@ -59,7 +57,7 @@ __device__ __forceinline__ void multiply_batch_bf16(float (&acc)[T::rows / 2], c
 // Partial sums of 128 of K, of all rows or in parts of them: both sums at once would not fit in registers.
 template <class T>
 __device__ __forceinline__ void multiply_batch_fp8(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
-                                                   const BatchPart& part, BatchReader<T>& at) {
+                                                   const BatchPart& part, BatchReader& at) {
   static_assert(T::w_k_blocks == 1);
   constexpr int kParts = T::rows > 128 ? 2 : 1, kPartRows = T::rows / kParts;
   const int wg = threadIdx.x >> 7;
@@ -70,7 +68,7 @@ __device__ __forceinline__ void multiply_batch_fp8(float (&acc)[T::rows / 2], co
   for (int k_block = part.begin; k_block < part.end; ++k_block) {
     ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
     ptx::mbarrier_wait(smem.x_full + at.x.index, at.x.phase);
-    const uint32_t w = w0 + at.w.index * (T::w_stage >> 4), x = x0 + at.x.index * (T::x_stage >> 4);
+    const uint32_t w = w0 + at.w.index * (smem.w_stage >> 4), x = x0 + at.x.index * (T::x_stage >> 4);
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       ptx::wgmma_fence();
@@ -89,15 +87,15 @@ __device__ __forceinline__ void multiply_batch_fp8(float (&acc)[T::rows / 2], co
 #pragma unroll
       for (int i = 0; i < kPartRows / 2; ++i) acc[p * (kPartRows / 2) + i] += sums[i];
     }
-    at.w.next();
-    at.x.next();
+    at.w.next(smem.w_stages);
+    at.x.next(smem.x_stages);
   }
 }
 
 // Packed weights are decoded to bf16 registers. The codes of the next k-block are read while the tensor cores run.
 template <class T>
 __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
-                                                       const BatchPart& part, BatchReader<T>& at) {
+                                                       const BatchPart& part, BatchReader& at) {
   using D = Decode<T::op>;
   const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127;
   const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.xs));
@@ -110,7 +108,7 @@ __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2]
     if (i == T::w_k_blocks - 1 || k_block == part.end - 1) {
       __syncwarp();
       release(smem.w_empty + at.w.index);
-      at.w.next();
+      at.w.next(smem.w_stages);
     }
   };
   if (part.begin < part.end) fetch(part.begin);
@@ -127,13 +125,13 @@ __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2]
     if (k_block + 1 < part.end) fetch(k_block + 1);
     ptx::wgmma_wait<0>();
     release(smem.x_empty + at.x.index);
-    at.x.next();
+    at.x.next(smem.x_stages);
   }
 }
 
 // What a warpgroup does in a task that is a part of an M-tile without its weight rows.
 template <class T>
-__device__ __forceinline__ void pass_task(const BatchShared<T>& smem, const BatchPart& part, BatchReader<T>& at) {
+__device__ __forceinline__ void pass_task(const BatchShared<T>& smem, const BatchPart& part, BatchReader& at) {
   static_assert(!cuts_m_tiles(T::op) || T::w_k_blocks == 1);
 #pragma unroll 1
   for (int k_block = part.begin; k_block < part.end; ++k_block) {
@@ -141,14 +139,14 @@ __device__ __forceinline__ void pass_task(const BatchShared<T>& smem, const Batc
     ptx::mbarrier_wait(smem.x_full + at.x.index, at.x.phase);
     release(smem.w_empty + at.w.index);
     release(smem.x_empty + at.x.index);
-    at.w.next();
-    at.x.next();
+    at.w.next(smem.w_stages);
+    at.x.next(smem.x_stages);
   }
 }
 
 template <class T>
 __device__ __forceinline__ void multiply_task(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
-                                              const BatchPart& part, BatchReader<T>& at) {
+                                              const BatchPart& part, BatchReader& at) {
 #pragma unroll
   for (int i = 0; i < T::rows / 2; ++i) acc[i] = 0.0f;
   if constexpr (T::op == WeightOperand::bf16)

@@ -8,46 +8,47 @@
 
 namespace sluice::sm90 {
 
-// A position in a ring of kStages stages.
-template <int kStages>
+// A position in a ring of stages.
 struct Stage {
   int index = 0;
   uint32_t phase = 0;
-  __device__ void next() {
-    if (++index == kStages) index = 0, phase ^= 1u;
+  __device__ void next(int stages) {
+    if (++index == stages) index = 0, phase ^= 1u;
   }
 };
 
 template <class T>
 struct BatchShared {
+  int x_stages, w_stages, w_stage;  // of the rings, bytes of one of weights
   uint8_t *xs, *ws, *partial;
   float* factors;  // [T::rows] of the rows of x, the static one included
   uint64_t *w_full, *w_empty, *x_full, *x_empty;
   uint64_t* ready;  // all blocks of the cluster have finished with their rings
   uint64_t* sums_full;
 
-  __device__ explicit BatchShared(uint8_t* raw) {
+  __device__ BatchShared(uint8_t* raw, int m_parts)
+      : x_stages(T::x_stages(m_parts)), w_stages(T::w_stages(m_parts)), w_stage(T::w_stage(m_parts)) {
     xs = partial = raw;
-    ws = xs + T::x_stages * T::x_stage;
+    ws = xs + x_stages * T::x_stage;
     factors = reinterpret_cast<float*>(raw + T::ring_bytes);
     w_full = reinterpret_cast<uint64_t*>(factors + T::rows);
-    w_empty = w_full + T::w_stages;
-    x_full = w_empty + T::w_stages;
-    x_empty = x_full + T::x_stages;
-    ready = x_empty + T::x_stages;
+    w_empty = w_full + T::most_w_stages;
+    x_full = w_empty + T::most_w_stages;
+    x_empty = x_full + T::most_x_stages;
+    ready = x_empty + T::most_x_stages;
     sums_full = ready + 1;
-    static_assert(8 * (2 * T::w_stages + 2 * T::x_stages + 2) <= 512);
+    static_assert(8 * (2 * T::most_w_stages + 2 * T::most_x_stages + 2) <= 512);
   }
-  __device__ uint8_t* w(int stage) const { return ws + stage * T::w_stage; }
+  __device__ uint8_t* w(int stage) const { return ws + stage * w_stage; }
   __device__ uint8_t* x(int stage) const { return xs + stage * T::x_stage; }
 
   // Called by one thread, before the cluster's barrier.
   __device__ void init(int parts) const {
-    for (int i = 0; i < T::w_stages; ++i) {
+    for (int i = 0; i < w_stages; ++i) {
       ptx::mbarrier_init(w_full + i, 1);
       ptx::mbarrier_init(w_empty + i, 8);
     }
-    for (int i = 0; i < T::x_stages; ++i) {
+    for (int i = 0; i < x_stages; ++i) {
       ptx::mbarrier_init(x_full + i, 1);
       ptx::mbarrier_init(x_empty + i, 8);
     }

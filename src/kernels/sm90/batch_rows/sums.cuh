@@ -176,7 +176,7 @@ template <class T>
 __device__ __forceinline__ void multiply_batch(const BatchRowsArgs& a, const BatchShared<T>& smem,
                                                const BatchPart& part) {
   float acc[T::rows / 2];
-  BatchReader<T> at;
+  BatchReader at;
   const int rows = static_cast<int>(real_tokens(a.num_rows, a.rows)), n = static_cast<int>(threadIdx.x);
   int factors_of = -1;  // tile of rows
 #pragma unroll 1
