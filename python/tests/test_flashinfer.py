@@ -4,20 +4,12 @@ import numpy as np
 import pytest
 
 import sluice_moe
-import on_gpu
 import sluice_moe.flashinfer as fi
-from conftest import DEVICES
+from flashinfer_case import device  # noqa: F401 - a fixture of every test
 from reference import E2M1, E4M3, E8M0, bf16, swiglu_moe, to_bf16, unpack
 from sluice_moe.flashinfer._layouts import linear_scales
 
 E, K, H, I, T = 4, 2, 128, 128, 9
-
-
-@pytest.fixture(autouse=True, params=DEVICES)
-def device(request, monkeypatch):
-    if request.param == "cuda":
-        monkeypatch.setitem(globals(), "fi", on_gpu.flashinfer)
-    return request.param
 
 
 def place_128x4(m, k, groups):
