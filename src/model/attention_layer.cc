@@ -5,19 +5,19 @@
 
 namespace sluice::model {
 
-void AttentionLayer::run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const {
-  ops::Workspace::Scope scope(step.ops.workspace());
+void AttentionLayer::run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y) const {
+  ops::Workspace::Scope scope(forward.ops.workspace());
   const int64_t width = layout.heads * layout.head_dim;
-  const ops::Matrix projected = step.matrix(qkv.rows()), mixed = step.matrix(width);
-  qkv.run(step, x, projected);
-  ops::Pages keys = step.cache.keys(cache_layer), values = step.cache.values(cache_layer);
+  const ops::Matrix projected = forward.matrix(qkv.rows()), mixed = forward.matrix(width);
+  qkv.run(forward, x, projected);
+  ops::Pages keys = forward.cache.keys(cache_layer), values = forward.cache.values(cache_layer);
   keys.scale = key_scale;
   values.scale = value_scale;
-  step.ops.norm_rope_store(step.batch, layout, step.angles, projected, keys, values);
+  forward.ops.norm_rope_store(forward.batch, layout, forward.angles, projected, keys, values);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(layout.head_dim)));
-  step.ops.attention(step.batch, projected.columns(0, width), keys, values, layout.head_dim,
-                     {scale, step.row_invariant}, mixed);
-  o.run(step, mixed, y);
+  forward.ops.attention(forward.batch, projected.columns(0, width), keys, values, layout.head_dim,
+                        {scale, forward.row_invariant}, mixed);
+  o.run(forward, mixed, y);
 }
 
 }  // namespace sluice::model

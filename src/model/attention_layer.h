@@ -12,7 +12,7 @@ struct AttentionLayer {
   size_t cache_layer = 0;
   float key_scale = 1, value_scale = 1;  // of an e4m3 cache (ops::Pages::scale)
 
-  void run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const;
+  void run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y) const;
   ops::Rounding rounding(int64_t rows) const { return qkv.rounding(rows); }
   CacheShape::Attention cache() const { return {layout.kv_heads, layout.head_dim, layout.head_dim}; }
   int64_t weight_bytes() const { return qkv.weight_bytes() + o.weight_bytes(); }

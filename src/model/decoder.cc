@@ -50,15 +50,15 @@ void Decoder::number_cache_layers(std::vector<Sublayer>& sublayers) {
   }
 }
 
-Step Decoder::begin(ops::Ops& ops, const Batch& batch, Cache& cache, Observer* observer) const {
-  Step step{ops, batch, cache, parts_.info.dtype, {}, observer, parts_.info.row_invariant};
+ForwardContext Decoder::begin(ops::Ops& ops, const Batch& batch, Cache& cache, Observer* observer) const {
+  ForwardContext forward{ops, batch, cache, parts_.info.dtype, {}, observer, parts_.info.row_invariant};
   const auto half = static_cast<int64_t>(parts_.rope.inv_freq.size());
-  if (half == 0) return step;
+  if (half == 0) return forward;
   auto* cosine = ops.workspace().take<float>(batch.rows * half);
   auto* sine = ops.workspace().take<float>(batch.rows * half);
-  ops.rope_angles(parts_.rope, batch.positions, batch.rows, step.dtype, cosine, sine);
-  step.angles = {cosine, sine, half};
-  return step;
+  ops.rope_angles(parts_.rope, batch.positions, batch.rows, forward.dtype, cosine, sine);
+  forward.angles = {cosine, sine, half};
+  return forward;
 }
 
 namespace {
@@ -70,62 +70,63 @@ bool has_shared_experts(const Sublayer& s) {
 
 // A mixer's change is added to the residual stream together with the norm that follows it, which also rounds its rows
 // for the mixer's first product where that takes them so.
-void Decoder::run_sublayers(const Step& step, const std::vector<Sublayer>& sublayers, ops::Matrix x) const {
-  const ops::Matrix normed = step.matrix(x.cols), one = step.matrix(x.cols);
+void Decoder::run_sublayers(const ForwardContext& forward, const std::vector<Sublayer>& sublayers,
+                            ops::Matrix x) const {
+  const ops::Matrix normed = forward.matrix(x.cols), one = forward.matrix(x.cols);
   const bool shared = std::any_of(sublayers.begin(), sublayers.end(), has_shared_experts);
-  const ops::Matrix two = shared ? step.matrix(x.cols) : ops::Matrix{};
+  const ops::Matrix two = shared ? forward.matrix(x.cols) : ops::Matrix{};
   std::optional<ops::Change> change;  // that is not in x yet
   const auto add_change = [&] {
-    if (change->second.data != nullptr) step.ops.add(one, two);
-    step.ops.add(x, one);
+    if (change->second.data != nullptr) forward.ops.add(one, two);
+    forward.ops.add(x, one);
     change.reset();
   };
   int layer = 0;
   for (const Sublayer& s : sublayers) {
-    ops::Workspace::Scope scope(step.ops.workspace());
+    ops::Workspace::Scope scope(forward.ops.workspace());
     const ops::Rounding rounding = std::visit([&](const auto& mixer) { return mixer.rounding(x.rows); }, s.mixer);
-    const ops::RoundedRows rounded = step.ops.workspace().rounded_rows(rounding, x.rows, x.cols);
+    const ops::RoundedRows rounded = forward.ops.workspace().rounded_rows(rounding, x.rows, x.cols);
     if (change)
-      step.ops.add_rms_norm(x, *change, s.norm, normed, rounded);
+      forward.ops.add_rms_norm(x, *change, s.norm, normed, rounded);
     else
-      step.ops.rms_norm(x, s.norm, normed, rounded);
+      forward.ops.rms_norm(x, s.norm, normed, rounded);
     const ops::LinearInput input(normed, rounded);
     change = std::visit(
         [&](const auto& mixer) -> ops::Change {
           if constexpr (std::is_same_v<decltype(mixer), const MoeBlock&>) {
-            return mixer.run(step, input, one, two);
+            return mixer.run(forward, input, one, two);
           } else {
-            mixer.run(step, input, one);
+            mixer.run(forward, input, one);
             return one;
           }
         },
         s.mixer);
-    if (!s.ends_layer || step.observer == nullptr) continue;
+    if (!s.ends_layer || forward.observer == nullptr) continue;
     add_change();
-    step.observer->layer(++layer, x);
+    forward.observer->layer(++layer, x);
   }
   if (change) add_change();
 }
 
-void Decoder::finish(const Step& step, ops::ConstMatrix x, const ops::RmsNorm& norm, const Dense& head,
+void Decoder::finish(const ForwardContext& forward, ops::ConstMatrix x, const ops::RmsNorm& norm, const Dense& head,
                      const Outputs& out) const {
-  if (out.hidden.data != nullptr) step.ops.rms_norm(x, norm, out.hidden);
-  const int64_t wanted = step.batch.logit_rows;
+  if (out.hidden.data != nullptr) forward.ops.rms_norm(x, norm, out.hidden);
+  const int64_t wanted = forward.batch.logit_rows;
   if (out.logits.data == nullptr || wanted == 0) return;
-  const ops::Matrix rows = step.ops.workspace().matrix(x.dtype, wanted, x.cols);
-  step.ops.gather_rows(x, step.batch.logits_of, rows);
-  step.ops.rms_norm(rows, norm, rows);
-  head.run(step, rows, out.logits);
+  const ops::Matrix rows = forward.ops.workspace().matrix(x.dtype, wanted, x.cols);
+  forward.ops.gather_rows(x, forward.batch.logits_of, rows);
+  forward.ops.rms_norm(rows, norm, rows);
+  head.run(forward, rows, out.logits);
 }
 
 void Decoder::forward(ops::Ops& ops, const Batch& batch, Cache& cache, const Outputs& out) const {
   ops::Workspace::Scope scope(ops.workspace());
-  const Step step = begin(ops, batch, cache, out.observer);
-  const ops::Matrix x = step.matrix(parts_.info.hidden);
+  const ForwardContext forward = begin(ops, batch, cache, out.observer);
+  const ops::Matrix x = forward.matrix(parts_.info.hidden);
   ops.embed(batch.tokens, parts_.embedding, x);
   if (out.observer != nullptr) out.observer->layer(0, x);
-  run_sublayers(step, parts_.sublayers, x);
-  finish(step, x, parts_.final_norm, parts_.head, out);
+  run_sublayers(forward, parts_.sublayers, x);
+  finish(forward, x, parts_.final_norm, parts_.head, out);
 }
 
 void Decoder::draft(ops::Ops& ops, const Batch& batch, ops::ConstMatrix hidden, Cache& cache,
@@ -133,16 +134,16 @@ void Decoder::draft(ops::Ops& ops, const Batch& batch, ops::ConstMatrix hidden, 
   if (!parts_.draft) return Model::draft(ops, batch, hidden, cache, out);
   const DraftHead& draft = *parts_.draft;
   ops::Workspace::Scope scope(ops.workspace());
-  const Step step = begin(ops, batch, cache, out.observer);
+  const ForwardContext forward = begin(ops, batch, cache, out.observer);
   const int64_t n = parts_.info.hidden;
-  const ops::Matrix pair = step.matrix(2 * n), x = step.matrix(n);
+  const ops::Matrix pair = forward.matrix(2 * n), x = forward.matrix(n);
   const ops::Matrix embedded = pair.columns(0, n);
   ops.embed(batch.tokens, draft.embedding, embedded);
   ops.rms_norm(embedded, draft.embedding_norm, embedded);
   ops.rms_norm(hidden, draft.hidden_norm, pair.columns(n, n));
-  draft.projection.run(step, pair, x);
-  run_sublayers(step, draft.sublayers, x);
-  finish(step, x, draft.final_norm, draft.head, out);
+  draft.projection.run(forward, pair, x);
+  run_sublayers(forward, draft.sublayers, x);
+  finish(forward, x, draft.final_norm, draft.head, out);
 }
 
 }  // namespace sluice::model

@@ -57,9 +57,9 @@ class Decoder : public Model {
 
  private:
   void number_cache_layers(std::vector<Sublayer>& sublayers);
-  Step begin(ops::Ops& ops, const Batch& batch, Cache& cache, Observer* observer) const;
-  void run_sublayers(const Step& step, const std::vector<Sublayer>& sublayers, ops::Matrix x) const;
-  void finish(const Step& step, ops::ConstMatrix x, const ops::RmsNorm& norm, const Dense& head,
+  ForwardContext begin(ops::Ops& ops, const Batch& batch, Cache& cache, Observer* observer) const;
+  void run_sublayers(const ForwardContext& forward, const std::vector<Sublayer>& sublayers, ops::Matrix x) const;
+  void finish(const ForwardContext& forward, ops::ConstMatrix x, const ops::RmsNorm& norm, const Dense& head,
               const Outputs& out) const;
 
   Parts parts_;

@@ -18,17 +18,17 @@ ops::Rounding Dense::rounding(int64_t rows) const {
   return {};
 }
 
-void Dense::run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const {
-  ops::Workspace::Scope scope(step.ops.workspace());
-  if (step.observer != nullptr && step.observer->activations() != nullptr) {
-    const float amax = step.ops.amax(x.rows);
+void Dense::run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y) const {
+  ops::Workspace::Scope scope(forward.ops.workspace());
+  if (forward.observer != nullptr && forward.observer->activations() != nullptr) {
+    const float amax = forward.ops.amax(x.rows);
     for (const Product& p : products_)
-      for (const std::string& name : p.names) step.observer->activations()->observe_amax(name, amax);
+      for (const std::string& name : p.names) forward.observer->activations()->observe_amax(name, amax);
   }
   int64_t first = 0;
   for (const Product& p : products_) {
     const int64_t bytes = p.linear->workspace_bytes(x.rows.rows), rows = p.linear->outputs();
-    p.linear->run(step.ops.ctx(), x, y.columns(first, rows), step.ops.workspace().take_bytes(bytes), bytes);
+    p.linear->run(forward.ops.ctx(), x, y.columns(first, rows), forward.ops.workspace().take_bytes(bytes), bytes);
     first += rows;
   }
 }

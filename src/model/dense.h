@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "model/step.h"
+#include "model/forward_context.h"
 #include "ops/linear.h"
 
 namespace sluice::model {
@@ -20,7 +20,7 @@ class Dense {
   void append(Dense next);
 
   // x D [R, K] -> y [R, rows()], D or float32.
-  void run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const;
+  void run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y) const;
   // How products of `rows` rows take rows that are rounded already; plain: as values.
   ops::Rounding rounding(int64_t rows) const;
 

@@ -15,7 +15,7 @@ struct MambaLayer {
   ops::RmsNorm norm;        // over groups of inner
   size_t cache_layer = 0;
 
-  void run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const;
+  void run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y) const;
   ops::Rounding rounding(int64_t rows) const { return in.rounding(rows); }
   int64_t weight_bytes() const { return in.weight_bytes() + out.weight_bytes() + conv.bytes() + norm.weight.bytes(); }
 };

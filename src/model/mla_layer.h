@@ -19,7 +19,7 @@ struct MlaLayer {
   float scale = 1;
   size_t cache_layer = 0;
 
-  void run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const;
+  void run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y) const;
   ops::Rounding rounding(int64_t rows) const { return down.rounding(rows); }
   CacheShape::Attention cache() const { return {1, shape.cached(), 0}; }
   int64_t weight_bytes() const { return down.weight_bytes() + q.weight_bytes() + kv_b.bytes() + o.weight_bytes(); }

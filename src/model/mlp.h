@@ -11,7 +11,7 @@ struct Mlp {
   Dense up;            // [gate | up], or up alone
   Dense down;
 
-  void run(const Step& step, const ops::LinearInput& x, ops::Matrix y) const;
+  void run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y) const;
   ops::Rounding rounding(int64_t rows) const { return up.rounding(rows); }
   int64_t weight_bytes() const { return up.weight_bytes() + down.weight_bytes(); }
 };

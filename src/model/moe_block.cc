@@ -8,25 +8,26 @@ ops::Rounding MoeBlock::rounding(int64_t rows) const {
   return shared ? shared->rounding(rows) : ops::Rounding{};
 }
 
-ops::Change MoeBlock::run(const Step& step, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more) const {
-  ops::Workspace::Scope scope(step.ops.workspace());
-  ops::Workspace& workspace = step.ops.workspace();
+ops::Change MoeBlock::run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y,
+                          ops::Matrix more) const {
+  ops::Workspace::Scope scope(forward.ops.workspace());
+  ops::Workspace& workspace = forward.ops.workspace();
   const MoeSpec& spec = experts->spec();
-  const ops::Matrix logits = router_floats ? step.floats(spec.experts) : step.matrix(spec.experts);
-  router.run(step, x, logits);
-  if (random_routing) step.ops.random_order(static_cast<uint64_t>(index), step.batch.positions, logits);
+  const ops::Matrix logits = router_floats ? forward.floats(spec.experts) : forward.matrix(spec.experts);
+  router.run(forward, x, logits);
+  if (random_routing) forward.ops.random_order(static_cast<uint64_t>(index), forward.batch.positions, logits);
 
   ops::ConstMatrix input = x.rows;
   ops::Matrix routed = y;
   if (latent_in) {
-    const ops::Matrix latent = step.matrix(latent_in->rows());
-    latent_in->run(step, x, latent);
+    const ops::Matrix latent = forward.matrix(latent_in->rows());
+    latent_in->run(forward, x, latent);
     input = latent;
-    routed = step.matrix(latent_in->rows());
+    routed = forward.matrix(latent_in->rows());
   }
   moe::MoeArgs args;
-  args.tokens = step.rows();
-  args.num_tokens = step.batch.num_rows;  // rows of no sequence would read experts that nobody else needs
+  args.tokens = forward.rows();
+  args.num_tokens = forward.batch.num_rows;  // rows of no sequence would read experts that nobody else needs
   args.hidden = input.data;
   args.logits = logits.data;
   args.logits_dtype = logits.dtype;
@@ -36,32 +37,32 @@ ops::Change MoeBlock::run(const Step& step, const ops::LinearInput& x, ops::Matr
   args.workspace = workspace.take_bytes(args.workspace_size);
   const auto choices = args.tokens * spec.top_k;
   moe::Trace trace;
-  if (step.observer != nullptr) {
+  if (forward.observer != nullptr) {
     args.chosen_ids = workspace.take<int32_t>(choices);
     args.chosen_weights = workspace.take<float>(choices);
-    if (step.observer->activations() != nullptr) args.trace = &trace;
+    if (forward.observer->activations() != nullptr) args.trace = &trace;
   }
-  experts->run(step.ops.ctx(), args);
+  experts->run(forward.ops.ctx(), args);
   if (args.trace != nullptr && args.tokens > 0 && trace.input.empty())
     fail(ErrorCode::unsupported, "this MoE backend keeps no traces, which calibration reads; cpu and reference do");
-  if (latent_out) latent_out->run(step, routed, y);
+  if (latent_out) latent_out->run(forward, routed, y);
 
-  if (shared) shared->run(step, x, more);
-  if (step.observer == nullptr) return shared ? ops::Change(y, more) : y;
+  if (shared) shared->run(forward, x, more);
+  if (forward.observer == nullptr) return shared ? ops::Change(y, more) : y;
   ops::Matrix before_shared = y;
   if (shared) {
-    before_shared = step.matrix(y.cols);
-    step.ops.copy(y, before_shared);
-    step.ops.add(y, more);
+    before_shared = forward.matrix(y.cols);
+    forward.ops.copy(y, before_shared);
+    forward.ops.add(y, more);
   }
   const auto n = static_cast<size_t>(choices);
-  step.observer->moe({index, x.rows, logits, {args.chosen_ids, n}, {args.chosen_weights, n}, before_shared, y});
-  observe(step, trace);
+  forward.observer->moe({index, x.rows, logits, {args.chosen_ids, n}, {args.chosen_weights, n}, before_shared, y});
+  observe(forward, trace);
   return y;
 }
 
-void MoeBlock::observe(const Step& step, const moe::Trace& trace) const {
-  weights::ActivationObserver* activations = step.observer->activations();
+void MoeBlock::observe(const ForwardContext& forward, const moe::Trace& trace) const {
+  weights::ActivationObserver* activations = forward.observer->activations();
   if (activations == nullptr) return;
   const weights::ExpertInputs names = weights::expert_inputs(experts_name);
   activations->observe(names.gemm1, trace.input.as<float>(), trace.input.elements());

@@ -23,12 +23,12 @@ struct MoeBlock {
   std::optional<Mlp> shared;  // sees the full hidden state, added with weight 1
 
   // The result: y, or where shared experts have not been added yet y and `more`, which is memory like y.
-  ops::Change run(const Step& step, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more) const;
+  ops::Change run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more) const;
   ops::Rounding rounding(int64_t rows) const;
   int64_t weight_bytes() const;
 
  private:
-  void observe(const Step& step, const moe::Trace& trace) const;
+  void observe(const ForwardContext& forward, const moe::Trace& trace) const;
 };
 
 }  // namespace sluice::model

@@ -9,7 +9,7 @@
 
 namespace sluice::model {
 
-struct Step {
+struct ForwardContext {
   ops::Ops& ops;
   const Batch& batch;
   Cache& cache;
