@@ -13,27 +13,27 @@ constexpr std::string_view kSpace = " \t\r\n";
 
 void BlockText::skip_space() { go(std::min(text_.find_first_not_of(kSpace, at_), text_.size())); }
 
-BlockText::Step BlockText::tag(std::string_view tag) {
+BlockText::Status BlockText::tag(std::string_view tag) {
   skip_space();
   const std::string_view rest = text_.substr(at_);
   if (rest.starts_with(tag)) {
     go(at_ + tag.size());
-    return Step::done;
+    return Status::done;
   }
-  return tag.starts_with(rest) && !last_ ? Step::more : Step::bad;
+  return tag.starts_with(rest) && !last_ ? Status::more : Status::bad;
 }
 
-BlockText::Step BlockText::closing(std::string_view tag) {
+BlockText::Status BlockText::closing(std::string_view tag) {
   const size_t before = at_;
-  const Step step = this->tag(tag);
-  if (!last_ || step != Step::bad) return step;
-  if (!tag.starts_with(text_.substr(at_))) return Step::bad;
+  const Status status = this->tag(tag);
+  if (!last_ || status != Status::bad) return status;
+  if (!tag.starts_with(text_.substr(at_))) return Status::bad;
   // White space after what was complete without the tag stays outside, as the parser treats all of it.
   go(at_ == text_.size() ? before : text_.size());
-  return Step::done;
+  return Status::done;
 }
 
-BlockText::Step BlockText::until(std::initializer_list<std::string_view> tags, std::string_view& out, size_t most) {
+BlockText::Status BlockText::until(std::initializer_list<std::string_view> tags, std::string_view& out, size_t most) {
   size_t longest = 0;
   for (const std::string_view tag : tags) longest = std::max(longest, tag.size());
   // As far as a tag may reach that begins within `most` bytes.
@@ -48,23 +48,23 @@ BlockText::Step BlockText::until(std::initializer_list<std::string_view> tags, s
   if (first != text_.npos && first - at_ <= most) {
     out = text_.substr(at_, first - at_);
     go(first);
-    return Step::done;
+    return Status::done;
   }
   searched_ = std::max(searched_, window.size() - begun_tag(window, {tags.begin(), tags.size()}));
-  return full ? Step::bad : Step::more;
+  return full ? Status::bad : Status::more;
 }
 
-BlockText::Step BlockText::json(std::optional<JsonScanner>& scanner) {
+BlockText::Status BlockText::json(std::optional<JsonScanner>& scanner) {
   if (!scanner) scanner.emplace(at_);
   switch (scanner->scan(text_)) {
     case JsonScanner::State::done:
       go(scanner->position());
-      return Step::done;
+      return Status::done;
     case JsonScanner::State::bad:
       go(scanner->position());
-      return Step::bad;
+      return Status::bad;
     default:
-      return Step::more;
+      return Status::more;
   }
 }
 
@@ -144,11 +144,13 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
 }
 
-CallReader::Result result_of(BlockText::Step step, size_t end) {
+CallReader::Result result_of(BlockText::Status status, size_t end) {
   using State = CallReader::Result::State;
   CallReader::Result result;
   result.end = end;
-  result.state = step == BlockText::Step::done ? State::found : step == BlockText::Step::bad ? State::bad : State::more;
+  result.state = status == BlockText::Status::done  ? State::found
+                 : status == BlockText::Status::bad ? State::bad
+                                                    : State::more;
   return result;
 }
 

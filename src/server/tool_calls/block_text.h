@@ -14,7 +14,8 @@ namespace sluice::server {
 
 class BlockText {
  public:
-  enum class Step : uint8_t { more, bad, done };
+  // Of reading one part. more: the text so far may be its beginning; bad: no text that begins like this holds it.
+  enum class Status : uint8_t { more, bad, done };
 
   void set(std::string_view text, bool last) { text_ = text, last_ = last; }
   size_t at() const { return at_; }
@@ -23,15 +24,15 @@ class BlockText {
   char next() const { return text_[at_]; }  // after until()
 
   // Passes white space and then `tag`. bad: other text is there.
-  Step tag(std::string_view tag);
+  Status tag(std::string_view tag);
   // The same for what ends a block: its beginning is enough at the end of the text.
-  Step closing(std::string_view tag);
+  Status closing(std::string_view tag);
   // The text up to the first of `tags`, which it does not pass. bad: there is none within `most` bytes.
-  Step until(std::initializer_list<std::string_view> tags, std::string_view& out, size_t most = SIZE_MAX);
+  Status until(std::initializer_list<std::string_view> tags, std::string_view& out, size_t most = SIZE_MAX);
   // After until() that ended with more: the text up to where one of the tags may have begun.
   std::string_view unfinished() const { return text_.substr(at_, searched_ - at_); }
   // White space, then a JSON object or array.
-  Step json(std::optional<JsonScanner>& scanner);
+  Status json(std::optional<JsonScanner>& scanner);
 
  private:
   void skip_space();
@@ -54,7 +55,8 @@ size_t begun_tag(std::string_view text, std::span<const std::string_view> tags);
 // Without the white space at both ends.
 std::string_view trimmed(std::string_view text);
 
-// What a block's last step says; its calls are the reader's to add. `end` is as in CallReader::Result.
-CallReader::Result result_of(BlockText::Step step, size_t end);
+// What the status of a block's last part says of the block; its calls are the reader's to add. `end` is as in
+// CallReader::Result.
+CallReader::Result result_of(BlockText::Status status, size_t end);
 
 }  // namespace sluice::server

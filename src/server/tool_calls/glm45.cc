@@ -21,60 +21,60 @@ class Reader final : public XmlCallReader {
   explicit Reader(const Tools& tools) : XmlCallReader(tools, kOpen.size()) {}
 
  private:
-  Step next() override { return (this->*next_)(); }
+  Status next() override { return (this->*next_)(); }
 
-  Step name() {
+  Status name() {
     std::string_view name;
-    const Step step = block_.until({"<"}, name, kLongestKey);
-    if (step != Step::done) return step;
+    const Status status = block_.until({"<"}, name, kLongestKey);
+    if (status != Status::done) return status;
     name = trimmed(name);
-    if (!is_call_name(name)) return Step::bad;
+    if (!is_call_name(name)) return Status::bad;
     begin_call(name);
     next_ = &Reader::argument;
-    return step;
+    return status;
   }
-  Step argument() {
-    const Step end = block_.tag(kClose);
-    if (end == Step::done) end_call();
-    if (end == Step::done) return end;
-    const Step step = block_.tag(kKey);
-    if (step == Step::done) next_ = &Reader::key;
-    return step == Step::bad ? end : step;
+  Status argument() {
+    const Status end = block_.tag(kClose);
+    if (end == Status::done) end_call();
+    if (end == Status::done) return end;
+    const Status status = block_.tag(kKey);
+    if (status == Status::done) next_ = &Reader::key;
+    return status == Status::bad ? end : status;
   }
-  Step key() {
+  Status key() {
     std::string_view key;
-    const Step step = block_.until({"<"}, key, kLongestKey);
-    if (step != Step::done) return step;
+    const Status status = block_.until({"<"}, key, kLongestKey);
+    if (status != Status::done) return status;
     key_ = key;
     next_ = &Reader::key_end;
-    return step;
+    return status;
   }
-  Step key_end() {
-    const Step step = block_.tag(kKeyEnd);
-    if (step == Step::done) next_ = &Reader::value_begin;
-    return step;
+  Status key_end() {
+    const Status status = block_.tag(kKeyEnd);
+    if (status == Status::done) next_ = &Reader::value_begin;
+    return status;
   }
-  Step value_begin() {
-    const Step step = block_.tag(kValue);
-    if (step != Step::done) return step;
-    if (!arguments_->begin(key_)) return Step::bad;
+  Status value_begin() {
+    const Status status = block_.tag(kValue);
+    if (status != Status::done) return status;
+    if (!arguments_->begin(key_)) return Status::bad;
     mark_taken();
     next_ = &Reader::value;
-    return step;
+    return status;
   }
-  Step value() {
+  Status value() {
     std::string_view value;
-    const Step step = block_.until({kValueEnd}, value);
-    if (step != Step::done) grow_value(false);
-    if (step != Step::done) return step;
+    const Status status = block_.until({kValueEnd}, value);
+    if (status != Status::done) grow_value(false);
+    if (status != Status::done) return status;
     arguments_->end(value);
     block_.go(block_.at() + kValueEnd.size());
     mark_taken();
     next_ = &Reader::argument;
-    return step;
+    return status;
   }
 
-  Step (Reader::*next_)() = &Reader::name;
+  Status (Reader::*next_)() = &Reader::name;
   std::string key_;
 };
 }  // namespace

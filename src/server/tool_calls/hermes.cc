@@ -19,15 +19,15 @@ class Reader final : public CallReader {
 
   Result read(std::string_view text, bool last) override {
     block_.set(text, last);
-    auto step = BlockText::Step::done;
+    auto status = BlockText::Status::done;
     if (!call_) {
-      step = block_.json(json_);
-      if (step == BlockText::Step::done && json_->is_object()) call_ = call_of_object(text, json_->members());
-      if (step == BlockText::Step::done && !call_) step = BlockText::Step::bad;
+      status = block_.json(json_);
+      if (status == BlockText::Status::done && json_->is_object()) call_ = call_of_object(text, json_->members());
+      if (status == BlockText::Status::done && !call_) status = BlockText::Status::bad;
     }
-    if (call_) step = block_.closing(kClose);
-    Result result = result_of(step, block_.at());
-    if (step == BlockText::Step::done)
+    if (call_) status = block_.closing(kClose);
+    Result result = result_of(status, block_.at());
+    if (status == BlockText::Status::done)
       result.calls.push_back({*call_, call_->arguments, 0, block_.at()});
     else if (auto begun = begun_call(text, *json_))
       result.calls.push_back(*begun);

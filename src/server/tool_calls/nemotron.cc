@@ -18,18 +18,18 @@ class Reader final : public CallReader {
 
   Result read(std::string_view text, bool last) override {
     block_.set(text, last);
-    Step step = Step::done;
+    Status status = Status::done;
     if (!is_read_) {
-      step = block_.json(json_);
+      status = block_.json(json_);
       if (const auto where = first_that_is_no_call(text)) {
         block_.go(*where);
-        step = Step::bad;
+        status = Status::bad;
       }
-      if (step == Step::done && calls_.empty()) step = Step::bad;
-      is_read_ = step == Step::done;
+      if (status == Status::done && calls_.empty()) status = Status::bad;
+      is_read_ = status == Status::done;
     }
-    if (is_read_) step = block_.closing(kClose);
-    Result result = result_of(step, block_.at());
+    if (is_read_) status = block_.closing(kClose);
+    Result result = result_of(status, block_.at());
     for (const Written& w : calls_) result.calls.push_back({w.call, w.call.arguments, w.where.begin, w.where.end});
     if (item_)
       if (auto begun = begun_call(text, *item_)) result.calls.push_back(std::move(*begun));
@@ -37,7 +37,7 @@ class Reader final : public CallReader {
   }
 
  private:
-  using Step = BlockText::Step;
+  using Status = BlockText::Status;
   struct Written {
     WrittenCall call;
     JsonScanner::Span where;

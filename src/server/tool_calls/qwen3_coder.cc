@@ -34,49 +34,49 @@ class Reader final : public XmlCallReader {
   explicit Reader(const Tools& tools) : XmlCallReader(tools, kFunction.size()) {}
 
  private:
-  Step next() override { return (this->*next_)(); }
+  Status next() override { return (this->*next_)(); }
 
-  Step name() {
+  Status name() {
     std::string_view name;
-    const Step step = block_.until({">", "<"}, name, kLongestKey);
-    if (step != Step::done) return step;
-    if (!is_call_name(name) || block_.next() != '>') return Step::bad;
+    const Status status = block_.until({">", "<"}, name, kLongestKey);
+    if (status != Status::done) return status;
+    if (!is_call_name(name) || block_.next() != '>') return Status::bad;
     begin_call(name);
     block_.go(block_.at() + 1);
     next_ = &Reader::parameter;
-    return step;
+    return status;
   }
-  Step parameter() {
-    const Step end = block_.tag(kFunctionEnd);
-    if (end == Step::done) end_call();
-    if (end == Step::done) return end;
-    const Step step = block_.tag(kParameter);
-    if (step == Step::done) next_ = &Reader::key;
-    return step == Step::bad ? end : step;
+  Status parameter() {
+    const Status end = block_.tag(kFunctionEnd);
+    if (end == Status::done) end_call();
+    if (end == Status::done) return end;
+    const Status status = block_.tag(kParameter);
+    if (status == Status::done) next_ = &Reader::key;
+    return status == Status::bad ? end : status;
   }
-  Step key() {
+  Status key() {
     std::string_view key;
-    const Step step = block_.until({">", "<", "\n"}, key, kLongestKey);
-    if (step != Step::done) return step;
-    if (key.empty() || block_.next() != '>' || !arguments_->begin(key)) return Step::bad;
+    const Status status = block_.until({">", "<", "\n"}, key, kLongestKey);
+    if (status != Status::done) return status;
+    if (key.empty() || block_.next() != '>' || !arguments_->begin(key)) return Status::bad;
     block_.go(block_.at() + 1);
     mark_taken();
     next_ = &Reader::value;
-    return step;
+    return status;
   }
-  Step value() {
+  Status value() {
     std::string_view value;
-    const Step step = block_.until({kParameterEnd, kParameter, kFunctionEnd}, value);
-    if (step != Step::done) grow_value(true);
-    if (step != Step::done) return step;
+    const Status status = block_.until({kParameterEnd, kParameter, kFunctionEnd}, value);
+    if (status != Status::done) grow_value(true);
+    if (status != Status::done) return status;
     arguments_->end(value_of(value));
     if (block_.text().substr(block_.at()).starts_with(kParameterEnd)) block_.go(block_.at() + kParameterEnd.size());
     mark_taken();
     next_ = &Reader::parameter;
-    return step;
+    return status;
   }
 
-  Step (Reader::*next_)() = &Reader::name;
+  Status (Reader::*next_)() = &Reader::name;
 };
 }  // namespace
 

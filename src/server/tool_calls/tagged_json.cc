@@ -9,50 +9,50 @@ constexpr size_t kLongestHeader = 512;
 
 CallReader::Result TaggedJsonReader::read(std::string_view text, bool last) {
   block_.set(text, last);
-  auto step = BlockText::Step::done;
-  while (step == BlockText::Step::done && next_ != nullptr) step = (this->*next_)();
-  Result result = result_of(step, block_.at());
+  auto status = BlockText::Status::done;
+  while (status == BlockText::Status::done && next_ != nullptr) status = (this->*next_)();
+  Result result = result_of(status, block_.at());
   if (json_ && json_->is_object())
     result.calls.push_back({call_, json_->span().of(text), 0, next_ == nullptr ? block_.at() : json_->position()});
   return result;
 }
 
-BlockText::Step TaggedJsonReader::header() {
+BlockText::Status TaggedJsonReader::header() {
   std::string_view header;
-  const auto step = block_.until({form_.separator}, header, kLongestHeader);
-  if (step != BlockText::Step::done) return step;
+  const auto status = block_.until({form_.separator}, header, kLongestHeader);
+  if (status != BlockText::Status::done) return status;
   if (!form_.header(header, call_) || !is_call_name(call_.name)) {
     block_.go(form_.open);  // another block may begin in what was taken for a header
-    return BlockText::Step::bad;
+    return BlockText::Status::bad;
   }
   block_.go(block_.at() + form_.separator.size());
   next_ = &TaggedJsonReader::arguments;
-  return step;
+  return status;
 }
 
-BlockText::Step TaggedJsonReader::arguments() {
-  const auto step = block_.json(json_);
-  if (step != BlockText::Step::done) return step;
-  if (!json_->is_object()) return BlockText::Step::bad;
+BlockText::Status TaggedJsonReader::arguments() {
+  const auto status = block_.json(json_);
+  if (status != BlockText::Status::done) return status;
+  if (!json_->is_object()) return BlockText::Status::bad;
   next_ = form_.fence.empty() ? &TaggedJsonReader::closing : &TaggedJsonReader::fence;
-  return step;
+  return status;
 }
 
-BlockText::Step TaggedJsonReader::fence() {
-  const auto step = block_.closing(form_.fence);
-  if (step == BlockText::Step::done) next_ = &TaggedJsonReader::closing;
-  return step;
+BlockText::Status TaggedJsonReader::fence() {
+  const auto status = block_.closing(form_.fence);
+  if (status == BlockText::Status::done) next_ = &TaggedJsonReader::closing;
+  return status;
 }
 
-BlockText::Step TaggedJsonReader::closing() {
-  auto result = BlockText::Step::bad;
+BlockText::Status TaggedJsonReader::closing() {
+  auto result = BlockText::Status::bad;
   for (const std::string_view tag : form_.closings) {
-    const auto step = block_.closing(tag);
-    if (step == BlockText::Step::done) {
+    const auto status = block_.closing(tag);
+    if (status == BlockText::Status::done) {
       next_ = nullptr;
-      return step;
+      return status;
     }
-    if (step == BlockText::Step::more) result = step;
+    if (status == BlockText::Status::more) result = status;
   }
   return result;
 }

@@ -22,14 +22,14 @@ class TaggedJsonReader final : public CallReader {
   Result read(std::string_view text, bool last) override;
 
  private:
-  BlockText::Step header();
-  BlockText::Step arguments();
-  BlockText::Step fence();
-  BlockText::Step closing();
+  BlockText::Status header();
+  BlockText::Status arguments();
+  BlockText::Status fence();
+  BlockText::Status closing();
 
   TaggedJson form_;
   BlockText block_;
-  BlockText::Step (TaggedJsonReader::*next_)() = &TaggedJsonReader::header;
+  BlockText::Status (TaggedJsonReader::*next_)() = &TaggedJsonReader::header;
   std::optional<JsonScanner> json_;
   ToolCall call_;
 };

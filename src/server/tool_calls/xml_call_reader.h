@@ -14,9 +14,9 @@ class XmlCallReader : public CallReader {
  public:
   Result read(std::string_view text, bool last) final {
     block_.set(text, last);
-    Step step = Step::done;
-    while (step == Step::done && !over_) step = next();
-    Result result = result_of(step, block_.at());
+    Status status = Status::done;
+    while (status == Status::done && !over_) status = next();
+    Result result = result_of(status, block_.at());
     // A name alone is no call yet: prose may hold one.
     if (arguments_ && arguments_->json().size() > 1)
       result.calls.push_back({{"", name_}, arguments_->json(), 0, taken_});
@@ -24,12 +24,12 @@ class XmlCallReader : public CallReader {
   }
 
  protected:
-  using Step = BlockText::Step;
+  using Status = BlockText::Status;
 
   // `begin`: bytes of the opening tag.
   XmlCallReader(const Tools& tools, size_t begin) : tools_(tools) { block_.go(begin); }
 
-  virtual Step next() = 0;
+  virtual Status next() = 0;
 
   void begin_call(std::string_view name) {
     name_ = name;
