@@ -14,7 +14,8 @@ set(SLUICE_TIME_LIMITS      # test, seconds
 set(SLUICE_SANITIZED_FACTOR 4)
 # Presets run two tests at a time (most take one core). These take both, measure the memory or the rate of a server, or
 # build: they run alone.
-set(SLUICE_ALONE engine model server/stress server/control server/soak server/connections python/wheel)
+set(SLUICE_ALONE engine model server/stress server/pause server/weight_update server/update_while_serving
+    server/memory_release server/soak server/connections python/wheel)
 
 # sluice_time_limit(<test>...): in the folder that adds the tests.
 function(sluice_time_limit)
