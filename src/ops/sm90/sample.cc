@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From logits to tokens and log probabilities. What a row asks for goes up in one copy, what was chosen comes back in
-// one.
+// From logits to tokens and log probabilities. What a row asks for goes up in one copy. What was chosen the kernels
+// write to the host's memory: a copy would keep the next step waiting.
 #include <algorithm>
 
 #include "base/math.h"
@@ -79,16 +79,18 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
     args.scored |= r.top_logprobs >= 0;
     args.drawn |= r.temperature != 0;
   }
-  Layout up, down;
-  const int64_t requests_at = up.take<SampleRequest>(rows), edits_at = up.take<SampleEdit>(edits);
+  Layout layout;
+  const int64_t requests_at = layout.take<SampleRequest>(rows), edits_at = layout.take<SampleEdit>(edits);
   const auto mask_words = static_cast<int64_t>(batch.masks.size());
-  const int64_t masks_at = up.take<uint32_t>(mask_words);
-  down.take<SampleOutcome>(rows);  // at the beginning, for take_sampled()
+  const int64_t masks_at = layout.take<uint32_t>(mask_words);
+  const int64_t up_bytes = layout.bytes();
   begun.max_top = args.max_top;
-  begun.top_at = down.take<SampleLikelihood>(rows * args.max_top);
-  void* host = begun.staging.at_least(device, std::max(up.bytes(), down.bytes()));
-  if (results_.empty() || results_.bytes() < down.bytes())
-    results_ = Tensor(device, DType::u8, {std::max(down.bytes(), 2 * results_.bytes())});
+  begun.outcomes_at = layout.take<SampleOutcome>(rows);
+  begun.top_at = layout.take<SampleLikelihood>(rows * args.max_top);
+  void* host = begun.staging.at_least(device, layout.bytes());
+  const int64_t outcome_bytes = rows * static_cast<int64_t>(sizeof(SampleOutcome));
+  if (results_.empty() || results_.bytes() < outcome_bytes)
+    results_ = Tensor(device, DType::u8, {std::max(outcome_bytes, 2 * results_.bytes())});
 
   auto* requests = at<SampleRequest>(host, requests_at);
   auto* host_edits = at<SampleEdit>(host, edits_at);
@@ -113,7 +115,7 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
   std::copy(batch.masks.begin(), batch.masks.end(), at<uint32_t>(host, masks_at));
 
   const Workspace::Scope scope(workspace());
-  auto* sent = workspace().take<std::byte>(up.bytes());
+  auto* sent = workspace().take<std::byte>(up_bytes);
   args.logits = static_cast<float*>(logits.data);
   args.stride = logits.stride;
   args.vocab = static_cast<int>(logits.cols);
@@ -124,14 +126,12 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
   args.originals = workspace().take<float>(edits);
   args.log_totals = workspace().take<double>(rows);
   args.outcomes = at<SampleOutcome>(results_.address(), 0);
-  args.top = at<SampleLikelihood>(results_.address(), begun.top_at);
+  args.told = at<SampleOutcome>(host, begun.outcomes_at);
+  args.top = at<SampleLikelihood>(host, begun.top_at);
   if (rows > 0) {
-    queue.copy(sent, host, up.bytes());
-    {
-      const DeviceGuard guard(index_);
-      launch_sample(args, stream(), true);
-    }
-    queue.copy(host, results_.address(), down.bytes());
+    queue.copy(sent, host, up_bytes);
+    const DeviceGuard guard(index_);
+    launch_sample(args, stream(), true);
   }
   begun.done = queue.record();
   result_rows_ = rows;
@@ -143,7 +143,7 @@ void Sm90Ops::end_sample(std::span<sampling::Sampled> out) {
   const Sampling& begun = samplings_[batches_ended_++ % 2];
   begun.done->wait();
   void* host = begun.staging.memory.get();
-  const auto* outcomes = at<SampleOutcome>(host, 0);
+  const auto* outcomes = at<SampleOutcome>(host, begun.outcomes_at);
   const auto* top = at<SampleLikelihood>(host, begun.top_at);
   const size_t rows = std::min(out.size(), begun.top_rows.size());
   for (size_t i = 0; i < rows; ++i) {

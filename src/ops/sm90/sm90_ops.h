@@ -72,9 +72,9 @@ class Sm90Ops : public Ops {
   };
   // A batch that was begun and whose results have not been taken.
   struct Sampling {
-    Staging staging;                // what goes up, then what came back
+    Staging staging;                // what rows ask for, then what was chosen, which the GPU writes in place
     std::vector<int32_t> top_rows;  // of each row: how many likely tokens are wanted, -1: no log probabilities
-    int64_t top_at = 0;
+    int64_t outcomes_at = 0, top_at = 0;
     int max_top = 0;
     std::unique_ptr<Event> done;  // null: taken
   };
@@ -83,7 +83,7 @@ class Sm90Ops : public Ops {
   Staging waited_;         // of operations that wait for their result
   Sampling samplings_[2];  // by turns
   int64_t batches_begun_ = 0, batches_ended_ = 0;
-  // What the last batch chose: SampleOutcome by row, then likely tokens. It stays until the next batch.
+  // What the last batch chose: SampleOutcome by row. It stays until the next batch.
   Tensor results_;
   int64_t result_rows_ = 0;
 };

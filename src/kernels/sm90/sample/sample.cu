@@ -190,6 +190,7 @@ __global__ void __launch_bounds__(kDrawThreads, kDraws ? 2 : 3)
   if (r.top_logprobs >= 0 && out.token >= 0)
     out.logprob = static_cast<float>(original_logit(a, r, out.token) - a.log_totals[row]);
   a.outcomes[row] = out;
+  if (a.told != nullptr) a.told[row] = out;
 }
 
 __global__ void __launch_bounds__(kSampleThreads, 1) likelihood_kernel(const __grid_constant__ LikelihoodArgs a) {

@@ -38,7 +38,7 @@ struct SampleOutcome {
   float largest;    // after the edits
   float logprob;    // of the token, where it was asked for
 };
-// One token for each of `rows` requests. All pointers are device memory.
+// One token for each of `rows` requests. Pointers are device memory, where nothing else is said.
 struct SampleArgs {
   float* logits;   // [any number of rows, stride]; edits and masks change the rows that requests name
   int64_t stride;  // elements from row to row, at least vocab
@@ -55,10 +55,11 @@ struct SampleArgs {
   float* originals;    // [edits]: an edited token's logit as it came, at its first edit; used only if edited
   double* log_totals;  // [rows]: ln of the sum of exp of the logits as they came; used only if scored
 
-  // Results.
+  // Results. `top` may be page-locked host memory.
   SampleLikelihood* top;    // [rows, max_top]: the likeliest tokens before edits, best first; written only if scored
   int max_top;              // at least the largest top_logprobs
   SampleOutcome* outcomes;  // [rows]
+  SampleOutcome* told;      // the same, in page-locked host memory; null: nobody wants them there
 };
 // On the current device, once before the first launch there: allows the kernels' shared memory.
 void allow_sample();
