@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// From logits to tokens and log probabilities. What a row asks for goes up in one copy. What was chosen the kernels
-// write to the host's memory: a copy would keep the next step waiting.
+// From logits to tokens and log probabilities. The kernels read what rows ask for in the host's memory and write there
+// what was chosen: copies would keep the next step waiting. Edits and masks, of which there can be megabytes, go up in
+// one copy.
 #include <algorithm>
 
 #include "base/math.h"
@@ -115,7 +116,8 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
   std::copy(batch.masks.begin(), batch.masks.end(), at<uint32_t>(host, masks_at));
 
   const Workspace::Scope scope(workspace());
-  auto* sent = workspace().take<std::byte>(up_bytes);
+  const bool copies = args.edited || args.masked;
+  void* sent = copies ? workspace().take<std::byte>(up_bytes) : host;
   args.logits = static_cast<float*>(logits.data);
   args.stride = logits.stride;
   args.vocab = static_cast<int>(logits.cols);
@@ -129,7 +131,7 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
   args.told = at<SampleOutcome>(host, begun.outcomes_at);
   args.top = at<SampleLikelihood>(host, begun.top_at);
   if (rows > 0) {
-    queue.copy(sent, host, up_bytes);
+    if (copies) queue.copy(sent, host, up_bytes);
     const DeviceGuard guard(index_);
     launch_sample(args, stream(), true);
   }

@@ -34,12 +34,24 @@ __device__ Ranked first_after(const float* logits, int vocab, Ranked last, Sampl
 }
 constexpr Ranked kBeforeAll{INFINITY, -1};
 
+// A request into shared memory, once for a block; it has come after the block's next barrier. No kernel writes
+// requests, so that they may be read while the kernel ahead runs. No cache: the host has written this memory before.
+__device__ void read_request(const SampleRequest& from, SampleRequest& to) {
+  constexpr unsigned kWords = sizeof(SampleRequest) / 8;
+  static_assert(sizeof(SampleRequest) == 8 * kWords);
+  if (threadIdx.x < kWords)
+    reinterpret_cast<unsigned long long*>(&to)[threadIdx.x] =
+        __ldcv(reinterpret_cast<const unsigned long long*>(&from) + threadIdx.x);
+}
+
 // Log probabilities are those of the logits as they come: before the edits.
 __global__ void __launch_bounds__(kSampleThreads, 1) score_kernel(const __grid_constant__ SampleArgs a) {
   __shared__ SampleShared shared;
+  __shared__ SampleRequest r;
   ptx::griddepcontrol_launch_dependents();
+  read_request(a.requests[blockIdx.x], r);
+  __syncthreads();
   ptx::griddepcontrol_wait();
-  const SampleRequest& r = a.requests[blockIdx.x];
   if (r.top_logprobs < 0) return;
   const float* logits = a.logits + r.row * a.stride;
   Ranked last = first_after(logits, a.vocab, kBeforeAll, shared);
@@ -149,12 +161,17 @@ __global__ void __launch_bounds__(kDrawThreads, kDraws ? 2 : 3)
   extern __shared__ __align__(16) uint8_t sample_smem[];
   __shared__ SampleShared reduce;
   __shared__ uint64_t slots[2][kDrawBlocks];
+  __shared__ SampleRequest request;
   ptx::griddepcontrol_launch_dependents();
   Cluster cluster;
+  const unsigned row = blockIdx.x / cluster.blocks();
+  read_request(a.requests[row], request);
   ptx::cluster_sync();  // all blocks run, so that their memory may be written
   ptx::griddepcontrol_wait();
-  const unsigned row = blockIdx.x / cluster.blocks();
-  const SampleRequest& r = a.requests[row];
+  // Through a pointer that the compiler knows nothing of: else it keeps all fields in registers, and others spill.
+  const SampleRequest* at = &request;
+  asm volatile("" : "+l"(at));
+  const SampleRequest& r = *at;
   SampleOutcome out{r.forced, 0, 0.0f, 0.0f};
   bool here = cluster.rank() == 0;
   if (r.forced < 0) {

@@ -44,10 +44,12 @@ struct SampleArgs {
   int64_t stride;  // elements from row to row, at least vocab
   int vocab;
 
-  const SampleRequest* requests;  // [rows]
-  const SampleEdit* edits;        // those of all requests; read only if edited
-  const uint32_t* masks;          // [.., ceil(vocab / 32)]: bit 1 where a token may be chosen; read only if masked
-  int rows;                       // requests
+  // [rows]. Where no row has edits or a mask they may lie in page-locked host memory: scores and choices read a request
+  // once per block, edits and masks in every thread.
+  const SampleRequest* requests;
+  const SampleEdit* edits;  // those of all requests; read only if edited
+  const uint32_t* masks;    // [.., ceil(vocab / 32)]: bit 1 where a token may be chosen; read only if masked
+  int rows;                 // requests
   // Whether any request has edits, has a mask, wants log probabilities, has a temperature above 0.
   bool edited, masked, scored, drawn;
 
