@@ -176,6 +176,7 @@ std::shared_ptr<void> CudaDevice::allocate(int64_t bytes) {
 std::shared_ptr<void> CudaDevice::allocate_staging(int64_t bytes) {
   const Current current(id_);
   void* p = nullptr;
+  // Mapped at the same address, as all page-locked memory is where addresses are unified (every 64-bit system).
   const cudaError_t status = cudaMallocHost(&p, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();

@@ -85,7 +85,7 @@ class Device {
   virtual DeviceMemory memory() = 0;
   // Not initialised; freed with the last reference. Throws out_of_memory naming the size and the device.
   virtual std::shared_ptr<void> allocate(int64_t bytes) = 0;
-  // Host memory from which copies to this device neither block nor go through another buffer.
+  // Host memory that the device reads and writes in place; copies from it neither block nor take another buffer.
   virtual std::shared_ptr<void> allocate_staging(int64_t bytes) = 0;
   virtual std::unique_ptr<Queue> make_queue() = 0;
 };

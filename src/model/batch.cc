@@ -144,10 +144,28 @@ void BatchBuilder::pad(int64_t sequences, int64_t rows, int64_t longest_context)
 }
 
 const Batch& BatchBuilder::upload(Queue& queue) {
-  if (memory_ == stagings_[0]) return batch_;
+  if (in_place()) return batch_;
   queue.copy(memory_.get(), staging(), (offsets_[kArrays - 1] + num_blocks_) * static_cast<int64_t>(sizeof(int32_t)));
   uploaded_[current_] = queue.record();
   return batch_;
+}
+
+void BatchBuilder::upload(ops::Ops& ops) {
+  upload(ops.ctx().queue);
+  if (takes_sampled_) ops.take_sampled(static_cast<int32_t*>(memory_.get()) + offsets_[0], batch_.rows);
+}
+
+// The staging memory is read until the operation has run, which the event comes after; the arrays on the device are
+// written after the work enqueued before it, which may read them.
+void BatchBuilder::move(ops::Ops& ops) {
+  if (in_place()) return upload(ops);
+  const int64_t rows = batch_.rows, sequences = batch_.sequences;
+  const int64_t counts[kArrays] = {
+      rows, rows, rows, rows, sequences + 1, sequences + 1, sequences, sequences, batch_.logit_rows, num_blocks_};
+  ops::BatchMove::Piece pieces[kArrays];
+  for (int i = 0; i < kArrays; ++i) pieces[i] = {offsets_[i], counts[i]};
+  ops.move_batch({staging(), static_cast<int32_t*>(memory_.get()), pieces});
+  uploaded_[current_] = ops.ctx().queue.record();
 }
 
 }  // namespace sluice::model

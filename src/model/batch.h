@@ -7,7 +7,7 @@
 
 #include "model/cache.h"
 #include "model/state_table.h"
-#include "ops/batch.h"
+#include "ops/ops.h"
 
 namespace sluice::model {
 
@@ -60,15 +60,16 @@ class BatchBuilder {
   // Copies what was added to the device. The batch is valid until the next upload(), and work that was enqueued may go
   // on reading it until then. clear() comes before anything is added again; it waits for the copy before this one.
   const Batch& upload(Queue& queue);
-
-  // Some tokens are still to be taken from a sample batch: tokens_on_device() are negative there, after upload().
-  bool takes_sampled() const { return takes_sampled_; }
-  int32_t* tokens_on_device() const { return static_cast<int32_t*>(memory_.get()) + (tokens_ - staging()); }
+  // The same, and where tokens are to be taken from a sample batch (BatchSequence::sampled), takes them.
+  void upload(ops::Ops& ops);
+  // The same in one operation, ahead of recorded work (Ops::move_batch).
+  void move(ops::Ops& ops);
 
  private:
-  static constexpr int kArrays = 10;
+  static constexpr int kArrays = ops::BatchMove::kMaxPieces;
   void check_fits(const BatchSequence& s) const;
   int32_t* staging() const { return static_cast<int32_t*>(stagings_[current_].get()); }
+  bool in_place() const { return memory_ == stagings_[0]; }
   void write_to_staging();
 
   CacheConfig cache_;
@@ -76,7 +77,7 @@ class BatchBuilder {
   BatchLimits limits_;
   // int32. The host writes one while the other may still be on its way to the device; on the host all are one.
   std::shared_ptr<void> stagings_[2], memory_;
-  std::unique_ptr<Event> uploaded_[2];  // null: that staging memory is free
+  std::unique_ptr<Event> uploaded_[2];  // after the copy, or the operation, that reads it; null: it is free
   int current_ = 0;
   int64_t offsets_[kArrays] = {};  // of the arrays, in ints; the blocks are the last
   int64_t num_blocks_ = 0;         // used

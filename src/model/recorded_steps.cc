@@ -60,7 +60,8 @@ void RecordedSteps::follow_workspace() {
   generation_ = now;
 }
 
-void RecordedSteps::run(const StepShape& shape, const std::function<void()>& enqueue) {
+void RecordedSteps::run(const StepShape& shape, const std::function<void(bool replays)>& bring,
+                        const std::function<void()>& enqueue) {
   follow_workspace();
   const auto [at, first] = steps_.try_emplace(shape);
   Recording& step = at->second;
@@ -77,6 +78,7 @@ void RecordedSteps::run(const StepShape& shape, const std::function<void()>& enq
       logged_ = true;
     }
   }
+  bring(step.graph != nullptr);
   if (step.graph) return step.graph->launch();
   enqueue();
   follow_workspace();

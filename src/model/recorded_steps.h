@@ -56,8 +56,10 @@ class RecordedSteps {
   std::optional<StepShape> shape_of(const ops::Batch& batch) const;
   // Enqueues a padded step. `enqueue` may be kept for as long as this object lives. A shape's first step is launched
   // kernel by kernel, which makes the workspace large enough; the second one is recorded. What cannot be recorded (out
-  // of memory) goes on being launched, and is logged once.
-  void run(const StepShape& shape, const std::function<void()>& enqueue);
+  // of memory) goes on being launched, and is logged once. `bring` is called right before and is not recorded: it
+  // enqueues what brings the step's integers, and is told whether a recording follows.
+  void run(const StepShape& shape, const std::function<void(bool replays)>& bring,
+           const std::function<void()>& enqueue);
   // Before an address changes that `enqueue` uses, other than the workspace's. Waits for the queue.
   void clear();
 

@@ -74,14 +74,17 @@ void Runner::run(Observer* observer) {
   if (recorded_ && observer == nullptr) shape = recorded_->shape_of(batch_.batch());
   if (shape) batch_.pad(shape->sequences, shape->rows(), shape->longest_context);
   reserve_logits(batch_.logit_rows());
-  const Batch& batch = batch_.upload(ops_->ctx().queue);
-  if (batch_.takes_sampled()) ops_->take_sampled(batch_.tokens_on_device(), batch.rows);
+  const Batch& batch = batch_.batch();
   Outputs out{.logits = {logits_.address(), DType::f32, batch.logit_rows, info.vocab, info.vocab},
               .hidden = {},
               .observer = observer};
   if (drafter_) out.hidden = {hidden_.address(), info.dtype, batch.rows, info.hidden, info.hidden};
-  if (!shape) return model_->forward(*ops_, batch, cache_, out);
-  recorded_->run(*shape, [this, batch, out] { model_->forward(*ops_, batch, cache_, out); });
+  if (!shape) {
+    batch_.upload(*ops_);
+    return model_->forward(*ops_, batch, cache_, out);
+  }
+  const auto bring = [this](bool replays) { replays ? batch_.move(*ops_) : batch_.upload(*ops_); };
+  recorded_->run(*shape, bring, [this, batch, out] { model_->forward(*ops_, batch, cache_, out); });
 }
 
 void Runner::log_likelihoods(std::span<const int32_t> ids, std::span<double> out) {

@@ -4,12 +4,14 @@
 //
 // All arrays lie in the memory of the device that runs the step, at addresses that stay from step to step
 // (model::BatchBuilder), so that a step is one upload and recorded work can read the next one. They are written by
-// copies, never by an operation: a GPU's operations read them, and pages of positions before a sequence's new rows,
-// while the operation ahead still runs. Paged memory is described as FlashInfer describes it (begin offsets into one
-// list of blocks): what travels is what is used, not a table of sequences x the longest context.
+// copies, or by Ops::move_batch() ahead of recorded work, and never by another operation: a GPU's operations read them,
+// and pages of positions before a sequence's new rows, while the operation ahead still runs. Paged memory is described
+// as FlashInfer describes it (begin offsets into one list of blocks): what travels is what is used, not a table of
+// sequences x the longest context.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace sluice::ops {
 
@@ -58,6 +60,19 @@ struct Batch {
     prompt_rows += new_rows;
     prompt_positions += context + new_rows;
   }
+};
+
+// Integers of a step on their way to the device.
+struct BatchMove {
+  // In ints. Pieces begin at multiples of 16 bytes. Up to three ints after the end of one may be read and written.
+  struct Piece {
+    int64_t first = 0, count = 0;
+  };
+  static constexpr int kMaxPieces = 10;
+
+  const int32_t* from = nullptr;  // memory of Device::allocate_staging()
+  int32_t* to = nullptr;          // memory of the device
+  std::span<const Piece> pieces;  // of both; the first one is the ids of tokens
 };
 
 }  // namespace sluice::ops

@@ -93,15 +93,23 @@ TEST_F(Recorded, OnlyStepsOfEqualFewRowsWhoseLogitsAreAllWanted) {
 TEST_F(Recorded, TheSecondStepOfAShapeIsRecorded) {
   const auto ops = ops::make_ops(ctx);
   RecordedSteps steps(*ops, {}, {8, 8, 1, 100});
-  int launched = 0;
-  const auto step = [&](int64_t n) { steps.run({n, 1, 512}, [&] { ++launched; }); };
+  int launched = 0, brought = 0;
+  bool replays = true;
+  const auto bring = [&](bool r) {
+    EXPECT_EQ(launched, brought++) << "before the step";
+    replays = r;
+  };
+  const auto step = [&](int64_t n) { steps.run({n, 1, 512}, bring, [&] { ++launched; }); };
   step(1);
   EXPECT_EQ(queue.recorded, 0);
+  EXPECT_FALSE(replays);
   step(1);
   EXPECT_EQ(queue.recorded, 1);
+  EXPECT_TRUE(replays);
   step(1), step(2), step(2), step(1);
   EXPECT_EQ(queue.recorded, 2);
   EXPECT_EQ(launched, 6);
+  EXPECT_EQ(brought, 6);
   EXPECT_EQ(steps.recorded(), 2);
   const int waits = queue.waits;
   steps.clear();
@@ -115,11 +123,13 @@ TEST_F(Recorded, RecordingsGoWithTheWorkspace) {
   const auto ops = ops::make_ops(ctx);
   RecordedSteps steps(*ops, {}, {8, 8, 1, 100});
   const auto step = [&](int64_t n, int64_t bytes) {
-    steps.run({n, 1, 512}, [&ops, bytes] {
-      ops::Workspace::Scope scope(ops->workspace());
-      ops->workspace().take_bytes(bytes);
-      ops->workspace().take_bytes(bytes);
-    });
+    steps.run(
+        {n, 1, 512}, [](bool) {},
+        [&ops, bytes] {
+          ops::Workspace::Scope scope(ops->workspace());
+          ops->workspace().take_bytes(bytes);
+          ops->workspace().take_bytes(bytes);
+        });
   };
   step(1, 1 << 20), step(1, 1 << 20), step(1, 1 << 20);
   EXPECT_EQ(steps.recorded(), 1);

@@ -125,7 +125,7 @@ TEST_P(SteadySteps, TakeNoMemoryAndWaitForTokensOnly) {
     runner.begin_sample({rows, {}});
     if (step >= kWarmUp) {
       EXPECT_EQ(counts.waits, at_begin.waits) << "in step " << step;
-      // For the copy of integers two steps ago, whose tokens the host has already.
+      // For the integers of two steps ago, whose tokens the host has already.
       EXPECT_LE(counts.event_waits - at_begin.event_waits, 1) << "in step " << step;
     }
     runner.end_sample(sampled);  // of the step before

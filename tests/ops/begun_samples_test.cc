@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling in two halves against sampling at once, and tokens that the next step reads on the device.
+#include <random>
+
+#include "base/math.h"
 #include "tests/ops/sampling.h"
+#include "tests/support/random.h"
 
 namespace sluice::ops {
 namespace {
@@ -70,6 +74,59 @@ TEST_P(Conformance, BatchesThatAreBegunGiveTheirResultsInOrder) {
   int32_t taken = -1;
   std::memcpy(&taken, std::as_const(ids.memory()).host(), 4);
   EXPECT_EQ(taken, 0);
+}
+
+// Of a step's integers: pieces of many lengths, without those between them, and tokens of the batch that was begun
+// last.
+TEST_P(Conformance, MovedBatchesHaveTheirIntegersAndChosenTokens) {
+  constexpr int64_t kVocab = 300;
+  constexpr int32_t kUntouched = -1, kPad = 3;
+  auto random = test::rng<std::mt19937>();
+  for (const int64_t rows : {1, 5, 64, 1500}) {
+    std::vector<Logits> logits;
+    std::vector<SampleRow> asked;
+    for (int32_t r = 0; r < std::min<int64_t>(rows, 70); ++r) {
+      logits.push_back(random_logits(kVocab));
+      asked.push_back({.logits = r, .position = r});
+    }
+    Rows same = upload(*this, logits);
+    const std::vector<Sampled> expected = sample(*this, same, asked);
+    std::vector<BatchMove::Piece> pieces;
+    int64_t total = 0;
+    for (const int64_t count :
+         {rows, rows, int64_t{0}, rows + 1, int64_t{1023}, int64_t{1024}, int64_t{1025}, 7 * rows}) {
+      pieces.push_back({total, count});
+      total = round_up<int64_t>(total + count + kPad, 4);
+    }
+    const std::shared_ptr<void> staging = ctx.device().allocate_staging(total * 4);
+    auto* from = static_cast<int32_t*>(staging.get());
+    for (int64_t i = 0; i < total; ++i) from[i] = static_cast<int32_t>(random() >> 1);
+    for (int64_t i = 0; i < rows; i += 2) from[i] = ~static_cast<int32_t>(i % static_cast<int64_t>(asked.size()));
+    const std::vector<int32_t> sent(from, from + total);
+    Values to = ints(std::vector<int32_t>(static_cast<size_t>(total), kUntouched));
+    Rows device = upload(*this, logits), later = upload(*this, logits);
+    ops->begin_sample(device.view(), {asked, {}});
+    ops->move_batch({from, const_cast<int32_t*>(to.ints()), pieces});
+    ops->begin_sample(later.view(), {asked, {}});
+    for (int batch = 0; batch < 2; ++batch) {
+      std::vector<Sampled> out(expected.size());
+      ops->end_sample(out);
+      for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i].token, expected[i].token) << i;
+    }
+    EXPECT_TRUE(std::equal(sent.begin(), sent.end(), from)) << "the host's memory stays";
+    const auto* moved = reinterpret_cast<const int32_t*>(std::as_const(to.memory()).host());
+    size_t piece = 0;
+    for (int64_t i = 0; i < total; ++i) {
+      while (piece + 1 < pieces.size() && i >= pieces[piece + 1].first) ++piece;
+      const int64_t in_piece = i - pieces[piece].first;
+      const int32_t id = sent[static_cast<size_t>(i)];
+      if (in_piece >= pieces[piece].count + kPad || pieces[piece].count == 0)
+        EXPECT_EQ(moved[i], kUntouched) << i;
+      else if (in_piece < pieces[piece].count)
+        ASSERT_EQ(moved[i], piece == 0 && id < 0 ? expected[static_cast<size_t>(~id)].token : id)
+            << i << " of " << rows;
+    }
+  }
 }
 
 }  // namespace

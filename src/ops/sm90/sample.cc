@@ -168,6 +168,22 @@ void Sm90Ops::take_sampled(int32_t* ids, int64_t count) {
   launch_take_sampled({ids, count, at<SampleOutcome>(results_.address(), 0), result_rows_}, stream(), true);
 }
 
+void Sm90Ops::move_batch(const BatchMove& move) {
+  check(move.pieces.size() <= BatchMove::kMaxPieces, "a batch of {} pieces is to be moved; at most {} are supported",
+        move.pieces.size(), BatchMove::kMaxPieces);
+  MoveBatchArgs args{};
+  args.from = move.from;
+  args.to = move.to;
+  args.num_pieces = static_cast<int>(move.pieces.size());
+  std::transform(move.pieces.begin(), move.pieces.end(), args.pieces, [](const BatchMove::Piece& p) {
+    return MoveBatchArgs::Piece{p.first, p.count};
+  });
+  args.outcomes = at<SampleOutcome>(results_.address(), 0);
+  args.rows = result_rows_;
+  const DeviceGuard guard(index_);
+  launch_move_batch(args, stream(), true);
+}
+
 void Sm90Ops::log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) {
   check(logits.dtype == DType::f32, "the logits are {}; float32 is expected", to_string(logits.dtype));
   const auto rows = static_cast<int64_t>(ids.size());

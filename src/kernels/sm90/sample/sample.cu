@@ -223,13 +223,39 @@ __global__ void __launch_bounds__(kSampleThreads, 1) likelihood_kernel(const __g
 
 constexpr int kTakeThreads = 128;
 
+__device__ int32_t taken(int32_t id, const SampleOutcome* outcomes, int64_t rows) {
+  const int64_t from = ~id;
+  return id >= 0 ? id : from < rows ? max(outcomes[from].token, 0) : 0;
+}
+
 __global__ void __launch_bounds__(kTakeThreads) take_sampled_kernel(const __grid_constant__ TakeSampledArgs a) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kTakeThreads + threadIdx.x;
-  if (i >= a.count || a.ids[i] >= 0) return;
-  const int64_t from = ~a.ids[i];
-  a.ids[i] = from < a.rows ? max(a.outcomes[from].token, 0) : 0;
+  if (i < a.count && a.ids[i] < 0) a.ids[i] = taken(a.ids[i], a.outcomes, a.rows);
+}
+
+constexpr int kMoveThreads = 256, kMoveInts = 4 * kMoveThreads;  // of a block
+
+// The host's memory is read before griddepcontrol.wait, so that the way across the bus passes while tokens are chosen,
+// and without a cache, as the host has written it before. What is written here the step before has read; all of it has
+// ended after the wait, since each kernel ahead ends after its own. There is no griddepcontrol.launch_dependents:
+// kernels read a batch before they wait.
+__global__ void __launch_bounds__(kMoveThreads) move_batch_kernel(const __grid_constant__ MoveBatchArgs a) {
+  int piece = 0;
+  int64_t block = blockIdx.x;
+  for (int64_t blocks; block >= (blocks = ceil_div<int64_t>(a.pieces[piece].count, kMoveInts)); ++piece)
+    block -= blocks;
+  const int64_t at = block * kMoveInts + 4 * threadIdx.x, i = a.pieces[piece].first + at;
+  const bool used = at < a.pieces[piece].count;
+  int4 v{};
+  if (used) v = __ldcv(reinterpret_cast<const int4*>(a.from + i));
+  ptx::griddepcontrol_wait();
+  if (!used) return;
+  if (piece == 0)
+    v = {taken(v.x, a.outcomes, a.rows), taken(v.y, a.outcomes, a.rows), taken(v.z, a.outcomes, a.rows),
+         taken(v.w, a.outcomes, a.rows)};
+  *reinterpret_cast<int4*>(a.to + i) = v;
 }
 
 }  // namespace
@@ -260,6 +286,12 @@ void launch_take_sampled(const TakeSampledArgs& a, Stream stream, bool pdl) {
   if (a.count == 0) return;
   launch(take_sampled_kernel, static_cast<unsigned>(ceil_div<int64_t>(a.count, kTakeThreads)), kTakeThreads, 0, stream,
          pdl, a);
+}
+
+void launch_move_batch(const MoveBatchArgs& a, Stream stream, bool pdl) {
+  int64_t blocks = 0;
+  for (int i = 0; i < a.num_pieces; ++i) blocks += ceil_div<int64_t>(a.pieces[i].count, kMoveInts);
+  if (blocks > 0) launch(move_batch_kernel, static_cast<unsigned>(blocks), kMoveThreads, 0, stream, pdl, a);
 }
 
 void launch_log_likelihoods(const LikelihoodArgs& a, Stream stream, bool pdl) {

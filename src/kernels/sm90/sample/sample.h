@@ -76,6 +76,22 @@ struct TakeSampledArgs {
 };
 void launch_take_sampled(const TakeSampledArgs& args, Stream stream, bool pdl);
 
+// to[i] = from[i] for the ints of some pieces, and in the first piece tokens in the place of negative ids, as above. Up
+// to three ints after a piece's end are copied as well.
+struct MoveBatchArgs {
+  struct Piece {
+    int64_t first, count;  // first: a multiple of 4
+  };
+  static constexpr int kMaxPieces = 10;
+  const int32_t* from;  // page-locked host memory, aligned to 16 bytes; nothing on the GPU writes it
+  int32_t* to;          // aligned to 16 bytes
+  Piece pieces[kMaxPieces];
+  int num_pieces;
+  const SampleOutcome* outcomes;  // [rows]
+  int64_t rows;
+};
+void launch_move_batch(const MoveBatchArgs& args, Stream stream, bool pdl);
+
 struct LikelihoodArgs {
   const float* logits;  // [rows, stride]
   int64_t stride;
