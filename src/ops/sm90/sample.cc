@@ -63,6 +63,7 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
   check(logits.dtype == DType::f32, "the logits are {}; float32 is expected", to_string(logits.dtype));
   check(batches_begun_ - batches_ended_ < 2, "{} batches are begun; their results must be taken first",
         batches_begun_ - batches_ended_);
+  record_last_batch();
   Sampling& begun = samplings_[batches_begun_ % 2];
   Device& device = ctx().device();
   Queue& queue = ctx().queue;
@@ -135,14 +136,23 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
     const DeviceGuard guard(index_);
     launch_sample(args, stream(), true);
   }
-  begun.done = queue.record();
+  begun.done.reset();
   result_rows_ = rows;
   ++batches_begun_;
 }
 
+// The event that end_sample() waits for comes after the kernel that takes the tokens: between two kernels it would keep
+// the second from starting early. Where none takes them, it comes before the next batch, or in end_sample().
+void Sm90Ops::record_last_batch() {
+  if (batches_begun_ == batches_ended_) return;
+  Sampling& last = samplings_[(batches_begun_ - 1) % 2];
+  if (!last.done) last.done = ctx().queue.record();
+}
+
 void Sm90Ops::end_sample(std::span<sampling::Sampled> out) {
   check(batches_ended_ < batches_begun_, "no batch was begun");
-  const Sampling& begun = samplings_[batches_ended_++ % 2];
+  Sampling& begun = samplings_[batches_ended_++ % 2];
+  if (!begun.done) begun.done = ctx().queue.record();
   begun.done->wait();
   void* host = begun.staging.memory.get();
   const auto* outcomes = at<SampleOutcome>(host, begun.outcomes_at);
@@ -164,8 +174,11 @@ void Sm90Ops::end_sample(std::span<sampling::Sampled> out) {
 }
 
 void Sm90Ops::take_sampled(int32_t* ids, int64_t count) {
-  const DeviceGuard guard(index_);
-  launch_take_sampled({ids, count, at<SampleOutcome>(results_.address(), 0), result_rows_}, stream(), true);
+  {
+    const DeviceGuard guard(index_);
+    launch_take_sampled({ids, count, at<SampleOutcome>(results_.address(), 0), result_rows_}, stream(), true);
+  }
+  record_last_batch();
 }
 
 void Sm90Ops::move_batch(const BatchMove& move) {
@@ -180,8 +193,11 @@ void Sm90Ops::move_batch(const BatchMove& move) {
   });
   args.outcomes = at<SampleOutcome>(results_.address(), 0);
   args.rows = result_rows_;
-  const DeviceGuard guard(index_);
-  launch_move_batch(args, stream(), true);
+  {
+    const DeviceGuard guard(index_);
+    launch_move_batch(args, stream(), true);
+  }
+  record_last_batch();
 }
 
 void Sm90Ops::log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) {

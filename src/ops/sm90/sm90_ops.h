@@ -77,8 +77,9 @@ class Sm90Ops : public Ops {
     std::vector<int32_t> top_rows;  // of each row: how many likely tokens are wanted, -1: no log probabilities
     int64_t outcomes_at = 0, top_at = 0;
     int max_top = 0;
-    std::unique_ptr<Event> done;  // null: taken
+    std::unique_ptr<Event> done;  // null: not recorded yet
   };
+  void record_last_batch();
 
   int index_, multiprocessors_;
   Staging waited_;         // of operations that wait for their result
