@@ -149,7 +149,7 @@ TEST(BatchRows, OnePartEqualsTheGroupedGemm) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
   for (DType dtype : {DType::bf16, DType::f32})
-    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{384, 1536}, {100, 480}})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{384, 1536}, {300, 480}})
       for (sm90::DenseSpec s : batch_specs(n, k, dtype)) {
         s.deterministic = true;
         const Dense d = make(s, 100, true, rng);
@@ -164,6 +164,32 @@ TEST(BatchRows, OnePartEqualsTheGroupedGemm) {
         SCOPED_TRACE(name_of(s, d.tokens, chosen));
         EXPECT_EQ(run(gemm, call_of(d.tokens, x, chosen)), grouped);
       }
+}
+
+// A narrow deterministic matrix: K is in as many parts whatever the rows, and a row's bits depend on no other.
+TEST(BatchRows, NarrowMatricesOfAnyNumberOfRows) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{128, 2048}, {200, 1344}, {100, 700}}) {
+    sm90::DenseSpec s{n, k, format::Format::bf16, InputFormat::plain, DType::bf16};
+    s.deterministic = true;
+    const Dense d = make(s, 1500, true, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer x = upload_x(d);
+    const auto y = run(gemm, call_of(d.tokens, x, std::nullopt));
+    SCOPED_TRACE(name_of(s, d.tokens, gemm.batch_rows_choice(call_of(d.tokens, x, std::nullopt))));
+    check_result(d, y, all);
+    ASSERT_LE(all.worst, 1);
+    for (const int64_t tokens : {1, 2, 16, 17, 63, 130, 256, 257, 700}) {
+      const sm90::DenseCall call = call_of(tokens, x, std::nullopt);
+      ASSERT_EQ(gemm.batch_rows_choice(call).parts, sm90::deterministic_parts(gemm.matrix().shape));
+      ASSERT_GT(gemm.batch_rows_choice(call).parts, 1);
+      ASSERT_EQ(run(gemm, call), std::vector<float>(y.begin(), y.begin() + tokens * n)) << tokens;
+    }
+  }
+  all.print("batch of rows, narrow");
 }
 
 // More tasks than blocks, with the stages of several tasks in the rings, and several tiles of rows; rows of x that lie

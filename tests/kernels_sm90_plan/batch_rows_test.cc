@@ -36,7 +36,7 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
             const WeightShape s{op, 1, n, k, false, 0};
             const BatchRoom room = batch_room(multiprocessors, 16);
             for (const bool one_part : {false, true}) {
-              const BatchRowsChoice c = choose_batch_rows(s, rows, room, one_part);
+              const BatchRowsChoice c = choose_batch_rows(s, rows, room, one_part ? 1 : 0);
               if (!batch_rows_run(op)) {
                 ASSERT_EQ(c.tile, 0);
                 continue;
@@ -62,7 +62,7 @@ TEST(BatchRowsPlan, ExpectedTimesHaveAFloor) {
   for (const int64_t n : {128, 2048, 5120, 151936})
     for (const int64_t rows : {17, 64, 256}) {
       const WeightShape s{WeightOperand::bf16, 1, n, 2048, false, 0};
-      const BatchRowsChoice c = choose_batch_rows(s, rows, batch_room(132, 16), false);
+      const BatchRowsChoice c = choose_batch_rows(s, rows, batch_room(132, 16), 0);
       const double us = batch_rows_us(s, rows, batch_room(132, 16), c);
       EXPECT_GE(us, static_cast<double>(s.bytes()) / tuning::kBatchMemoryBytes);
       EXPECT_GE(us, 2.0 * static_cast<double>(n * rows) * 2048 / 990e6);
@@ -90,6 +90,25 @@ TEST(BatchRowsPlan, Room) {
   EXPECT_EQ(room.clusters[0][2], 8 * 5 + 1);
   EXPECT_EQ(room.clusters[1][4], 8 * 6 + 1);
   EXPECT_EQ(room.clusters[0][7], 16);
+}
+
+TEST(BatchRowsPlan, PartsOfDeterministicProducts) {
+  const auto parts = [](int64_t n, int64_t k, WeightOperand op = WeightOperand::bf16) {
+    return deterministic_parts({op, 1, n, k, false, 0});
+  };
+  EXPECT_EQ(parts(128, 2048), 8);
+  EXPECT_EQ(parts(256, 7168), 8);  // DeepSeek-V3's router
+  EXPECT_EQ(parts(257, 7168), 1);
+  EXPECT_EQ(parts(128, 480), 4);  // two k-blocks each
+  EXPECT_EQ(parts(128, 64), 1);
+  EXPECT_EQ(parts(128, 4096, WeightOperand::fp8_block), 1);
+  for (const int64_t k : {256, 1000, 7168})
+    for (const int64_t rows : {1, 100, 256}) {
+      const WeightShape shape{WeightOperand::bf16, 1, 100, k, false, 0};
+      const BatchRowsChoice c = choose_batch_rows(shape, rows, batch_room(132, 16), deterministic_parts(shape));
+      EXPECT_EQ(c.parts, deterministic_parts(shape));
+      EXPECT_TRUE(batch_rows_possible(shape, c));
+    }
 }
 
 template <class T>

@@ -27,7 +27,7 @@ struct BatchRowsArgs {
 
   // The rows of a call.
   int row_tiles;            // of BatchRowsChoice::tile rows each, the last one partly used
-  int rows;                 // 1 to kMaxBatchRows: the captured maximum
+  int rows;                 // 1 or more: the captured maximum
   const int32_t* num_rows;  // [1] rows that are computed, clamped to 0 .. rows; null: rows. y keeps what it had beyond
   const float* row_factor;  // [rows] decode factors; null: 1
   const InputScale* scale;  // never null; its factor multiplies all rows

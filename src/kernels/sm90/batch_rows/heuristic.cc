@@ -46,19 +46,25 @@ double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& ro
   return kBatchStartUs + products + waves * exchange + (waves - 1) * kBatchWaveUs;
 }
 
-BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, bool one_part) {
+BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   BatchRowsChoice best;
   double best_us = 0;
   for (const BatchTileSize& tile : kBatchTiles)
-    for (int parts = 1; parts <= (one_part ? 1 : kMaxBatchCluster); ++parts)
+    for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts)
       // Where K may be cut, M-tiles are not: the model was fitted to these.
-      for (int m_parts = 1; m_parts <= (one_part ? kMaxMParts : 1); m_parts *= 2) {
+      for (int m_parts = 1; m_parts <= (k_parts == 1 ? kMaxMParts : 1); m_parts *= 2) {
         const BatchRowsChoice c{tile.rows, tile.blocks, parts, m_parts};
         if (!batch_rows_possible(shape, c)) continue;
         const double us = batch_rows_us(shape, rows, room, c);
         if (best.tile == 0 || us < best_us) best = c, best_us = us;
       }
   return best;
+}
+
+int deterministic_parts(const WeightShape& shape) {
+  constexpr int kNarrowMTiles = 2, kLeastCopies = 2;  // copies of weights along K of a part
+  if (!batch_rows_run(shape.operand) || shape.m_tiles() > kNarrowMTiles) return 1;
+  return std::clamp(ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) / kLeastCopies, 1, kMaxBatchCluster);
 }
 
 }  // namespace sluice::sm90

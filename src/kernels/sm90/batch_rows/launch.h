@@ -10,7 +10,7 @@ namespace sluice::sm90 {
 void allow_batch_rows(WeightOperand operand);
 // What the current device runs at the same time.
 BatchRoom device_batch_room(WeightOperand operand, int multiprocessors);
-// At most kMaxBatchRows rows. parts of args are the choice's.
+// parts of args are the choice's.
 void launch_batch_rows(const BatchRowsArgs& args, WeightOperand operand, const BatchRowsChoice& choice,
                        int multiprocessors, Stream stream, bool pdl);
 

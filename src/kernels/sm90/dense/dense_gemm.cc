@@ -53,9 +53,11 @@ DenseGemm::DenseGemm(const DenseSpec& spec, int multiprocessors, const CallerMem
   allow_few_rows(matrix_.shape.operand);
   allow_batch_rows(matrix_.shape.operand);
   if (!batch_rows_run(matrix_.shape.operand)) return;
+  // Rounded rows may come as codes, which this kernel does not always take: all calls have to go the same way.
+  if (spec_.deterministic) k_parts_ = round_of(spec_.inputs) == Round::plain ? deterministic_parts(matrix_.shape) : 1;
   const BatchRoom room = device_batch_room(matrix_.shape.operand, multiprocessors_);
   for (int64_t rows = kBatchStep; rows <= kMaxBatchRows; rows += kBatchStep)
-    batch_rows_.push_back(choose_batch_rows(matrix_.shape, rows, room, spec_.deterministic));
+    batch_rows_.push_back(choose_batch_rows(matrix_.shape, rows, room, k_parts_));
 }
 
 void DenseGemm::set_weights(const weights::QuantTensor& w, float scale, const Tensor& bias, Stream stream) {
@@ -95,7 +97,7 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   if (!spec_.deterministic) return few_rows_splits(matrix_.shape, multiprocessors_);
   // The kernel for a batch of rows keeps more of K on the way: qkv and o of Qwen3 with 8 rows take 13.0 and 20.3 us in
   // this one and 10.5 and 13.6 in that one (H100). Rows that are rounded would be a launch more there.
-  if (reads_in_place(call)) return 0;
+  if (k_parts_ > 1 || reads_in_place(call)) return 0;
   // Sums in the order of the grouped GEMM's only tile, which of FP8 block has tokens as the M side.
   return matrix_.shape.operand == WeightOperand::fp8_block ? 0 : 1;
 }
@@ -103,14 +105,15 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
 BatchRowsChoice DenseGemm::batch_rows_choice(const DenseCall& call) const {
   const bool forced = !call.force.instance.empty() || call.force.splits[0] > 0;
   const WeightOperand op = matrix_.shape.operand;
-  if (call.tokens < 1 || call.tokens > kMaxBatchRows || forced || call.few_rows || !batch_rows_run(op)) return {};
+  if (call.tokens < 1 || forced || call.few_rows || !batch_rows_run(op)) return {};
+  if (call.tokens > kMaxBatchRows && k_parts_ <= 1) return {};
   // Of rows that come as codes those without scales of columns. The tensor cores read them where they are.
   if (call.codes != nullptr && (format::group_of(spec_.inputs) != 0 || spec_.cols % 16 != 0 ||
                                 reinterpret_cast<uintptr_t>(call.codes) % 16 != 0))
     return {};
   if (call.batch_rows) return *call.batch_rows;
   if (few_rows_parts(call) > 0) return {};
-  return batch_rows_[static_cast<size_t>((call.tokens - 1) / kBatchStep)];
+  return batch_rows_[static_cast<size_t>((std::min<int64_t>(call.tokens, kMaxBatchRows) - 1) / kBatchStep)];
 }
 
 void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const {

@@ -49,6 +49,7 @@ class DenseGemm {
   // A step that is padded to be replayed from a graph, by less than 16 rows, has the same bits as one without padding.
   static constexpr int64_t kBatchStep = 16;
   std::vector<BatchRowsChoice> batch_rows_;  // for up to kBatchStep, 2 kBatchStep, ... rows
+  int k_parts_ = 0;                          // deterministic: parts of K of every call
   bool filled_ = false;
 };
 
