@@ -80,6 +80,7 @@ class Sm90Ops : public Ops {
     std::unique_ptr<Event> done;  // null: not recorded yet
   };
   void record_last_batch();
+  void send(void* to, const void* from, int64_t bytes);
 
   int index_, multiprocessors_;
   Staging waited_;         // of operations that wait for their result

@@ -34,24 +34,12 @@ __device__ Ranked first_after(const float* logits, int vocab, Ranked last, Sampl
 }
 constexpr Ranked kBeforeAll{INFINITY, -1};
 
-// A request into shared memory, once for a block; it has come after the block's next barrier. No kernel writes
-// requests, so that they may be read while the kernel ahead runs. No cache: the host has written this memory before.
-__device__ void read_request(const SampleRequest& from, SampleRequest& to) {
-  constexpr unsigned kWords = sizeof(SampleRequest) / 8;
-  static_assert(sizeof(SampleRequest) == 8 * kWords);
-  if (threadIdx.x < kWords)
-    reinterpret_cast<unsigned long long*>(&to)[threadIdx.x] =
-        __ldcv(reinterpret_cast<const unsigned long long*>(&from) + threadIdx.x);
-}
-
 // Log probabilities are those of the logits as they come: before the edits.
 __global__ void __launch_bounds__(kSampleThreads, 1) score_kernel(const __grid_constant__ SampleArgs a) {
   __shared__ SampleShared shared;
-  __shared__ SampleRequest r;
   ptx::griddepcontrol_launch_dependents();
-  read_request(a.requests[blockIdx.x], r);
-  __syncthreads();
   ptx::griddepcontrol_wait();
+  const SampleRequest& r = a.requests[blockIdx.x];
   if (r.top_logprobs < 0) return;
   const float* logits = a.logits + r.row * a.stride;
   Ranked last = first_after(logits, a.vocab, kBeforeAll, shared);
@@ -161,17 +149,12 @@ __global__ void __launch_bounds__(kDrawThreads, kDraws ? 2 : 3)
   extern __shared__ __align__(16) uint8_t sample_smem[];
   __shared__ SampleShared reduce;
   __shared__ uint64_t slots[2][kDrawBlocks];
-  __shared__ SampleRequest request;
   ptx::griddepcontrol_launch_dependents();
   Cluster cluster;
-  const unsigned row = blockIdx.x / cluster.blocks();
-  read_request(a.requests[row], request);
   ptx::cluster_sync();  // all blocks run, so that their memory may be written
   ptx::griddepcontrol_wait();
-  // Through a pointer that the compiler knows nothing of: else it keeps all fields in registers, and others spill.
-  const SampleRequest* at = &request;
-  asm volatile("" : "+l"(at));
-  const SampleRequest& r = *at;
+  const unsigned row = blockIdx.x / cluster.blocks();
+  const SampleRequest& r = a.requests[row];
   SampleOutcome out{r.forced, 0, 0.0f, 0.0f};
   bool here = cluster.rank() == 0;
   if (r.forced < 0) {
@@ -241,7 +224,7 @@ constexpr int kMoveThreads = 256, kMoveInts = 4 * kMoveThreads;  // of a block
 // and without a cache, as the host has written it before. What is written here the step before has read; all of it has
 // ended after the wait, since each kernel ahead ends after its own. There is no griddepcontrol.launch_dependents:
 // kernels read a batch before they wait.
-__global__ void __launch_bounds__(kMoveThreads) move_batch_kernel(const __grid_constant__ MoveBatchArgs a) {
+__global__ void __launch_bounds__(kMoveThreads) move_ints_kernel(const __grid_constant__ MoveIntsArgs a) {
   int piece = 0;
   int64_t block = blockIdx.x;
   for (int64_t blocks; block >= (blocks = ceil_div<int64_t>(a.pieces[piece].count, kMoveInts)); ++piece)
@@ -252,7 +235,7 @@ __global__ void __launch_bounds__(kMoveThreads) move_batch_kernel(const __grid_c
   if (used) v = __ldcv(reinterpret_cast<const int4*>(a.from + i));
   ptx::griddepcontrol_wait();
   if (!used) return;
-  if (piece == 0)
+  if (a.ids && piece == 0)
     v = {taken(v.x, a.outcomes, a.rows), taken(v.y, a.outcomes, a.rows), taken(v.z, a.outcomes, a.rows),
          taken(v.w, a.outcomes, a.rows)};
   *reinterpret_cast<int4*>(a.to + i) = v;
@@ -288,10 +271,10 @@ void launch_take_sampled(const TakeSampledArgs& a, Stream stream, bool pdl) {
          pdl, a);
 }
 
-void launch_move_batch(const MoveBatchArgs& a, Stream stream, bool pdl) {
+void launch_move_ints(const MoveIntsArgs& a, Stream stream, bool pdl) {
   int64_t blocks = 0;
   for (int i = 0; i < a.num_pieces; ++i) blocks += ceil_div<int64_t>(a.pieces[i].count, kMoveInts);
-  if (blocks > 0) launch(move_batch_kernel, static_cast<unsigned>(blocks), kMoveThreads, 0, stream, pdl, a);
+  if (blocks > 0) launch(move_ints_kernel, static_cast<unsigned>(blocks), kMoveThreads, 0, stream, pdl, a);
 }
 
 void launch_log_likelihoods(const LikelihoodArgs& a, Stream stream, bool pdl) {

@@ -44,12 +44,10 @@ struct SampleArgs {
   int64_t stride;  // elements from row to row, at least vocab
   int vocab;
 
-  // [rows]. Where no row has edits or a mask they may lie in page-locked host memory: scores and choices read a request
-  // once per block, edits and masks in every thread.
-  const SampleRequest* requests;
-  const SampleEdit* edits;  // those of all requests; read only if edited
-  const uint32_t* masks;    // [.., ceil(vocab / 32)]: bit 1 where a token may be chosen; read only if masked
-  int rows;                 // requests
+  const SampleRequest* requests;  // [rows]
+  const SampleEdit* edits;        // those of all requests; read only if edited
+  const uint32_t* masks;          // [.., ceil(vocab / 32)]: bit 1 where a token may be chosen; read only if masked
+  int rows;                       // requests
   // Whether any request has edits, has a mask, wants log probabilities, has a temperature above 0.
   bool edited, masked, scored, drawn;
 
@@ -76,9 +74,9 @@ struct TakeSampledArgs {
 };
 void launch_take_sampled(const TakeSampledArgs& args, Stream stream, bool pdl);
 
-// to[i] = from[i] for the ints of some pieces, and in the first piece tokens in the place of negative ids, as above. Up
-// to three ints after a piece's end are copied as well.
-struct MoveBatchArgs {
+// to[i] = from[i] for the ints of some pieces, and in the first piece, if it holds ids, tokens in the place of negative
+// ones, as above. Up to three ints after a piece's end are copied as well.
+struct MoveIntsArgs {
   struct Piece {
     int64_t first, count;  // first: a multiple of 4
   };
@@ -87,10 +85,11 @@ struct MoveBatchArgs {
   int32_t* to;          // aligned to 16 bytes
   Piece pieces[kMaxPieces];
   int num_pieces;
+  bool ids;                       // whether the first piece holds ids
   const SampleOutcome* outcomes;  // [rows]
   int64_t rows;
 };
-void launch_move_batch(const MoveBatchArgs& args, Stream stream, bool pdl);
+void launch_move_ints(const MoveIntsArgs& args, Stream stream, bool pdl);
 
 struct LikelihoodArgs {
   const float* logits;  // [rows, stride]
