@@ -131,9 +131,9 @@ TEST(AttentionPlan, ClustersWhereSequencesAreFew) {
     return p.cluster;
   };
   EXPECT_EQ(cluster(1, 1024), 16);
-  EXPECT_EQ(cluster(1, 8192), 16);
-  EXPECT_EQ(cluster(1, 32768), 0);  // long runs of tiles each
-  EXPECT_EQ(cluster(1, 256), 0);    // one chunk
+  EXPECT_EQ(cluster(1, 2048), 16);
+  EXPECT_EQ(cluster(1, 4096), 0);  // four tiles each
+  EXPECT_EQ(cluster(1, 256), 0);   // one chunk
   EXPECT_EQ(cluster(2, 1024), 16);
   EXPECT_EQ(cluster(4, 1024), 8);
   EXPECT_EQ(cluster(4, 1024, 2), 8);

@@ -9,16 +9,16 @@ namespace sluice::sm90 {
 
 namespace {
 // Blocks that sequences are split for: what the GPU holds at once. 8 sequences of 8192 tokens and four key heads take
-// 49.2 us in 1024 blocks, 46.5 in 256, and in 128, as a recorded launch may have whose bound is twice the context, 44
-// to 51; 32 sequences of 1024 tokens 25.1 us in 512 blocks and 22.1 in 256.
+// 48.7 us in 256 blocks, 49.2 in 128 and in 384, 51.3 in 512 (H100).
 constexpr int64_t kBlocksPerMultiprocessor = 2;
 // With as many blocks without splitting, nothing is split.
 constexpr int64_t kEnoughBlocks = 1;
-// Clusters take at most one block per multiprocessor. Smaller ones than these lose to the second kernel (8 sequences of
-// 1024 tokens and four key heads: 10.0 us in clusters of 4, 13.6 in clusters of 8 beyond one per multiprocessor, 9.5
-// with the second kernel; 4 sequences 6.7 in clusters of 8 and 8.3), and so do clusters whose blocks have more tiles
-// than these each (one sequence of 8192 tokens, 8 tiles each: 10.9 and 12.0 us).
-constexpr int kLeastCluster = 8, kMostClusterTiles = 8;
+// Clusters take at most one block per multiprocessor. Smaller ones than these lose to the second kernel (four key heads
+// on an H100; 8 sequences of 1024 tokens: 11.3 us in clusters of 4, 15.2 in clusters of 8 beyond one per
+// multiprocessor, 10.0 with the second kernel; one sequence 5.5 in a cluster of 16 and 6.2), and so do clusters whose
+// blocks have more tiles than these each (one sequence of 2048 tokens, two tiles each: 6.5 and 6.5 us; 4096 tokens: 8.4
+// and 7.7; 8192 tokens: 12.4 and 10.2).
+constexpr int kLeastCluster = 8, kMostClusterTiles = 2;
 // Up to this context blocks of new tokens take several sequences, as many blocks as the GPU holds at once (256
 // sequences of 64 to 192 tokens: 20.3 us, 24.2 with a block for each item). Longer ones have a block each: what they
 // gain is little (1024 tokens: 127.4 and 128.2 us), and blocks that end early leave room for others, where sequences
