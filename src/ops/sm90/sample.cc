@@ -116,7 +116,7 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
   std::copy(batch.masks.begin(), batch.masks.end(), at<uint32_t>(host, masks_at));
 
   const Workspace::Scope scope(workspace());
-  auto* sent = workspace().take<std::byte>(up_bytes);
+  auto* sent = workspace().take<std::byte>(round_up(up_bytes, kMovedAtOnce));
   args.logits = static_cast<float*>(logits.data);
   args.stride = logits.stride;
   args.vocab = static_cast<int>(logits.cols);

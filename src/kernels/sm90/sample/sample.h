@@ -89,6 +89,7 @@ struct MoveIntsArgs {
   const SampleOutcome* outcomes;  // [rows]
   int64_t rows;
 };
+inline constexpr int64_t kMovedAtOnce = 16;  // bytes
 void launch_move_ints(const MoveIntsArgs& args, Stream stream, bool pdl);
 
 struct LikelihoodArgs {
