@@ -5,6 +5,7 @@ bench/results/model_h200.md from what `sluice bench model --json` printed for th
 
     bench/model_table.py configs DIR                        # writes DIR/<model>/config.json
     bench/model_table.py table OUT/speed-*.log > tables.md  # logs of: tools/gpu.sh run DIR model-speed
+    bench/model_table.py table --no-peers OUT/speed-*.log   # without vLLM's figures and goals, which are an H200's
 """
 import json
 import pathlib
@@ -95,7 +96,15 @@ def beside(ours, known, key, column):
     return f"{figure or ''} | {ours / figure:.2f}" if figure else " | "
 
 
-def decode_rows(found):
+def peer_cells(rate, key, at, peers):
+    return "".join(f" {beside(rate, known if at else {}, key, at)} |" for known in peers)
+
+
+def peer_columns(peers):
+    return " vLLM | x vLLM | goal | x goal |" if peers else ""
+
+
+def decode_rows(found, peers=(VLLM, GOALS)):
     for key, rows in found.items():
         for row in rows:
             if "decode_ms" not in row:
@@ -103,23 +112,23 @@ def decode_rows(found):
             b, rate = row["batch_size"], row["decode_tok_s"]
             at = (0, BATCHES.index(b)) if b in BATCHES else None
             floor = f"{row['floor_ms']:.2f} | {row['ratio']:.2f}" if "floor_ms" in row else " | "
-            peers = [beside(rate, known if at else {}, key, at) for known in (VLLM, GOALS)]
-            yield f"| {' '.join(key)} | {b} | {row['decode_ms']:.3f} | {floor} | {rate:.0f} | {peers[0]} | {peers[1]} |"
+            yield f"| {' '.join(key)} | {b} | {row['decode_ms']:.3f} | {floor} | {rate:.0f} |" + peer_cells(rate, key, at, peers)
 
 
-def prefill_rows(found):
+def prefill_rows(found, peers=(VLLM, GOALS)):
     for key, rows in found.items():
         for row in rows:
             name = f"{row.get('batch_size')}x{row['input_len']}"
             if name not in PROMPTS or "prefill_ms" not in row or "decode_ms" in row:
                 continue
             at, rate = (1, PROMPTS.index(name)), row["prefill_tok_s"]
-            peers = [beside(rate, known, key, at) for known in (VLLM, GOALS)]
-            yield f"| {' '.join(key)} | {name} | {row['prefill_ms']:.1f} | {rate:.0f} | {peers[0]} | {peers[1]} |"
+            yield f"| {' '.join(key)} | {name} | {row['prefill_ms']:.1f} | {rate:.0f} |" + peer_cells(rate, key, at, peers)
 
 
-def long_rows(found):
-    """Decoding after long prompts, and attention alone: what its kernels take against what they read at the copies' rate."""
+def long_rows(found, plain):
+    """Decoding after long prompts. Attention twice: what its kernels take alone, and what a step takes more than one after 64
+    tokens; each against what is read at the copies' rate."""
+    short = {(key, r["batch_size"]): r for key, rows in plain.items() for r in rows if "decode_ms" in r}
     for key, rows in found.items():
         attention = {(r["profile_batch_size"], r["input_len"]): [k for k in r["kernels"] if "attention" in k["name"].lower()]
                      for r in rows if "profile_batch_size" in r}
@@ -129,8 +138,13 @@ def long_rows(found):
                 continue
             us = sum(k["us"] for k in kernels)
             read = row["batch_size"] * row["input_len"] * row["token_bytes"]
+            more, base = "", short.get((key, row["batch_size"]))
+            if base and row["decode_ms"] > base["decode_ms"]:
+                seconds = (row["decode_ms"] - base["decode_ms"]) / 1e3
+                positions = row["input_len"] + row["new_tokens"] / 2 - base["input_len"] - base["new_tokens"] / 2
+                more = f"{100 * row['batch_size'] * positions * row['token_bytes'] / seconds / row['copy_tb_s'] / 1e12:.0f}"
             yield (f"| {' '.join(key)} | {row['batch_size']} | {row['input_len']} | {row['decode_ms']:.3f} | {row['floor_ms']:.2f} | "
-                   f"{row['ratio']:.2f} | {row['decode_tok_s']:.0f} | {us:.0f} | {100 * read / us / row['copy_tb_s'] / 1e6:.0f} |")
+                   f"{row['ratio']:.2f} | {row['decode_tok_s']:.0f} | {us:.0f} | {100 * read / us / row['copy_tb_s'] / 1e6:.0f} | {more} |")
 
 
 def deterministic_rows(found, plain):
@@ -174,9 +188,11 @@ def more_tables(paths, found):
     long, deterministic, drafts = (read_logs(paths, run) for run in RUNS)
     if any(long.values()):
         yield "\n## Long contexts\n"
-        yield "Attention: its kernels of one step, each alone, and the keys and values they read per second, in percent of the rate of copies.\n"
-        yield "| model | B | context | ms | floor ms | x floor | tok/s | attention us | % of copies |\n|" + "---|" * 9
-        yield from long_rows(long)
+        yield "Attention: its kernels of one step, each alone, which counts the start and the end of each, and the keys and values that they"
+        yield "read per second, in percent of the rate of copies. The last column is the same for what a step takes and reads more than one"
+        yield "after 64 tokens.\n"
+        yield "| model | B | context | ms | floor ms | x floor | tok/s | attention us | % of copies | in the step, % |\n|" + "---|" * 10
+        yield from long_rows(long, found)
     if any(deterministic.values()):
         yield "\n## With `--deterministic`\n\n| model | B | tok/s | without | ratio |\n|" + "---|" * 5
         yield from deterministic_rows(deterministic, found)
@@ -187,18 +203,18 @@ def more_tables(paths, found):
         yield from draft_rows(drafts)
 
 
-def table(found, paths=()):
+def table(found, paths=(), peers=(VLLM, GOALS)):
     copies = [row["copy_tb_s"] for rows in found.values() for row in rows if "copy_tb_s" in row]
     yield "## Decoding"
     yield ""
     yield "Prompts of 64 tokens, then 128 steps at temperature 1; above B = 1 experts are chosen at random. Floors: bytes of touched weights and caches"
     yield f"at the {max(copies):.2f} TB/s of copies in the same run." if copies else "at the rate of copies."
     yield ""
-    yield "| model | B | ms | floor ms | x floor | tok/s | vLLM | x vLLM | goal | x goal |\n|" + "---|" * 10
-    yield from decode_rows(found)
+    yield "| model | B | ms | floor ms | x floor | tok/s |" + peer_columns(peers) + "\n|" + "---|" * (6 + 2 * len(peers))
+    yield from decode_rows(found, peers)
     yield "\n## Prompts\n"
-    yield "| model | prompts | ms | tok/s | vLLM | x vLLM | goal | x goal |\n|" + "---|" * 8
-    yield from prefill_rows(found)
+    yield "| model | prompts | ms | tok/s |" + peer_columns(peers) + "\n|" + "---|" * (4 + 2 * len(peers))
+    yield from prefill_rows(found, peers)
     yield from more_tables(paths, found)
     yield "\n## Making the weights\n\n| model | GB | s |\n|---|---|---|"
     for key, rows in found.items():
@@ -215,10 +231,11 @@ def main():
         return write_configs(sys.argv[2])
     if len(sys.argv) < 3 or sys.argv[1] != "table":
         sys.exit(__doc__)
-    found = read_logs(sys.argv[2:])
+    logs = [a for a in sys.argv[2:] if a != "--no-peers"]
+    found = read_logs(logs)
     if not any(found.values()):
         sys.exit("model_table.py: no row of sluice bench model --json in the logs")
-    print("\n".join(table(found, sys.argv[2:])))
+    print("\n".join(table(found, logs, () if "--no-peers" in sys.argv else (VLLM, GOALS))))
 
 
 if __name__ == "__main__":

@@ -165,7 +165,9 @@ for p in "${parts[@]}"; do
         run=${format#"${format%%+*}"}
         speed_of "${speed%%:*}" "${format%%+*}" "${run#+}"
       done
-      python3 "$root/bench/model_table.py" table "$out"/speed-*.log
+      peers=(--no-peers) # theirs were measured on an H200
+      nvidia-smi --query-gpu=name --format=csv,noheader | grep -q H200 && peers=()
+      python3 "$root/bench/model_table.py" table "${peers[@]}" "$out"/speed-*.log
       ;;
     model-serve)
       python3 "$root/bench/model_table.py" configs "$out/models" || exit 2

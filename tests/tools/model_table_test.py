@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import model_table  # noqa: E402
 
 ROW = {"weight_bytes": 61e9, "load_s": 1.5, "batch_size": 8, "input_len": 64, "prefill_ms": 9.0, "prefill_tok_s": 1.0,
-       "decode_ms": 8.0, "decode_tok_s": 1000.0, "copy_tb_s": 4.2, "floor_ms": 6.4, "ratio": 1.25}
+       "new_tokens": 128, "decode_ms": 8.0, "decode_tok_s": 1000.0, "copy_tb_s": 4.2, "floor_ms": 6.4, "ratio": 1.25}
 PROMPT = {"weight_bytes": 61e9, "load_s": 1.5, "batch_size": 16, "input_len": 1024, "prefill_ms": 200.0,
           "prefill_tok_s": 81840.0}
 PROFILE = {"profile_batch_size": 1, "input_len": 64, "us": 10.0,
@@ -49,18 +49,27 @@ class ModelTable(unittest.TestCase):
                        "kernels": [{"name": "attention_kernel", "count": 48, "us": 3000.0}, {"name": "x", "count": 1, "us": 6000.0}]}
             drafts = [{"decode_tok_s": 500.0}, {"decode_tok_s": 400.0, "accept_length": 1.01, "speculative_num_steps": 1},
                       {"decode_tok_s": 510.0, "accept_length": 1.0, "speculative_num_steps": 3, "speculative_fixed_steps": False}]
-            paths = [self.log(folder, "speed-qwen3-30b-a3b-bf16.log", [json.dumps(ROW)]),
+            paths = [self.log(folder, "speed-qwen3-30b-a3b-bf16.log", [json.dumps({**ROW, "decode_ms": 6.0})]),
                      self.log(folder, "speed-qwen3-30b-a3b-bf16+long.log", [json.dumps(long), json.dumps(profile)]),
                      self.log(folder, "speed-qwen3-30b-a3b-bf16+deterministic.log", [json.dumps({**ROW, "decode_tok_s": 970.0})]),
                      self.log(folder, "speed-deepseek-v3-4-layers-mtp-bf16+drafts.log", map(json.dumps, drafts))]
             text = "\n".join(model_table.table(model_table.read_logs(paths), paths))
         # 8 * 8192 * 98304 bytes in 3 ms are 2.15 TB/s of 4.2.
-        self.assertIn("| qwen3-30b-a3b bf16 | 8 | 8192 | 8.000 | 6.40 | 1.25 | 1000 | 3000 | 51 |", text)
+        # A step of 64 tokens takes 6 ms: 8 * 8128 * 98304 bytes in the other 2 ms are 3.2 TB/s.
+        self.assertIn("| qwen3-30b-a3b bf16 | 8 | 8192 | 8.000 | 6.40 | 1.25 | 1000 | 3000 | 51 | 76 |", text)
         self.assertIn("| qwen3-30b-a3b bf16 | 8 | 970 | 1000 | 0.97 |", text)
         self.assertIn("| deepseek-v3-4-layers-mtp bf16 | 0 | 500 |  | 1.00 |", text)
         self.assertIn("| deepseek-v3-4-layers-mtp bf16 | 1 | 400 | 1.01 | 0.80 |", text)
         self.assertIn("| deepseek-v3-4-layers-mtp bf16 | up to 3 | 510 | 1.00 | 1.02 |", text)
-        self.assertEqual(text.count("| qwen3-30b-a3b bf16 | 8 | 8.000 | 6.40 | 1.25 | 1000 |"), 1)
+        self.assertEqual(text.count("| qwen3-30b-a3b bf16 | 8 | 6.000 | 6.40 | 1.25 | 1000 |"), 1)
+
+    def test_without_peers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.log(folder, "speed-qwen3-30b-a3b-bf16.log", [json.dumps(ROW), json.dumps(PROMPT)])
+            text = "\n".join(model_table.table(model_table.read_logs([path]), peers=()))
+        self.assertNotIn("vLLM", text)
+        for row in ("| qwen3-30b-a3b bf16 | 8 | 8.000 | 6.40 | 1.25 | 1000 |", "| qwen3-30b-a3b bf16 | 16x1024 | 200.0 | 81840 |"):
+            self.assertIn(row + "\n", text)
 
     def test_models_without_figures(self):
         with tempfile.TemporaryDirectory() as folder:
