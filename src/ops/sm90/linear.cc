@@ -8,18 +8,16 @@
 #include "kernels/sm90/elementwise/elementwise.h"
 #include "kernels/sm90/float_linear/float_linear.h"
 #include "ops/sm90/views.h"
+#include "weights/pad.h"
 
 namespace sluice::ops::sm90 {
 
 using namespace sluice::sm90;
 
 namespace {
-// Inputs whose rows are not aligned and outputs that are a part of wider rows go through memory of their own, in pieces
-// of at most kPieceBytes.
+// Inputs whose rows are not aligned or are padded, and outputs that are a part of wider rows, go through memory of
+// their own, in pieces of at most kPieceBytes.
 constexpr int64_t kPieceBytes = int64_t{16} << 20;
-
-// Whether the kernels read rows where they are.
-bool readable(ConstMatrix x) { return x.cols % 8 == 0 ? rows_aligned(view(x, "x")) : true; }
 
 // Those from row `first` on.
 RoundedRows rows_from(RoundedRows r, int64_t first, int64_t cols) {
@@ -77,6 +75,16 @@ std::vector<weights::QuantTensor> scaled_by_row(std::span<const weights::QuantTe
   }
   return out;
 }
+
+// With zeros after the last column, up to `columns`: added on the host, where the result is.
+weights::QuantTensor padded(const weights::QuantTensor& w, int64_t columns, Queue& queue) {
+  if (w.cols == columns) return w;
+  weights::QuantTensor host = w;
+  for (Tensor* t : {&host.codes, &host.scales})
+    if (!t->device().is_host()) *t = t->to({}, queue);
+  queue.wait();
+  return weights::pad(host, w.rows, columns);
+}
 }  // namespace
 
 struct Sm90Linear::Memory {
@@ -93,6 +101,7 @@ Sm90Linear::Sm90Linear(Context& ctx, std::span<const weights::QuantTensor> parts
   const std::optional<weights::QuantTensor> one = weights::concatenate_rows(alike, ctx.queue);
   const std::span<const weights::QuantTensor> matrices = one ? std::span(&*one, 1) : parts;
   inputs_ = parts[0].cols;
+  columns_ = round_up<int64_t>(inputs_, weights::small_group(parts[0].format));
   for (const weights::QuantTensor& w : matrices) {
     outputs_ += w.rows;
     widest_ = std::max(widest_, w.rows);
@@ -101,13 +110,13 @@ Sm90Linear::Sm90Linear(Context& ctx, std::span<const weights::QuantTensor> parts
   const DeviceGuard guard(ctx.device().id().index);
   int64_t first = 0;
   for (const weights::QuantTensor& w : matrices) {
-    DenseSpec spec{w.rows, w.cols, w.format, options.inputs, options.dtype};
+    DenseSpec spec{w.rows, columns_, w.format, options.inputs, options.dtype};
     spec.fp8_f32_sums = options.fp8_f32_sums && format::is_fp8(w.format);
     spec.deterministic = options.deterministic;
     if (const Support s = supports_dense(spec); !s) fail(ErrorCode::unsupported, "{}", s.reason);
     DenseGemm& gemm = parts_.emplace_back(spec);
-    gemm.set_weights(w, options.input_scale, biases.empty() ? Tensor() : biases.rows(first, first + w.rows),
-                     ctx.queue.stream());
+    gemm.set_weights(padded(w, columns_, ctx.queue), options.input_scale,
+                     biases.empty() ? Tensor() : biases.rows(first, first + w.rows), ctx.queue.stream());
     first += w.rows;
   }
   ctx.queue.wait();  // the weights and the bias may go away
@@ -129,8 +138,8 @@ int64_t Sm90Linear::lay_out(void* base, int64_t rows, Memory* out) const {
   const auto piece_rows = [&](int64_t row_bytes) {
     return std::min(rows, std::max<int64_t>(1, kPieceBytes / row_bytes));
   };
-  out->x_rows = piece_rows(inputs_ * 4);
-  out->x = take(out->x_rows * inputs_ * 4);
+  out->x_rows = piece_rows(columns_ * 4);
+  out->x = take(out->x_rows * columns_ * 4);
   out->y_rows = piece_rows(widest_ * 4);
   out->y = take(out->y_rows * widest_ * 4);
   for (const DenseGemm& g : parts_) out->gemm_bytes = std::max(out->gemm_bytes, g.workspace_bytes(rows));
@@ -148,9 +157,13 @@ Rounding Sm90Linear::rounding(int64_t rows) const {
   const InputFormat f = options_.inputs;
   const bool fp8 = f == InputFormat::fp8_static || f == InputFormat::fp8_token || f == InputFormat::fp8_group ||
                    f == InputFormat::mxfp8;
-  // Codes are written in eights. The kernel for few rows rounds the values itself.
-  if (!fp8 || inputs_ % 8 != 0 || takes_few(rows)) return {};
+  // Codes are written in eights, and without columns that pad. The kernel for few rows rounds the values itself.
+  if (!fp8 || inputs_ % 8 != 0 || columns_ != inputs_ || takes_few(rows)) return {};
   return {f, f == InputFormat::fp8_static ? options_.input_scale : 1.0f};
+}
+
+bool Sm90Linear::readable(ConstMatrix x) const {
+  return columns_ == inputs_ && (x.cols % 8 != 0 || rows_aligned(view(x, "x")));
 }
 
 bool Sm90Linear::takes_few(int64_t rows) const {
@@ -196,9 +209,10 @@ void Sm90Linear::run_rows(Context& ctx, const LinearInput& input, Matrix y, cons
     call.x_dtype = x.dtype;
     call.x_stride = x.stride;
     if (!readable(x)) {
-      launch_gather_rows({view(x, "x"), nullptr, {m.x, x.cols, x.dtype == DType::f32}, x.rows, x.cols}, stream, true);
+      if (columns_ != inputs_) ctx.queue.zero(m.x, x.rows * columns_ * bytes_of(x.dtype));
+      launch_gather_rows({view(x, "x"), nullptr, {m.x, columns_, x.dtype == DType::f32}, x.rows, x.cols}, stream, true);
       call.x = m.x;
-      call.x_stride = x.cols;
+      call.x_stride = columns_;
     }
   }
   call.y_dtype = y.dtype;

@@ -26,6 +26,8 @@ class Sm90Linear : public Linear {
   struct Memory;
   // The arrays of a call in memory at `base`; null: none. Returns their bytes.
   int64_t lay_out(void* base, int64_t rows, Memory* out) const;
+  // Whether the kernels read rows where they are.
+  bool readable(ConstMatrix x) const;
   // Whether the kernel for few rows takes `rows` rows of values.
   bool takes_few(int64_t rows) const;
   void run_rows(Context& ctx, const LinearInput& x, Matrix y, const Memory& memory) const;
@@ -33,6 +35,7 @@ class Sm90Linear : public Linear {
   LinearOptions options_;
   std::vector<sluice::sm90::DenseGemm> parts_;  // one, unless their scales could not be put into one matrix
   int64_t inputs_ = 0, outputs_ = 0, widest_ = 0;
+  int64_t columns_ = 0;  // the kernels' K: inputs_, padded with zeros to whole groups of the format
 };
 
 // Weights in float32, multiplied in float32.
