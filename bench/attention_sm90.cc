@@ -147,8 +147,8 @@ void bench_prompts(Bench& b, const sm90::AttentionShape& shape, const Sequences&
   a.keys = keys.get();
   a.values = values.get();
   a.plan = plan_attention(shape, true, {rows, s.count, s.rows, s.length()}, true, 132);
-  const auto partial = b.random(partial_bytes(shape, a.plan, rows) + 256),
-             stats = b.random(partial_stats_bytes(shape, a.plan, rows) + 256);
+  const auto partial = b.random(partial_bytes(shape, a.plan) + 256),
+             stats = b.random(partial_stats_bytes(shape, a.plan) + 256);
   a.partial = static_cast<float*>(partial.get());
   a.partial_stats = static_cast<float*>(stats.get());
   const double seen = s.context + (s.rows + 1) / 2.0, flops = 4.0 * static_cast<double>(rows * width) * seen;
@@ -216,8 +216,8 @@ void bench_tokens(Bench& b, const sm90::AttentionShape& shape, const Sequences& 
   const sm90::AttentionPlan planned = plan_of(false, s.length()), invariant = plan_of(true, s.length());
   sm90::AttentionPlan most = planned;  // of parts: partial results have room for as many
   most.parts = most.results = std::max<int64_t>(invariant.results, 264 / (s.count * shape.key_heads) * 2);
-  const auto partial = b.random(partial_bytes(shape, most, rows) + 256),
-             stats = b.random(partial_stats_bytes(shape, most, rows) + 256);
+  const auto partial = b.random(partial_bytes(shape, most) + 256),
+             stats = b.random(partial_stats_bytes(shape, most) + 256);
   a.partial = static_cast<float*>(partial.get());
   a.partial_stats = static_cast<float*>(stats.get());
   const double bytes =

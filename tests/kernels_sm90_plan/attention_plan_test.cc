@@ -49,8 +49,7 @@ TEST(AttentionPlan, SplitsWhereBlocksAreFew) {
   EXPECT_FALSE(plan_attention(kQwen, true, {8192, 1, 8192, 8192}, true, 132).split());
 }
 
-// Every tile of a sequence is in one part, parts are as long as each other but for one step, and each has at least
-// least_tiles().
+// Every tile of a sequence is in one part, and parts are as long as each other but for one step.
 TEST(AttentionPlan, PartsOfASequence) {
   std::mt19937 rng = test::rng();
   for (int round = 0; round < 20000; ++round) {
@@ -107,9 +106,21 @@ TEST(AttentionPlan, PartialResultsAreBounded) {
     for (int64_t context = 1; context <= 1 << 20; context *= 4)
       for (const bool row_invariant : {false, true}) {
         const AttentionPlan p = plan_attention(kQwen, true, {sequences, sequences, 1, context}, row_invariant, 132);
-        ASSERT_LE(partial_bytes(kQwen, p, sequences), kMaxPartialBytes);
-        ASSERT_EQ(partial_bytes(kQwen, p, sequences) > 0, p.split());
+        ASSERT_LE(partial_bytes(kQwen, p), kMaxPartialBytes);
+        ASSERT_EQ(partial_bytes(kQwen, p) > 0, p.split());
       }
+}
+
+// Prompts that another kernel computes take no room.
+TEST(AttentionPlan, PartialResultsOfOwnRows) {
+  const AttentionPlan mixed = plan_attention(kQwen, true, {4096, 2, 127, 4096}, false, 132);
+  EXPECT_TRUE(mixed.split());
+  EXPECT_EQ(mixed.partial_rows, 2 * 127);
+  EXPECT_EQ(mixed.partial_row(1, 4000, 3), 127 + 3);
+  EXPECT_EQ(partial_bytes(kQwen, mixed), 2 * 127 * 32 * mixed.results * 128 * 4);
+  const AttentionPlan chunk = plan_attention(kQwen, true, {107, 8, 100, 4096}, false, 132);
+  EXPECT_EQ(chunk.partial_rows, 107);
+  EXPECT_EQ(chunk.partial_row(7, 106, 0), 106);
 }
 
 TEST(AttentionPlan, ShapesOfTheTensorCores) {

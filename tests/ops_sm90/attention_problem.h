@@ -129,8 +129,8 @@ class Problem {
     const auto bytes = [&](int64_t n) {
       return gpu_.upload(std::vector<uint8_t>(static_cast<size_t>(std::max<int64_t>(n, 1)), 0xff));
     };
-    const auto partial = bytes(partial_bytes(shape_, a.plan, rows));
-    const auto stats = bytes(partial_stats_bytes(shape_, a.plan, rows));
+    const auto partial = bytes(partial_bytes(shape_, a.plan));
+    const auto stats = bytes(partial_stats_bytes(shape_, a.plan));
     a.partial = reinterpret_cast<float*>(partial.get());
     a.partial_stats = reinterpret_cast<float*>(stats.get());
     sm90::launch_attention(a, gpu_.queue->stream(), true);

@@ -78,9 +78,9 @@ void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, co
   args.plan = plan_attention(args.shape, tensor_cores, {q.rows, batch.sequences, longest_rows, batch.longest_context},
                              options.row_invariant, multiprocessors_);
   if (args.plan.split()) {
-    args.partial = static_cast<float*>(workspace().take_bytes(partial_bytes(args.shape, args.plan, q.rows)));
+    args.partial = static_cast<float*>(workspace().take_bytes(partial_bytes(args.shape, args.plan)));
     args.partial_stats =
-        static_cast<float*>(workspace().take_bytes(partial_stats_bytes(args.shape, args.plan, q.rows)));
+        static_cast<float*>(workspace().take_bytes(partial_stats_bytes(args.shape, args.plan)));
   }
   const DeviceGuard guard(index_);
   launch_attention(args, stream(), true);

@@ -181,11 +181,13 @@ void Sm90Linear::run(Context& ctx, const LinearInput& input, Matrix y, void* wor
   const DeviceGuard guard(ctx.device().id().index);
   Memory m;
   lay_out(workspace, x.rows, &m);
-  // The kernel for few rows writes them wherever they are.
-  const bool y_fits =
-      takes_few(x.rows) || (parts_.size() == 1 && y.stride == y.cols && reinterpret_cast<uintptr_t>(y.data) % 16 == 0);
   const Rounding wanted = rounding(x.rows);
   const bool coded = wanted && input.rounded.rounding == wanted;
+  // What is true of all rows together is true of fewer.
+  const DenseCall call = call_of({x, coded ? input.rounded : RoundedRows{}}, y.dtype, m);
+  const bool y_fits =
+      std::all_of(parts_.begin(), parts_.end(), [&](const DenseGemm& g) { return g.writes_apart(call); }) ||
+      (parts_.size() == 1 && y.stride == y.cols && reinterpret_cast<uintptr_t>(y.data) % 16 == 0);
   const int64_t step = std::min(coded || readable(x) ? x.rows : m.x_rows, y_fits ? x.rows : m.y_rows);
   for (int64_t first = 0; first < x.rows; first += step) {
     const int64_t rows = std::min(step, x.rows - first);
@@ -195,8 +197,7 @@ void Sm90Linear::run(Context& ctx, const LinearInput& input, Matrix y, void* wor
   }
 }
 
-void Sm90Linear::run_rows(Context& ctx, const LinearInput& input, Matrix y, const Memory& m) const {
-  void* stream = ctx.queue.stream();
+DenseCall Sm90Linear::call_of(const LinearInput& input, DType y, const Memory& m) const {
   const ConstMatrix& x = input.rows;
   DenseCall call;
   call.tokens = x.rows;
@@ -205,28 +206,34 @@ void Sm90Linear::run_rows(Context& ctx, const LinearInput& input, Matrix y, cons
     call.row_scales = input.rounded.row_scales;
     call.scales = input.rounded.scales;
   } else {
-    call.x = x.data;
+    const bool there = readable(x);
+    call.x = there ? x.data : m.x;
     call.x_dtype = x.dtype;
-    call.x_stride = x.stride;
-    if (!readable(x)) {
-      if (columns_ != inputs_) ctx.queue.zero(m.x, x.rows * columns_ * bytes_of(x.dtype));
-      launch_gather_rows({view(x, "x"), nullptr, {m.x, columns_, x.dtype == DType::f32}, x.rows, x.cols}, stream, true);
-      call.x = m.x;
-      call.x_stride = columns_;
-    }
+    call.x_stride = there ? x.stride : columns_;
   }
-  call.y_dtype = y.dtype;
+  call.y_dtype = y;
   call.workspace = m.gemm;
   call.workspace_size = m.gemm_bytes;
+  return call;
+}
+
+void Sm90Linear::run_rows(Context& ctx, const LinearInput& input, Matrix y, const Memory& m) const {
+  void* stream = ctx.queue.stream();
+  const ConstMatrix& x = input.rows;
+  DenseCall call = call_of(input, y.dtype, m);
+  if (call.x == m.x) {
+    if (columns_ != inputs_) ctx.queue.zero(m.x, x.rows * columns_ * bytes_of(x.dtype));
+    launch_gather_rows({view(x, "x"), nullptr, {m.x, columns_, x.dtype == DType::f32}, x.rows, x.cols}, stream, true);
+  }
   int64_t first = 0;
   for (const DenseGemm& gemm : parts_) {
     const int64_t n = gemm.spec().rows;
     const Matrix part = y.columns(first, n);
     first += n;
-    const bool few = gemm.few_rows_parts(call) > 0;
-    const bool direct = few || (part.stride == n && reinterpret_cast<uintptr_t>(part.data) % 16 == 0);
+    const bool apart = gemm.writes_apart(call);
+    const bool direct = apart || (part.stride == n && reinterpret_cast<uintptr_t>(part.data) % 16 == 0);
     call.y = direct ? part.data : m.y;
-    call.y_stride = direct && few ? part.stride : 0;
+    call.y_stride = apart ? part.stride : 0;
     gemm.run(call, stream);
     if (!direct)
       launch_gather_rows({{m.y, n, y.dtype == DType::f32}, nullptr, view(part, "y"), y.rows, n}, stream, true);

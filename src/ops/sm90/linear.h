@@ -28,8 +28,10 @@ class Sm90Linear : public Linear {
   int64_t lay_out(void* base, int64_t rows, Memory* out) const;
   // Whether the kernels read rows where they are.
   bool readable(ConstMatrix x) const;
-  // Whether the kernel for few rows takes `rows` rows of values.
+  // Whether the kernel for few rows takes `rows` rows of values that are rounded.
   bool takes_few(int64_t rows) const;
+  // All but y.
+  sluice::sm90::DenseCall call_of(const LinearInput& x, DType y, const Memory& memory) const;
   void run_rows(Context& ctx, const LinearInput& x, Matrix y, const Memory& memory) const;
 
   LinearOptions options_;

@@ -45,7 +45,7 @@ void launch_of(const AttentionArgs& a, dim3 blocks, Stream stream, bool pdl) {
     a.plan.token_tiles == 2 ? launch_tokens<kWidth, Page, 2>(a, stream, pdl)
                             : launch_tokens<kWidth, Page, 3>(a, stream, pdl);
   if (!a.plan.split()) return;
-  const int64_t items = a.rows * a.shape.heads;
+  const int64_t items = a.plan.partial_rows * a.shape.heads;
   launch(attention_fold_kernel<kWidth>, static_cast<unsigned>(ceil_div<int64_t>(items, kAttentionThreads / kWidth)),
          kAttentionThreads, 0, stream, pdl, a);
 }

@@ -42,7 +42,8 @@ struct AttentionOperands {
 struct AttentionBatch {
   int64_t rows;
   int sequences;
-  bool one_row_each;           // every sequence has at most one row, and there are as many sequences as rows
+  // Every sequence has at most one row, there are as many sequences as rows, and those without come last.
+  bool one_row_each;
   const int32_t* row_begin;    // [sequences + 1] the first row of each sequence
   const int32_t* block_begin;  // [sequences + 1] where the blocks of each sequence begin in `blocks`
   const int32_t* blocks;       // blocks of the pages, in the order of positions; they cover context + rows
@@ -54,8 +55,8 @@ struct AttentionBatch {
 struct AttentionArgs : AttentionOperands, AttentionBatch {
   // Workspace: results of chunks or parts, where the plan splits sequences; else not used.
   AttentionPlan plan;
-  float* partial;        // [rows * heads, results, value_width]
-  float* partial_stats;  // [rows * heads, results, 2]: maximum times scale times log2 e, sum
+  float* partial;        // [partial_rows * heads, results, value_width]
+  float* partial_stats;  // [partial_rows * heads, results, 2]: maximum times scale times log2 e, sum
 };
 
 // On the current device, once before the first launch there: allows the kernels' shared memory.

@@ -312,10 +312,10 @@ __device__ __forceinline__ void store_sums(const AttentionArgs& a, const Attenti
   for (int h = 0; h < 2; ++h) {
     const int pair = first_pair + lane / 4 + 8 * h;
     if (pair >= t.pairs) continue;
-    const int64_t row = t.first_row + (t.first_pair + pair) / group;
-    const int head = t.key_head * group + (t.first_pair + pair) % group;
+    const int row = (t.first_pair + pair) / group, head = t.key_head * group + (t.first_pair + pair) % group;
     if (result >= 0) {
-      const int64_t at = (row * a.shape.heads + head) * a.plan.results + result;
+      const int64_t of_row = a.plan.partial_row(t.sequence, t.first_row, row);
+      const int64_t at = (of_row * a.shape.heads + head) * a.plan.results + result;
       float* to = a.partial + at * kWidth + first_column;
       for_columns<Page>(sums, h, [&](int column, float x, float y) {
         *reinterpret_cast<float2*>(to + column) = {x, y};
@@ -324,7 +324,7 @@ __device__ __forceinline__ void store_sums(const AttentionArgs& a, const Attenti
         *reinterpret_cast<float2*>(a.partial_stats + 2 * at) = {sums.maximum[h], sums.weights[2 * h]};
       continue;
     }
-    const int64_t at = row * a.out.stride + static_cast<int64_t>(head) * kWidth + first_column;
+    const int64_t at = (t.first_row + row) * a.out.stride + static_cast<int64_t>(head) * kWidth + first_column;
     for_columns<Page>(sums, h, [&](int column, float x, float y) {
       store_pair(a.out, at + column, weighted_mean(x, sums.weights[2 * h], a.value_scale),
                  weighted_mean(y, sums.weights[2 * h], a.value_scale));
@@ -450,15 +450,20 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_fold_kernel(const
   ptx::griddepcontrol_launch_dependents();
   const int lane = threadIdx.x & 31, column = static_cast<int>(threadIdx.x) % kWidth;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * (kAttentionThreads / kWidth) + threadIdx.x / kWidth;
-  const int64_t row = item / a.shape.heads;
+  const auto at = static_cast<int>(item / a.shape.heads);  // partial_row()
   // The step's integers, which the kernel ahead does not write.
   int results = 0;
-  const int s = row < a.row_begin[a.sequences] ? sequence_of_row(a, row, lane) : -1;
-  if (s >= 0 && own_rows(a, s) > 0) {
+  const int s = a.plan.rows_of_sequence > 0     ? at / a.plan.rows_of_sequence
+                : at < a.row_begin[a.sequences] ? sequence_of_row(a, at, lane)
+                                                : a.sequences;
+  int64_t row = 0;
+  if (s < a.sequences) {
     const int context = a.contexts[s], first_row = a.row_begin[s];
+    const int of_sequence = a.plan.rows_of_sequence > 0 ? at % a.plan.rows_of_sequence : at - first_row;
+    row = first_row + of_sequence;
     const SequenceParts parts = a.plan.parts_of(context + a.row_begin[s + 1] - first_row);
-    const int tiles = ceil_div(context + static_cast<int>(row - first_row) + 1, kAttentionTile);
-    if (parts.count > 1)
+    const int tiles = ceil_div(context + of_sequence + 1, kAttentionTile);
+    if (parts.count > 1 && of_sequence < own_rows(a, s))
       results = a.plan.chunk_results() ? ceil_div(tiles, kChunkTiles) : parts.part_of_tile(tiles - 1) + 1;
   }
   const float* partial = a.partial + item * a.plan.results * kWidth + column;

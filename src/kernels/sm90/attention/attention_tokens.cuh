@@ -121,8 +121,10 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
   }
 }
 
-__device__ __forceinline__ AttentionTask task_of(const TokenItem& item) {
+// at: the item's number in the grid.
+__device__ __forceinline__ AttentionTask task_of(const AttentionArgs& a, const TokenItem& item, int at) {
   AttentionTask t{};
+  t.sequence = at / a.shape.key_heads / static_cast<int>(a.plan.parts);
   t.context = item.context;
   t.first_row = item.first_row;
   t.key_head = item.key_head;
@@ -145,6 +147,8 @@ __global__ void __launch_bounds__(kTokenThreads, token_blocks_per_multiprocessor
     return;
   const int warp = threadIdx.x >> 5, first_column = warp * (kWidth / 4);
   if (warp == kAttentionThreads / 32) return copy_items<kWidth, Page, kTiles>(a, attention_smem, count, rest);
+  const auto* items = reinterpret_cast<const TokenItem*>(attention_smem + TokensShared<kWidth, Page, kTiles>::items);
+  const auto number_of = [&](const TokenItem& item) { return block + static_cast<int>(&item - items) * blocks; };
   AttentionSums<kWidth / 32> sums;
   sums.clear();
   attend_items<kWidth, Page, kTiles>(
@@ -152,16 +156,17 @@ __global__ void __launch_bounds__(kTokenThreads, token_blocks_per_multiprocessor
       [&](const TokenItem& item, int chunk, AttentionSums<kWidth / 32>& chunk_sums) {
         if (!a.plan.chunk_results()) return;
         if (item.split())
-          store_sums<kWidth, Page>(a, task_of(item), 0, first_column, warp == 0, chunk, chunk_sums);
+          store_sums<kWidth, Page>(a, task_of(a, item, number_of(item)), 0, first_column, warp == 0, chunk, chunk_sums);
         else
           sums.fold(chunk_sums);
         chunk_sums.clear();
       },
       [&](const TokenItem& item, const AttentionSums<kWidth / 32>& item_sums) {
         if (!a.plan.chunk_results())
-          return store_sums<kWidth, Page>(a, task_of(item), 0, first_column, warp == 0, item.part, item_sums);
+          return store_sums<kWidth, Page>(a, task_of(a, item, number_of(item)), 0, first_column, warp == 0, item.part,
+                                          item_sums);
         if (item.split()) return;
-        store_sums<kWidth, Page>(a, task_of(item), 0, first_column, false, -1, sums);
+        store_sums<kWidth, Page>(a, task_of(a, item, number_of(item)), 0, first_column, false, -1, sums);
         sums.clear();
       });
 }

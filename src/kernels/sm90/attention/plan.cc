@@ -58,6 +58,9 @@ AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, con
   const int64_t pairs = bounds.longest_rows * shape.group(), tiles_of_one = ceil_div<int64_t>(pairs, of_a_tile);
   p.row_tiles = std::min(bounds.sequences * tiles_of_one, bounds.rows * shape.group() / of_a_tile + bounds.sequences);
   if (!tensor_cores) return p;
+  const int64_t own_rows = bounds.sequences * bounds.longest_rows;
+  p.partial_rows = std::min(bounds.rows, own_rows);
+  p.rows_of_sequence = own_rows < bounds.rows ? static_cast<int>(bounds.longest_rows) : 0;
   p.step_tiles = row_invariant ? kChunkTiles : 1;
   p.tiles = pairs > kAttentionFewRows;
   // A second launch is for prompts beside new tokens; where all sequences have as many rows, one kernel takes them all.
@@ -73,7 +76,7 @@ AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, con
                                     ceil_div<int64_t>(tiles, p.least_tiles()));
   split.results = p.chunk_results() ? ceil_div<int64_t>(tiles, kChunkTiles) : split.parts;
   split = with_token_blocks(split, shape, bounds, multiprocessors);
-  return split.split() && partial_bytes(shape, split, bounds.rows) <= kMaxPartialBytes ? split : p;
+  return split.split() && partial_bytes(shape, split) <= kMaxPartialBytes ? split : p;
 }
 
 PrefillPlan plan_prefill(const AttentionShape& shape, int64_t rows, int64_t sequences, int64_t longest_rows,
@@ -87,11 +90,11 @@ PrefillPlan plan_prefill(const AttentionShape& shape, int64_t rows, int64_t sequ
 }
 int64_t prefill_work_ints(const PrefillPlan& plan) { return round_up(plan.blocks + 1, 4) + 6 * plan.items; }
 
-int64_t partial_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows) {
-  return plan.split() ? rows * shape.heads * plan.results * shape.value_width * 4 : 0;
+int64_t partial_bytes(const AttentionShape& shape, const AttentionPlan& plan) {
+  return plan.split() ? plan.partial_rows * shape.heads * plan.results * shape.value_width * 4 : 0;
 }
-int64_t partial_stats_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows) {
-  return plan.split() ? rows * shape.heads * plan.results * 8 : 0;
+int64_t partial_stats_bytes(const AttentionShape& shape, const AttentionPlan& plan) {
+  return plan.split() ? plan.partial_rows * shape.heads * plan.results * 8 : 0;
 }
 
 int64_t f32_shared_bytes(const AttentionShape& shape, bool shared_values) {

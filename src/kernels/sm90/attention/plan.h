@@ -67,6 +67,10 @@ struct AttentionPlan {
   // has one.
   int step_tiles = kChunkTiles;
   int64_t results;  // of a row and head, at most
+  // Partial results have room for as many rows: those of the batch, or, if that is less (rows that prefill.h computes
+  // are in the batch as well), rows_of_sequence for each sequence.
+  int64_t partial_rows = 0;
+  int rows_of_sequence = 0;
   int cluster = 0;  // blocks that share a sequence's positions through their shared memory; 0: parts do
   // With tensor cores, which kernels run: attention_tokens.cuh for all sequences of few pairs, attention_bf16.cuh for
   // those that the first one leaves, or for all.
@@ -75,6 +79,10 @@ struct AttentionPlan {
   int token_tiles = 3;       // of shared memory, of each block of it
   HD bool split() const { return parts > 1; }
   HD int least_tiles() const { return step_tiles > kLeastPartTiles ? step_tiles : kLeastPartTiles; }
+  // Where the results of row r of sequence s are, whose first row in the batch is first_row.
+  HD int64_t partial_row(int s, int first_row, int r) const {
+    return rows_of_sequence > 0 ? int64_t{s} * rows_of_sequence + r : first_row + r;
+  }
   HD bool chunk_results() const { return step_tiles == kChunkTiles; }
   // Of a sequence of that many positions, whose own length decides: a recorded launch has a bound that may be twice it.
   HD SequenceParts parts_of(int positions) const {
@@ -128,8 +136,8 @@ struct PrefillSlots {
 AttentionPlan plan_attention(const AttentionShape& shape, bool tensor_cores, const AttentionBounds& bounds,
                              bool row_invariant, int multiprocessors);
 // Bytes of AttentionArgs::partial and partial_stats; 0 where nothing is split.
-int64_t partial_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows);
-int64_t partial_stats_bytes(const AttentionShape& shape, const AttentionPlan& plan, int64_t rows);
+int64_t partial_bytes(const AttentionShape& shape, const AttentionPlan& plan);
+int64_t partial_stats_bytes(const AttentionShape& shape, const AttentionPlan& plan);
 // attention_f32.cuh's rows in shared memory, in floats: an odd number of 16 bytes, so that eight lanes reading 16 bytes
 // of neighbouring rows meet no bank twice.
 HD constexpr int f32_key_stride(int width) { return 4 * (ceil_div(width, 4) | 1); }

@@ -8,6 +8,7 @@
 namespace sluice::sm90 {
 
 struct AttentionTask {
+  int sequence;
   const int32_t* blocks;  // of the sequence
   int context;            // position of its first row
   int first_row, rows;    // of the sequence, in the batch
@@ -60,7 +61,7 @@ __device__ __forceinline__ int sequence_of_tile(const AttentionArgs& a, int of_a
 
 // The sequence that holds a row; every warp finds it for itself.
 __device__ __forceinline__ int sequence_of_row(const AttentionArgs& a, int64_t row, int lane) {
-  if (a.one_row_each) return static_cast<int>(row);
+  if (a.one_row_each) return static_cast<int>(row);  // sequences without rows come last
   for (int base = 0; base < a.sequences; base += 32) {
     const int s = base + lane;
     const bool holds = s < a.sequences && a.row_begin[s] <= row && row < a.row_begin[s + 1];
@@ -76,6 +77,7 @@ __device__ __forceinline__ bool find_task(const AttentionArgs& a, int of_a_tile,
   const int s = sequence_of_tile(a, of_a_tile, tile);
   if (s < 0) return false;
   const int group = a.shape.group();
+  task.sequence = s;
   task.context = a.contexts[s];
   task.first_row = a.row_begin[s];
   task.rows = a.row_begin[s + 1] - task.first_row;

@@ -72,15 +72,17 @@ struct BatchTile {
     return cuts_m_tiles(kOp) ? whole / m_parts : whole;
   }
   static constexpr int most_w_stages = cuts_m_tiles(kOp) ? 20 : 12, most_x_stages = 8;
+  // The tensor cores read 64 weight rows from the last stage as well.
+  HD static constexpr int beyond(int m_parts) {
+    return cuts_m_tiles(kOp) && w_stage(m_parts) < 8192 ? 8192 - w_stage(m_parts) : 0;
+  }
   HD static constexpr int w_stages(int m_parts) {
-    // The tensor cores read 64 weight rows from the last one as well.
-    const int stage = w_stage(m_parts), beyond = cuts_m_tiles(kOp) && stage < 8192 ? 8192 - stage : 0;
-    const int fit = (budget - x_stages(m_parts) * x_stage - beyond) / stage, most = m_parts == 1 ? 12 : most_w_stages;
+    const int most = m_parts == 1 ? 12 : most_w_stages;
+    const int fit = (budget - x_stages(m_parts) * x_stage - beyond(m_parts)) / w_stage(m_parts);
     return fit < most ? fit : most;
   }
   HD static constexpr int ring_of(int m_parts) {
-    return x_stages(m_parts) * x_stage + (cuts_m_tiles(kOp) && w_stage(m_parts) < 8192 ? 8192 - w_stage(m_parts) : 0) +
-           w_stages(m_parts) * w_stage(m_parts);
+    return x_stages(m_parts) * x_stage + w_stages(m_parts) * w_stage(m_parts) + beyond(m_parts);
   }
   static constexpr int ring_bytes = cuts_m_tiles(kOp) ? std::max({ring_of(1), ring_of(2), ring_of(4)}) : ring_of(1);
   static constexpr int smem_bytes = ring_bytes + fixed_bytes;

@@ -55,9 +55,9 @@ DenseGemm::DenseGemm(const DenseSpec& spec, int multiprocessors, const CallerMem
   if (!batch_rows_run(matrix_.shape.operand)) return;
   // Rounded rows may come as codes, which this kernel does not always take: all calls have to go the same way.
   if (spec_.deterministic) k_parts_ = round_of(spec_.inputs) == Round::plain ? deterministic_parts(matrix_.shape) : 1;
-  const BatchRoom room = device_batch_room(matrix_.shape.operand, multiprocessors_);
+  room_ = device_batch_room(matrix_.shape.operand, multiprocessors_);
   for (int64_t rows = kBatchStep; rows <= kMaxBatchRows; rows += kBatchStep)
-    batch_rows_.push_back(choose_batch_rows(matrix_.shape, rows, room, k_parts_));
+    batch_rows_.push_back(choose_batch_rows(matrix_.shape, rows, room_, k_parts_));
 }
 
 void DenseGemm::set_weights(const weights::QuantTensor& w, float scale, const Tensor& bias, Stream stream) {
@@ -113,7 +113,12 @@ BatchRowsChoice DenseGemm::batch_rows_choice(const DenseCall& call) const {
     return {};
   if (call.batch_rows) return *call.batch_rows;
   if (few_rows_parts(call) > 0) return {};
-  return batch_rows_[static_cast<size_t>((std::min<int64_t>(call.tokens, kMaxBatchRows) - 1) / kBatchStep)];
+  if (call.tokens > kMaxBatchRows) return choose_batch_rows(matrix_.shape, call.tokens, room_, k_parts_);
+  return batch_rows_[static_cast<size_t>((call.tokens - 1) / kBatchStep)];
+}
+
+bool DenseGemm::writes_apart(const DenseCall& call) const {
+  return few_rows_parts(call) > 0 || batch_rows_choice(call).tile > 0;
 }
 
 void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const {

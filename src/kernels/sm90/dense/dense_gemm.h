@@ -32,6 +32,8 @@ class DenseGemm {
   int few_rows_parts(const DenseCall& call) const;
   // How the kernel for a batch of rows runs the call; no tile: another kernel does.
   BatchRowsChoice batch_rows_choice(const DenseCall& call) const;
+  // Whether y may be a part of wider rows, and aligned as its type is.
+  bool writes_apart(const DenseCall& call) const;
   bool reads_in_place(const DenseCall& call) const;
   void run(const DenseCall& call, Stream stream) const;
 
@@ -49,7 +51,8 @@ class DenseGemm {
   // A step that is padded to be replayed from a graph, by less than 16 rows, has the same bits as one without padding.
   static constexpr int64_t kBatchStep = 16;
   std::vector<BatchRowsChoice> batch_rows_;  // for up to kBatchStep, 2 kBatchStep, ... rows
-  int k_parts_ = 0;                          // deterministic: parts of K of every call
+  BatchRoom room_;
+  int k_parts_ = 0;  // deterministic: parts of K of every call that is not forced
   bool filled_ = false;
 };
 
