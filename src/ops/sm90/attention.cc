@@ -79,8 +79,7 @@ void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, co
                              options.row_invariant, multiprocessors_);
   if (args.plan.split()) {
     args.partial = static_cast<float*>(workspace().take_bytes(partial_bytes(args.shape, args.plan)));
-    args.partial_stats =
-        static_cast<float*>(workspace().take_bytes(partial_stats_bytes(args.shape, args.plan)));
+    args.partial_stats = static_cast<float*>(workspace().take_bytes(partial_stats_bytes(args.shape, args.plan)));
   }
   const DeviceGuard guard(index_);
   launch_attention(args, stream(), true);

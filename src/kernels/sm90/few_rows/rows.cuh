@@ -91,8 +91,17 @@ __device__ __forceinline__ void store_eight(const FewRowsArgs& a, const FewShare
       const uint4 packed = rounded_bf16(round, v, amax, global, scale.inverse, divisor);
       if (real) *bf16 = packed;
     }
-    if constexpr (kGroups)
-      if (real && column == 0) smem.x_scale(stage)[row] = divisor;
+    if constexpr (kGroups) {
+      // By the lane that arrives on the stage. What other lanes write before a __syncwarp it passes on as well, but
+      // racecheck takes that for a race now and then.
+      const uint32_t real_lanes = __ballot_sync(0xffffffffu, real);
+#pragma unroll
+      for (int i = 0; i < Place<T>::rows_at_once; ++i) {
+        const float of_row = __shfl_sync(0xffffffffu, divisor, i * Place<T>::row_lanes);
+        if ((threadIdx.x & 31) == 0 && (real_lanes >> i * Place<T>::row_lanes & 1) != 0)
+          smem.x_scale(stage)[row + i] = of_row;
+      }
+    }
   }
 }
 
