@@ -290,7 +290,7 @@ void bench_all_tokens(Bench& b) {
     }
   for (const int count : {2, 4, 16, 32}) bench_tokens(b, qwen, {count, 8191, 1});
   for (const int count : {1, 2, 4, 8})
-    for (const int context : {2047, 4095}) bench_tokens(b, qwen, {count, context, 1});
+    for (const int context : {300, 511, 2047, 4095}) bench_tokens(b, qwen, {count, context, 1});
   for (const int count : {1, 8}) bench_tokens(b, qwen, {count, 32767, 1});
   bench_tokens(b, qwen, {8, 8192, 1, 600});
   for (const int count : {1, 8, 64, 256}) {

@@ -15,8 +15,9 @@ struct Sizes {
 };
 constexpr Sizes kSizes[] = {{2, 1}, {4, 2}, {64, 8}, {256, 16}, {INT64_MAX, 64}};
 
-// Contexts up to here share a recording. Two of attention's chunks.
-constexpr int64_t kShortestContext = 512;
+// Contexts up to here share a recording: one of attention's chunks, which no blocks share. A recording for 512 takes
+// one sequence of 64 to 192 tokens of Qwen3-30B-A3B 3.86 ms per step, one for 256 takes 3.64 (H100).
+constexpr int64_t kShortestContext = 256;
 }  // namespace
 
 int64_t padded_sequences(int64_t sequences, int64_t most) {

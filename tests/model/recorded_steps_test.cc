@@ -58,8 +58,9 @@ TEST(RecordedSizes, AreFewAndClose) {
 }
 
 TEST(RecordedSizes, OfContextsArePowersOfTwo) {
-  EXPECT_EQ(padded_context(1, 4096), 512);
-  EXPECT_EQ(padded_context(512, 4096), 512);
+  EXPECT_EQ(padded_context(1, 4096), 256);
+  EXPECT_EQ(padded_context(256, 4096), 256);
+  EXPECT_EQ(padded_context(257, 4096), 512);
   EXPECT_EQ(padded_context(513, 4096), 1024);
   EXPECT_EQ(padded_context(3000, 4000), 4000) << "no more than a sequence may hold";
   EXPECT_EQ(padded_context(100, 200), 200);
