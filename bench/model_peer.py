@@ -30,6 +30,7 @@ import tempfile
 import time
 
 import model_shapes
+from arguments import list_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NEW_TOKENS = 64
@@ -280,16 +281,6 @@ def files(o):
             continue
         random_gguf.write(model_shapes.SHAPES[CASES[name].shape], path, *CASES[name].theirs)
         print(f"{path}: {path.stat().st_size / 1e9:.2f} GB", flush=True)
-
-
-def list_of(convert, allowed=None):
-    def parse(text):
-        items = [convert(word) for word in text.split(",")]
-        for item in items:
-            if allowed is not None and item not in allowed:
-                raise argparse.ArgumentTypeError(f"{item!r} is none of {', '.join(allowed)}")
-        return items
-    return parse
 
 
 def main():

@@ -30,6 +30,7 @@ import tempfile
 import time
 
 import model_shapes
+from arguments import list_of
 
 PROMPT = 64
 PUBLISHED_LAYERS = 48
@@ -291,16 +292,6 @@ def table(state, commit):
         if pair[0] and pair[0].get("sluice_layers"):
             notes.append("the plug-in ran in vLLM's own column")
         yield "| " + " | ".join([TITLES[form], *cells, "; ".join(notes)]) + " |"
-
-
-def list_of(convert, allowed=None):
-    def parse(text):
-        items = [convert(word) for word in text.split(",")]
-        for item in items:
-            if allowed is not None and item not in allowed:
-                raise argparse.ArgumentTypeError(f"{item!r} is none of {', '.join(allowed)}")
-        return items
-    return parse
 
 
 def main():

@@ -24,7 +24,7 @@ inline constexpr int kTokenItems = 32;        // that a block of it takes at mos
 constexpr int token_blocks_per_multiprocessor(int tiles) { return tiles == 2 ? 3 : 2; }
 inline constexpr int kClusterTiles = 3;
 inline constexpr int kMaxCluster = 16;              // blocks: more than the 8 that every GPU has room for
-inline constexpr int kLeastPartTiles = 4;           // of a part of a split sequence
+inline constexpr int kLeastPartTiles = 4;           // for each part of a split sequence; one may have fewer
 inline constexpr int kF32Rows = 16, kF32Tile = 32;  // pairs of a block and positions of a tile of attention_f32.cuh
 // A guard: what would take more is not split. Splits end at two blocks per multiprocessor, each with kAttentionRows
 // pairs: on 132 multiprocessors partial results of 128 float32 values take 9 MB.
