@@ -60,7 +60,7 @@ struct BatchTile {
   static constexpr int budget = (blocks_per_sm == 1 ? 232448 : 233472 / blocks_per_sm - 1024) - fixed_bytes;
 
   // Stages of x hide the way from the L2 cache: with four, a k-block of 32 rows takes 0.21 us whatever the weights (K =
-  // 4096, 8 rows: 13.6 us, 12.0 with eight). Where two blocks share a multiprocessor, whole M-tiles need the room for
+  // 4096, 8 rows: 13.6 us, 13.1 with eight). Where two blocks share a multiprocessor, whole M-tiles need the room for
   // weights (one part of K = 2048, 32 rows: 11.3 us with four and six of weights, 11.8 with eight and five).
   HD static constexpr int x_stages(int m_parts) {
     if (blocks_per_sm == 1) return kRows == 64 ? 8 : kRows == 128 ? 6 : 4;

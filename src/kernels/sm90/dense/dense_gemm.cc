@@ -96,7 +96,7 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   if (call.batch_rows) return 0;
   if (!spec_.deterministic) return few_rows_splits(matrix_.shape, multiprocessors_);
   // The kernel for a batch of rows keeps more of K on the way: qkv and o of Qwen3 with 8 rows take 13.0 and 20.3 us in
-  // this one and 10.5 and 13.6 in that one (H100). Rows that are rounded would be a launch more there.
+  // this one and 10.6 and 13.1 in that one (H100). Rows that are rounded would be a launch more there.
   if (k_parts_ > 1 || reads_in_place(call)) return 0;
   // Sums in the order of the grouped GEMM's only tile, which of FP8 block has tokens as the M side.
   return matrix_.shape.operand == WeightOperand::fp8_block ? 0 : 1;
