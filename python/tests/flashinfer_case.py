@@ -10,7 +10,7 @@ import sluice_moe
 import on_gpu
 import sluice_moe.flashinfer as fi
 from conftest import DEVICES
-from reference import E2M1, E4M3, E8M0, bf16, route_renormalize, to_bf16, unpack
+from reference import bf16, block_values, route_renormalize, to_bf16
 
 E, K, H, I, T = 4, 2, 256, 128, 6
 SWIGLU, RELU2 = 3, 6
@@ -22,22 +22,6 @@ def device(request, monkeypatch):
         for module in (request.module, sys.modules[__name__]):
             monkeypatch.setattr(module, "fi", on_gpu.flashinfer)
     return request.param
-
-
-def values_of(w, format):
-    """What codes and scales read as, [E, rows, cols]."""
-    if format == "bf16":
-        return bf16(w.codes)
-    if format == "nvfp4":
-        return E2M1[unpack(w.codes)] * E4M3[w.scales].repeat(16, 2)
-    if format == "mxfp4":
-        return E2M1[unpack(w.codes)] * E8M0[w.scales].repeat(32, 2)
-    codes = E4M3[w.codes]
-    if format == "mxfp8":
-        return codes * E8M0[w.scales].repeat(32, 2)
-    if format == "fp8_block":
-        return codes * w.scales.astype(np.float64).repeat(128, 1).repeat(128, 2)
-    return codes
 
 
 def joined(up, gate):
@@ -63,7 +47,7 @@ class Case:
         quantised = [sluice_moe.quantize_weights(rng.normal(size=(E, *s)).astype(np.float32) / 8, format)
                      for s in ((I, H), (I, H), (H, I))]
         self.up, self.gate, self.down = quantised if self.gated else (quantised[0], None, quantised[2])
-        self.values = [None if w is None else values_of(w, format) for w in (self.up, self.gate, self.down)]
+        self.values = [None if w is None else block_values(w, format) for w in (self.up, self.gate, self.down)]
         self.x = rng.normal(size=(T, H)).astype(np.float32)
         self.x[3] = 0
         self.logits = rng.normal(size=(T, E)).astype(np.float32)

@@ -55,6 +55,22 @@ def unpack(codes):
     return np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:-1], -1)
 
 
+def block_values(w, format):
+    """What codes and the scales of their blocks read as, [E, rows, cols]: without factors of rows and of whole matrices."""
+    if format == "bf16":
+        return bf16(w.codes)
+    if format == "nvfp4":
+        return E2M1[unpack(w.codes)] * E4M3[w.scales].repeat(16, 2)
+    if format == "mxfp4":
+        return E2M1[unpack(w.codes)] * E8M0[w.scales].repeat(32, 2)
+    codes = E4M3[w.codes]
+    if format == "mxfp8":
+        return codes * E8M0[w.scales].repeat(32, 2)
+    if format == "fp8_block":
+        return codes * w.scales.astype(np.float64).repeat(128, 1).repeat(128, 2)
+    return codes
+
+
 def route_renormalize(logits, top_k):
     order = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
     chosen = np.take_along_axis(logits, order, 1).astype(np.float64)

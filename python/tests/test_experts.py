@@ -11,7 +11,7 @@ import sluice_moe  # noqa: E402
 from conftest import DEVICES  # noqa: E402
 from on_gpu import to_torch  # noqa: E402
 from reference import (  # noqa: E402
-    E2M1, E4M3, E8M0, bf16, layer, relu2, round_e4m3, round_fp8_group, round_mxfp8, round_nvfp4, swiglu, to_bf16, unpack,
+    E2M1, E4M3, bf16, block_values, layer, relu2, round_e4m3, round_fp8_group, round_mxfp8, round_nvfp4, swiglu, to_bf16, unpack,
 )
 from sluice_moe import _experts  # noqa: E402
 
@@ -25,18 +25,9 @@ def to_e4m3(t):
 
 def values_of(w, format):
     """What codes and scales read as, [E, rows, cols]."""
-    if format == "bf16":
-        return bf16(w.codes)
-    if format == "nvfp4":
-        return E2M1[unpack(w.codes)] * E4M3[w.scales].repeat(16, 2) * w.global_scales.astype(np.float64)[:, None, None]
-    if format == "mxfp4":
-        return E2M1[unpack(w.codes)] * E8M0[w.scales].repeat(32, 2)
-    codes = E4M3[w.codes]
-    if format == "mxfp8":
-        return codes * E8M0[w.scales].repeat(32, 2)
-    if format == "fp8_block":
-        return codes * w.scales.astype(np.float64).repeat(128, 1).repeat(128, 2)
-    return codes * w.scales.astype(np.float64).reshape(E, -1, 1)
+    factors = {"nvfp4": w.global_scales, "fp8_tensor": w.scales, "fp8_channel": w.scales}.get(format)
+    values = block_values(w, format)
+    return values if factors is None else values * factors.astype(np.float64).reshape(E, -1, 1)
 
 
 class Case:
