@@ -25,11 +25,18 @@ std::vector<BatchRowsChoice> choices_of(const sm90::WeightShape& shape, int part
       const BatchRowsChoice c{t.rows, t.blocks, parts, m_parts};
       if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
     }
+  for (const int tile : sm90::kChainTiles)
+    for (const int group : sm90::kChainGroups)
+      for (const int blocks : sm90::kChainBlocks)
+        for (const int m_parts : sm90::kChainMParts) {
+          const BatchRowsChoice c{tile, blocks, parts, m_parts, group};
+          if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
+        }
   return out;
 }
 std::string name_of(const sm90::DenseSpec& s, int64_t tokens, const BatchRowsChoice& c) {
-  return fmt::format("{} tile={} blocks={} parts={} m_parts={}", describe(s, tokens), c.tile, c.blocks, c.parts,
-                     c.m_parts);
+  return fmt::format("{} tile={} blocks={} parts={} m_parts={} group={}", describe(s, tokens), c.tile, c.blocks,
+                     c.parts, c.m_parts, c.group);
 }
 sm90::DenseCall call_of(int64_t tokens, const sm90::DeviceBuffer& x, std::optional<BatchRowsChoice> choice) {
   sm90::DenseCall call;
@@ -59,7 +66,7 @@ TEST(BatchRows, EveryFormat) {
         for (const int parts : {1, 2, 3, 5, 8}) {
           std::vector<float> most;
           for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, parts))
-            for (const int64_t tokens : {256, 17, 90, 150}) {
+            for (const int64_t tokens : {256, 5, 17, 90, 150}) {
               if (tokens != 256 && (c.tile < tokens / 3 || c.tile > 4 * tokens)) continue;
               SCOPED_TRACE(name_of(s, tokens, c));
               const auto y = run(gemm, call_of(tokens, x, c));
@@ -90,6 +97,31 @@ TEST(BatchRows, TasksInTurn) {
       ASSERT_EQ(run(small, call_of(d.tokens, x, c)), run(gemm, call_of(d.tokens, x, BatchRowsChoice{64, 1, 1})));
     }
   }
+}
+
+// More of K than the ring of a chain holds: 140 k-blocks and a part of one, the last stage not whole.
+TEST(BatchRows, LongChains) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (const auto& [f, inputs, k] : {std::tuple{format::Format::bf16, InputFormat::plain, int64_t{64 * 140 + 24}},
+                                     {format::Format::fp8_channel, InputFormat::fp8_token, 128 * 140 + 48}}) {
+    const sm90::DenseSpec s{200, k, f, inputs, DType::bf16};
+    const Dense d = make(s, 32, true, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer x = upload_x(d);
+    const auto y = run(gemm, call_of(d.tokens, x, BatchRowsChoice{64, 1, 1}));
+    check_result(d, y, all);
+    ASSERT_LE(all.worst, 1);
+    for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, 1))
+      for (const int64_t tokens : {1, 8, 13, 32}) {
+        if (c.group == 1 && tokens != 8) continue;
+        SCOPED_TRACE(name_of(s, tokens, c));
+        ASSERT_EQ(run(gemm, call_of(tokens, x, c)), first_rows(y, tokens, s.rows));
+      }
+  }
+  all.print("batch of rows, long chains");
 }
 
 // What is chosen, for every number of rows. Columns that are no multiple of eight are copied first.
@@ -135,7 +167,7 @@ TEST(BatchRows, RaggedMatrices) {
             const sm90::DeviceBuffer x = upload_x(d);
             for (const int parts : {1, 3})
               for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, parts)) {
-                if (c.tile != 64 && c.tile != 256) continue;
+                if (c.group == 1 ? c.tile != 64 && c.tile != 256 : c.blocks != 2) continue;
                 SCOPED_TRACE(name_of(s, tokens, c));
                 check_result(d, run(gemm, call_of(tokens, x, c)), all);
                 ASSERT_LE(all.worst, 1);
@@ -235,7 +267,9 @@ TEST(BatchRows, RowsOnTheDevice) {
     sm90::DenseGemm gemm(s);
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer x = upload_x(d), count(4);
-    for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {64, 2, 3}, {256, 1, 2}}) {
+    for (const BatchRowsChoice& c :
+         {BatchRowsChoice{64, 2, 1}, {64, 2, 3}, {256, 1, 2}, {8, 2, 1, 8, 4}, {32, 1, 1, 2, 2}}) {
+      if (!sm90::batch_rows_possible(gemm.matrix().shape, c)) continue;  // weights that are decoded have no chains
       sm90::DenseCall call = call_of(kMost, x, c);
       const auto all = run(gemm, call);
       call.num_tokens = count.as<int32_t>();
@@ -277,7 +311,8 @@ TEST(BatchRows, CodesGiveTheSameBits) {
       q.codes = codes.as<uint8_t>();
       q.row_scales = inputs == InputFormat::fp8_token ? rows.as<float>() : nullptr;
       sm90::launch_quantize(q, nullptr, true);
-      for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}, {256, 1, 2}}) {
+      for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}, {256, 1, 2}, {16, 2, 1, 4, 4}}) {
+        if (!sm90::batch_rows_possible(gemm.matrix().shape, c)) continue;  // sums in float32 have no chains
         sm90::DenseCall call = call_of(d.tokens, x, c);
         const auto rounded = run(gemm, call);
         call.x = nullptr;
@@ -297,7 +332,7 @@ TEST(BatchRows, RowsOfYApart) {
     sm90::DenseGemm gemm(s);
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer x = upload_x(d);
-    for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}}) {
+    for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}, {8, 1, 1, 4, 4}, {32, 2, 1, 8, 2}}) {
       sm90::DenseCall call = call_of(d.tokens, x, c);
       call.y_dtype = dtype;
       check_rows_of_y_apart(gemm, call);
@@ -316,9 +351,8 @@ TEST(BatchRows, ChainedCalls) {
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer workspace = poisoned(gemm.workspace_bytes(d.tokens));
     check_chain(gemm, d, [&](int i) {
-      const int parts = i % 3 == 1 ? 1 : 7;
-      sm90::DenseCall call =
-          call_of(d.tokens, {}, i % 3 == 0 ? BatchRowsChoice{256, 1, 2} : BatchRowsChoice{64, 2, parts});
+      constexpr BatchRowsChoice kChoices[] = {{256, 1, 2}, {64, 2, 1}, {64, 2, 7}, {32, 2, 1, 8, 4}, {8, 1, 1, 2, 2}};
+      sm90::DenseCall call = call_of(d.tokens, {}, kChoices[static_cast<size_t>(i) % std::size(kChoices)]);
       call.workspace = workspace.data();
       call.workspace_size = workspace.bytes();
       return call;

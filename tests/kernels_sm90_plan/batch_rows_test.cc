@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/sm90/batch_rows/config.h"
 #include "kernels/sm90/tuning.h"
@@ -27,12 +28,24 @@ BatchRoom batch_room(int multiprocessors, int group) {
   return room;
 }
 
+std::vector<BatchRowsChoice> chains_of(const WeightShape& s) {
+  std::vector<BatchRowsChoice> out;
+  for (const int tile : kChainTiles)
+    for (const int group : kChainGroups)
+      for (const int blocks : kChainBlocks)
+        for (const int m_parts : kChainMParts) {
+          const BatchRowsChoice c{tile, blocks, 1, m_parts, group};
+          if (batch_rows_possible(s, c)) out.push_back(c);
+        }
+  return out;
+}
+
 TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
   for (const WeightOperand op : kOperands)
     for (const int64_t n : {1, 128, 2048, 5120, 151936})
       for (const int64_t k : {1, 64, 513, 2048, 16384})
         for (const int multiprocessors : {1, 78, 132})
-          for (const int64_t rows : {1, 17, 64, 129, 256}) {
+          for (const int64_t rows : {1, 16, 17, 64, 129, 256}) {
             const WeightShape s{op, 1, n, k, false, 0};
             const BatchRoom room = batch_room(multiprocessors, 16);
             for (const bool one_part : {false, true}) {
@@ -46,6 +59,13 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
               ASSERT_LE(c.parts, copies(s));
               ASSERT_TRUE(!one_part || c.parts == 1);
               const double us = batch_rows_us(s, rows, room, c);
+              const bool chain = one_part && cuts_m_tiles(op) && rows <= kMostChainRows;
+              ASSERT_EQ(c.group > 1, chain);
+              for (const BatchRowsChoice& other : chains_of(s)) {
+                if (!chain || rows > other.tile) continue;
+                ASSERT_LE(us, batch_rows_us(s, rows, room, other));
+              }
+              if (chain) continue;
               for (const BatchTileSize& t : kBatchTiles) {
                 for (const int m_parts : {1, 2, 4}) {
                   const BatchRowsChoice other{t.rows, t.blocks, c.parts, m_parts};
@@ -80,6 +100,50 @@ TEST(BatchRowsPlan, ImpossibleChoices) {
   EXPECT_FALSE(batch_rows_possible(s, {256, 2, 1})) << "two blocks of 256 rows";
   EXPECT_FALSE(batch_rows_possible({WeightOperand::bf16, 1, 256, 4096, false, 0}, {256, 1, 4})) << "too many sums";
   EXPECT_FALSE(batch_rows_possible({WeightOperand::fp8_block, 1, 256, 256, false, 0}, {64, 2, 1}));
+  EXPECT_TRUE(batch_rows_possible(s, {8, 2, 1, 4, 4}));
+  EXPECT_FALSE(batch_rows_possible(s, {8, 2, 1, 4, 1})) << "a tile of chains alone";
+  EXPECT_FALSE(batch_rows_possible(s, {64, 2, 1, 4, 4})) << "no tile of chains";
+  EXPECT_FALSE(batch_rows_possible(s, {8, 2, 2, 4, 4})) << "two parts of K";
+  EXPECT_FALSE(batch_rows_possible(s, {8, 2, 1, 1, 4})) << "two warpgroups";
+  EXPECT_FALSE(batch_rows_possible(s, {8, 2, 1, 4, 3}));
+  EXPECT_FALSE(batch_rows_possible(s, {8, 4, 1, 4, 4}));
+  EXPECT_FALSE(batch_rows_possible(s, {32, 3, 1, 2, 4})) << "one stage";
+  EXPECT_FALSE(batch_rows_possible({WeightOperand::nvfp4, 1, 256, 256, false, 0}, {8, 2, 1, 4, 4}));
+}
+
+// One or a few rows of the products of a layer, with K in one part.
+TEST(BatchRowsPlan, DeterministicProductsOfFewRowsAreChains) {
+  for (const WeightOperand op : {WeightOperand::bf16, WeightOperand::fp8})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5120, 2048}, {2048, 4096}, {2688, 4096}, {7168, 16384}})
+      for (const int64_t rows : {1, 8, 16, 32}) {
+        const WeightShape s{op, 1, n, k, false, 0};
+        const BatchRowsChoice c = choose_batch_rows(s, rows, batch_room(132, 16), 1);
+        EXPECT_GT(c.group, 1) << n << " " << k << " " << rows;
+        EXPECT_EQ(c.tile, std::max<int64_t>(rows, 8));
+      }
+}
+
+// Rings of chains: swizzled stages, what the tensor cores read, and what a multiprocessor has.
+TEST(BatchRowsPlan, ChainRings) {
+  for (const WeightOperand op : {WeightOperand::bf16, WeightOperand::fp8}) {
+    const auto chains = chains_of({op, 1, 256, 4096, false, 0});
+    EXPECT_FALSE(chains.empty());
+    for (const BatchRowsChoice& c : chains) {
+      const ChainRing r = chain_ring(op, c.tile, c.blocks, c.m_parts, c.group);
+      EXPECT_EQ(r.w_share * c.m_parts, k_block_bytes(op));
+      EXPECT_EQ(r.w_stage, c.group * r.w_share);
+      EXPECT_EQ(r.x_stage, c.group * c.tile * 128);
+      EXPECT_EQ(kChainBarrierBytes % 1024, 0);
+      EXPECT_EQ(r.w_share % 1024, 0);
+      EXPECT_EQ(r.x_stage / c.group % 1024, 0);
+      EXPECT_GE(r.stages, kLeastChainStages);
+      EXPECT_LE(r.stages, kMostChainStages);
+      EXPECT_LE(c.blocks * (r.smem_bytes() + 1024), 233472);
+      EXPECT_LE(r.smem_bytes(), kMostChainSmem);
+      const int last = kChainBarrierBytes + r.stages * r.x_stage + (r.stages * c.group - 1) * r.w_share;
+      EXPECT_LE(last + 64 * 128, r.smem_bytes()) << "64 weight rows of the last k-block";
+    }
+  }
 }
 
 // A group that is not whole counts for the clusters that fit in it.

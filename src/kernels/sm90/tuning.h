@@ -60,6 +60,12 @@ inline constexpr double kBatchStartUs = 2.7, kBatchKBlockUs = 0.64, kBatchDecode
 // memory, of a block.
 inline constexpr double kBatchMemoryBytes = 4.2e6, kBatchCacheBytes = 10e6, kBatchExchangeBytes = 56e3,
                         kBatchStoreBytes = 320e3;
+// Microseconds that a block takes for a k-block of a chain, whatever its rows. To be measured: it stands for four
+// products of some 20 cycles each and a share of what a stage costs. A k-block with a stage of its own takes 0.12 to
+// 0.16 (five shapes, 8 rows, H100).
+inline constexpr double kChainKBlockUs = 0.06;
+// Bytes of weights per microsecond that one multiprocessor takes in. To be measured.
+inline constexpr double kChainStreamBytes = 60e3;
 
 // ---- latent attention (docs/kernels/sm90_mla.md) -------------------------------------------------------------------
 

@@ -11,7 +11,40 @@ namespace sluice::sm90 {
 
 using namespace tuning;
 
+namespace {
+
+bool among(int value, const auto& values) {
+  return std::find(std::begin(values), std::end(values), value) != std::end(values);
+}
+
+bool chain_possible(const WeightShape& shape, const BatchRowsChoice& c) {
+  return cuts_m_tiles(shape.operand) && c.parts == 1 && among(c.tile, kChainTiles) && among(c.group, kChainGroups) &&
+         among(c.blocks, kChainBlocks) && among(c.m_parts, kChainMParts) &&
+         chain_ring(shape.operand, c.tile, c.blocks, c.m_parts, c.group).stages >= kLeastChainStages;
+}
+
+double chain_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
+  // The tensor cores take as long for a few rows of x as for these.
+  constexpr int kLeastRows = 32;
+  const double row_tiles = static_cast<double>(ceil_div<int64_t>(rows, c.tile)), k_blocks = shape.k_blocks(),
+               tasks = shape.m_tiles() * c.m_parts * row_tiles;
+  const double busiest = std::ceil(tasks / room.multiprocessors),
+               in_turn = std::ceil(tasks / (room.multiprocessors * c.blocks));
+  const double multiply = k_blocks * std::max(busiest * 0.5 * kBatchKBlockUs * std::max(c.tile, kLeastRows) / 256.0,
+                                              in_turn * kChainKBlockUs);
+  const double bytes = static_cast<double>(shape.bytes()), x_bytes = k_blocks * 128.0 * c.tile;
+  // Of the device, or of the multiprocessor that has the most of it.
+  const double memory =
+      std::max(bytes / kBatchMemoryBytes, busiest * bytes / (shape.m_tiles() * c.m_parts) / kChainStreamBytes);
+  const double cache = (bytes * row_tiles + tasks * x_bytes) / kBatchCacheBytes;
+  const double products = std::sqrt(multiply * multiply + memory * memory + cache * cache);
+  return kBatchStartUs + products + busiest * 512.0 * c.tile / c.m_parts / kBatchStoreBytes;
+}
+
+}  // namespace
+
 bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
+  if (c.group != 1) return chain_possible(shape, c);
   const bool tile = std::any_of(std::begin(kBatchTiles), std::end(kBatchTiles),
                                 [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });
   return tile && batch_rows_run(shape.operand) && c.parts >= 1 &&
@@ -22,6 +55,7 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
 }
 
 double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
+  if (c.group != 1) return chain_us(shape, rows, room, c);
   const WeightOperand op = shape.operand;
   const int copy = k_blocks_per_copy(op);
   const double row_tiles = static_cast<double>(ceil_div<int64_t>(rows, c.tile)),
@@ -49,15 +83,24 @@ double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& ro
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   BatchRowsChoice best;
   double best_us = 0;
+  const auto consider = [&](const BatchRowsChoice& c) {
+    if (!batch_rows_possible(shape, c)) return;
+    const double us = batch_rows_us(shape, rows, room, c);
+    if (best.tile == 0 || us < best_us) best = c, best_us = us;
+  };
+  if (k_parts == 1 && cuts_m_tiles(shape.operand) && rows <= kMostChainRows) {
+    for (const int tile : kChainTiles)
+      for (const int group : kChainGroups)
+        for (const int blocks : kChainBlocks)
+          for (const int m_parts : kChainMParts)
+            if (rows <= tile) consider({tile, blocks, 1, m_parts, group});
+    return best;
+  }
   for (const BatchTileSize& tile : kBatchTiles)
     for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts)
       // Where K may be cut, M-tiles are not: the model was fitted to these.
-      for (int m_parts = 1; m_parts <= (k_parts == 1 ? kMaxMParts : 1); m_parts *= 2) {
-        const BatchRowsChoice c{tile.rows, tile.blocks, parts, m_parts};
-        if (!batch_rows_possible(shape, c)) continue;
-        const double us = batch_rows_us(shape, rows, room, c);
-        if (best.tile == 0 || us < best_us) best = c, best_us = us;
-      }
+      for (int m_parts = 1; m_parts <= (k_parts == 1 ? kMaxMParts : 1); m_parts *= 2)
+        consider({tile.rows, tile.blocks, parts, m_parts});
   return best;
 }
 

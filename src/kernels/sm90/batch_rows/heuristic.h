@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/batch_rows/chain_ring.h"
 #include "kernels/sm90/few_rows/heuristic.h"  // k_blocks_per_copy
 
 namespace sluice::sm90 {
@@ -20,9 +21,12 @@ struct BatchRowsChoice {
   int blocks = 1;   // per multiprocessor, of kBatchTiles
   int parts = 1;    // of K: blocks of a cluster that add their sums
   int m_parts = 1;  // tasks of an M-tile with one part of K: 1, 2 or 4. No sum depends on it
+  // k-blocks of a stage. 1: rows and weights have rings of their own. 2 or 4: a chain (chain_ring.h), which has tile,
+  // blocks and m_parts of its own, and one part of K. No sum depends on it.
+  int group = 1;
 };
 inline bool operator==(const BatchRowsChoice& a, const BatchRowsChoice& b) {
-  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts && a.m_parts == b.m_parts;
+  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts && a.m_parts == b.m_parts && a.group == b.group;
 }
 
 struct BatchTileSize {
@@ -46,7 +50,8 @@ struct BatchRoom {
 bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& choice);
 // Microseconds that the choice is expected to take.
 double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& choice);
-// The quickest by that, of those with as many parts of K; 0: with any number.
+// The quickest by that, of those with as many parts of K; 0: with any number. With one part, few rows
+// are a chain, where the operand has them.
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts);
 
 // Parts of K of a deterministic product, whatever the rows: several only if the matrix is narrow, as a router is, so

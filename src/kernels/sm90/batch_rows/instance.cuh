@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "kernels/sm90/batch_rows/chain.cuh"
 #include "kernels/sm90/batch_rows/kernel.cuh"
 #include "kernels/sm90/batch_rows/launch.h"
 
@@ -21,9 +22,22 @@ void visit_batch_tiles(F&& f) {
   visit(std::make_index_sequence<std::size(kBatchTiles)>{});
 }
 
+// f(the tile) for each tile of a chain; none of an operand that has no chains.
+template <WeightOperand op, class F>
+void visit_chain_tiles(F&& f) {
+  if constexpr (cuts_m_tiles(op)) {
+    constexpr size_t kTiles = std::size(kChainTiles);
+    const auto visit = [&]<size_t... i>(std::index_sequence<i...>) {
+      (f(ChainTile<op, kChainTiles[i % kTiles], kChainGroups[i / kTiles]>{}), ...);
+    };
+    visit(std::make_index_sequence<kTiles * std::size(kChainGroups)>{});
+  }
+}
+
 template <WeightOperand op>
 void allow_batch_rows_of() {
   visit_batch_tiles<op>([]<class T>(T) { allow_shared_memory(batch_rows<T>, T::smem_bytes); });
+  visit_chain_tiles<op>([]<class T>(T) { allow_shared_memory(chain_rows<T>, kMostChainSmem); });
 }
 
 // False: no tile is the choice's.
@@ -31,10 +45,23 @@ template <WeightOperand op>
 bool launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choice, int multiprocessors, Stream stream,
                           bool pdl) {
   bool found = false;
+  const int tasks = args.m_tiles * args.m_parts * args.row_tiles;
+  if (choice.group > 1) {
+    visit_chain_tiles<op>([&]<class T>(T) {
+      if (T::rows != choice.tile || T::group != choice.group) return;
+      found = true;
+      const ChainRing ring = chain_ring(op, choice.tile, choice.blocks, choice.m_parts, choice.group);
+      BatchRowsArgs chain = args;
+      chain.stages = ring.stages;
+      chain.w_share = ring.w_share;
+      launch(chain_rows<T>, static_cast<unsigned>(std::min(tasks, multiprocessors * choice.blocks)), T::threads,
+             ring.smem_bytes(), stream, pdl, chain);
+    });
+    return found;
+  }
   visit_batch_tiles<op>([&]<class T>(T) {
     if (T::rows != choice.tile || T::blocks_per_sm != choice.blocks) return;
     found = true;
-    const int tasks = args.m_tiles * args.m_parts * args.row_tiles;
     // Without parts of K a block takes several tasks in turn, so that the streams never stop.
     const int clusters = args.parts > 1 ? tasks : std::min(tasks, multiprocessors * T::blocks_per_sm);
     launch_clusters(batch_rows<T>, args.parts, static_cast<unsigned>(clusters * args.parts), T::threads, T::smem_bytes,

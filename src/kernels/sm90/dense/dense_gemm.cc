@@ -56,7 +56,8 @@ DenseGemm::DenseGemm(const DenseSpec& spec, int multiprocessors, const CallerMem
   // Rounded rows may come as codes, which this kernel does not always take: all calls have to go the same way.
   if (spec_.deterministic) k_parts_ = round_of(spec_.inputs) == Round::plain ? deterministic_parts(matrix_.shape) : 1;
   room_ = device_batch_room(matrix_.shape.operand, multiprocessors_);
-  for (int64_t rows = kBatchStep; rows <= kMaxBatchRows; rows += kBatchStep)
+  if (k_parts_ > 0) batch_step_ = kChainTiles[0];
+  for (int64_t rows = batch_step_; rows <= kMaxBatchRows; rows += batch_step_)
     batch_rows_.push_back(choose_batch_rows(matrix_.shape, rows, room_, k_parts_));
 }
 
@@ -114,7 +115,7 @@ BatchRowsChoice DenseGemm::batch_rows_choice(const DenseCall& call) const {
   if (call.batch_rows) return *call.batch_rows;
   if (few_rows_parts(call) > 0) return {};
   if (call.tokens > kMaxBatchRows) return choose_batch_rows(matrix_.shape, call.tokens, room_, k_parts_);
-  return batch_rows_[static_cast<size_t>((call.tokens - 1) / kBatchStep)];
+  return batch_rows_[static_cast<size_t>((call.tokens - 1) / batch_step_)];
 }
 
 bool DenseGemm::writes_apart(const DenseCall& call) const {
@@ -123,9 +124,9 @@ bool DenseGemm::writes_apart(const DenseCall& call) const {
 
 void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const {
   check(batch_rows_possible(matrix_.shape, choice),
-        "batch_rows is a tile of {} rows with {} blocks per multiprocessor and {} parts of K, which [{}, {}] does not "
-        "have",
-        choice.tile, choice.blocks, choice.parts, spec_.rows, spec_.cols);
+        "batch_rows is a tile of {} rows with {} blocks per multiprocessor, {} parts of K, {} tasks per M-tile and {} "
+        "k-blocks per stage, which [{}, {}] does not have",
+        choice.tile, choice.blocks, choice.parts, choice.m_parts, choice.group, spec_.rows, spec_.cols);
   const bool e4m3 = is_fp8(matrix_.shape.operand), coded = call.codes != nullptr;
   const Round round = round_of(spec_.inputs);
   BatchRowsArgs a{};
