@@ -164,8 +164,7 @@ void BatchBuilder::move(ops::Ops& ops) {
       rows, rows, rows, rows, sequences + 1, sequences + 1, sequences, sequences, batch_.logit_rows, num_blocks_};
   ops::BatchMove::Piece pieces[kArrays];
   for (int i = 0; i < kArrays; ++i) pieces[i] = {offsets_[i], counts[i]};
-  ops.move_batch({staging(), static_cast<int32_t*>(memory_.get()), pieces});
-  uploaded_[current_] = ops.ctx().queue.record();
+  uploaded_[current_] = ops.move_batch({staging(), static_cast<int32_t*>(memory_.get()), pieces});
 }
 
 }  // namespace sluice::model

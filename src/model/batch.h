@@ -77,7 +77,7 @@ class BatchBuilder {
   BatchLimits limits_;
   // int32. The host writes one while the other may still be on its way to the device; on the host all are one.
   std::shared_ptr<void> stagings_[2], memory_;
-  std::unique_ptr<Event> uploaded_[2];  // after the copy, or the operation, that reads it; null: it is free
+  std::shared_ptr<Event> uploaded_[2];  // after the copy, or the operation, that reads it; null: it is free
   int current_ = 0;
   int64_t offsets_[kArrays] = {};  // of the arrays, in ints; the blocks are the last
   int64_t num_blocks_ = 0;         // used

@@ -195,9 +195,9 @@ class Ops {
   virtual void take_sampled(int32_t* ids, int64_t count) = 0;
   // to[i] = from[i] for the pieces, of which the first is then treated as take_sampled() treats ids. One operation,
   // where a copy of integers and take_sampled() are two that wait for each other: it reads the host's memory in place,
-  // which must stay as it is until the queue has come past. Recorded work follows, which begins when all of this has
+  // which must stay as it is until the event that is returned. Recorded work follows, which begins when all of this has
   // ended: other operations may read a batch (batch.h) before.
-  virtual void move_batch(const BatchMove& move) = 0;
+  virtual std::shared_ptr<Event> move_batch(const BatchMove& move) = 0;
   // out[i] = ln softmax(logits[i])[ids[i]], in double; NaN when the row holds one. Waits for the result.
   virtual void log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) = 0;
 

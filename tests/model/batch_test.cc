@@ -91,10 +91,11 @@ class LateQueue : public Queue {
 class LateOps : public ops::cpu::CpuOps {
  public:
   LateOps(Context& ctx, LateQueue& queue) : CpuOps(ctx), queue_(queue) {}
-  void move_batch(const ops::BatchMove& move) override {
+  std::shared_ptr<Event> move_batch(const ops::BatchMove& move) override {
     queue_.enqueue([=, this, pieces = std::vector(move.pieces.begin(), move.pieces.end())] {
       CpuOps::move_batch({move.from, move.to, pieces});
     });
+    return queue_.record();
   }
 
  private:

@@ -51,7 +51,7 @@ class CpuOps : public Ops {
   void begin_sample(Matrix logits, const sampling::SampleBatch& batch) override;
   void end_sample(std::span<sampling::Sampled> out) override;
   void take_sampled(int32_t* ids, int64_t count) override;
-  void move_batch(const BatchMove& move) override;
+  std::shared_ptr<Event> move_batch(const BatchMove& move) override;
   void log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) override;
 
  private:

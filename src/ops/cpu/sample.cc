@@ -63,9 +63,10 @@ void CpuOps::take_sampled(int32_t* ids, int64_t count) {
     if (ids[i] < 0) ids[i] = std::max(results.at(static_cast<size_t>(~ids[i])).token, 0);
 }
 
-void CpuOps::move_batch(const BatchMove& move) {
+std::shared_ptr<Event> CpuOps::move_batch(const BatchMove& move) {
   for (const BatchMove::Piece& p : move.pieces) std::copy_n(move.from + p.first, p.count, move.to + p.first);
   if (!move.pieces.empty()) take_sampled(move.to + move.pieces[0].first, move.pieces[0].count);
+  return ctx().queue.record();
 }
 
 void CpuOps::log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) {

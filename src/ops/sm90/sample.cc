@@ -191,7 +191,9 @@ void Sm90Ops::take_sampled(int32_t* ids, int64_t count) {
   record_last_batch();
 }
 
-void Sm90Ops::move_batch(const BatchMove& move) {
+// Where the last batch of samples waits for its event, it shares this one: recorded work follows, and each event ahead
+// of it keeps the GPU idle.
+std::shared_ptr<Event> Sm90Ops::move_batch(const BatchMove& move) {
   check(move.pieces.size() <= BatchMove::kMaxPieces, "a batch of {} pieces is to be moved; at most {} are supported",
         move.pieces.size(), BatchMove::kMaxPieces);
   MoveIntsArgs args{};
@@ -208,7 +210,12 @@ void Sm90Ops::move_batch(const BatchMove& move) {
     const DeviceGuard guard(index_);
     launch_move_ints(args, stream(), true);
   }
-  record_last_batch();
+  std::shared_ptr<Event> moved = ctx().queue.record();
+  if (batches_begun_ > batches_ended_) {
+    Sampling& last = samplings_[(batches_begun_ - 1) % 2];
+    if (!last.done) last.done = moved;
+  }
+  return moved;
 }
 
 void Sm90Ops::log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) {

@@ -56,7 +56,7 @@ class Sm90Ops : public Ops {
   void begin_sample(Matrix logits, const sampling::SampleBatch& batch) override;
   void end_sample(std::span<sampling::Sampled> out) override;
   void take_sampled(int32_t* ids, int64_t count) override;
-  void move_batch(const BatchMove& move) override;
+  std::shared_ptr<Event> move_batch(const BatchMove& move) override;
   void log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) override;
 
  private:
@@ -77,7 +77,7 @@ class Sm90Ops : public Ops {
     std::vector<int32_t> top_rows;  // of each row: how many likely tokens are wanted, -1: no log probabilities
     int64_t outcomes_at = 0, top_at = 0;
     int max_top = 0;
-    std::unique_ptr<Event> done;  // null: not recorded yet
+    std::shared_ptr<Event> done;  // null: not recorded yet
   };
   void record_last_batch();
   void send(void* to, const void* from, int64_t bytes);
