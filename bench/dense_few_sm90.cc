@@ -42,8 +42,8 @@ struct Variant {
   std::optional<sm90::BatchRowsChoice> batch;
 };
 std::string name_of(const sm90::BatchRowsChoice& c) {
-  return fmt::format("{}x{}p{}{}{}", c.tile, c.blocks, c.parts, c.m_parts > 1 ? fmt::format("m{}", c.m_parts) : "",
-                     c.group > 1 ? fmt::format("g{}", c.group) : "");
+  return fmt::format("{}{}x{}p{}{}", c.chain ? "chain" : "", c.tile, c.blocks, c.parts,
+                     c.m_parts > 1 ? fmt::format("m{}", c.m_parts) : "");
 }
 std::string name_of(const Variant& v, const sm90::DenseGemm& gemm, const sm90::DenseCall& call) {
   if (v.few) return *v.few == 0 ? "grouped" : fmt::format("few{}", *v.few);
@@ -70,15 +70,12 @@ std::vector<Variant> variants_of(const Choice& c, sm90::DenseGemm& gemm, int64_t
       if (parts > 1 && blocks > 2 * 132 * t.blocks) continue;
       if (sm90::batch_rows_possible(gemm.matrix().shape, b)) all.push_back({{}, b});
     }
-  if (!c.deterministic) return all;
   for (const int tile : sm90::kChainTiles)
-    for (const int group : sm90::kChainGroups)
-      for (const int blocks : sm90::kChainBlocks)
-        for (const int m_parts : sm90::kChainMParts) {
-          const sm90::BatchRowsChoice b{tile, blocks, 1, m_parts, group};
-          if ((tile >= 2 * tokens && tile > sm90::kChainTiles[0]) || tile * 4 < tokens) continue;
-          if (sm90::batch_rows_possible(gemm.matrix().shape, b)) all.push_back({{}, b});
-        }
+    for (const int m_parts : sm90::kChainMParts) {
+      const sm90::BatchRowsChoice b{tile, 1, 1, m_parts, true};
+      if ((tile >= 2 * tokens && tile > sm90::kChainTiles[0]) || tile * 4 < tokens) continue;
+      if (sm90::batch_rows_possible(gemm.matrix().shape, b)) all.push_back({{}, b});
+    }
   return all;
 }
 
@@ -180,8 +177,8 @@ int main(int argc, char** argv) {
   app.add_option("--best", c.best, "of these, the quickest this many");
   app.add_option(
          "--only", c.only,
-         "of these, those named: 64x2p3 is 64 rows, 2 blocks, 3 parts of K; 8x2p1m4g2 is 8 rows, 2 blocks, one part "
-         "of K, 4 of an M-tile, 2 k-blocks per stage")
+         "of these, those named: 64x2p3 is 64 rows, 2 blocks, 3 parts of K; chain8x1p1m4 is a chain of 8 rows, one "
+         "block, one part of K, 4 of an M-tile")
       ->delimiter(',');
   CLI11_PARSE(app, argc, argv);
   std::vector<Kind> kinds = kKinds;

@@ -26,17 +26,15 @@ std::vector<BatchRowsChoice> choices_of(const sm90::WeightShape& shape, int part
       if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
     }
   for (const int tile : sm90::kChainTiles)
-    for (const int group : sm90::kChainGroups)
-      for (const int blocks : sm90::kChainBlocks)
-        for (const int m_parts : sm90::kChainMParts) {
-          const BatchRowsChoice c{tile, blocks, parts, m_parts, group};
-          if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
-        }
+    for (const int m_parts : sm90::kChainMParts) {
+      const BatchRowsChoice c{tile, 1, parts, m_parts, true};
+      if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
+    }
   return out;
 }
 std::string name_of(const sm90::DenseSpec& s, int64_t tokens, const BatchRowsChoice& c) {
-  return fmt::format("{} tile={} blocks={} parts={} m_parts={} group={}", describe(s, tokens), c.tile, c.blocks,
-                     c.parts, c.m_parts, c.group);
+  return fmt::format("{} tile={} blocks={} parts={} m_parts={} chain={}", describe(s, tokens), c.tile, c.blocks,
+                     c.parts, c.m_parts, c.chain);
 }
 sm90::DenseCall call_of(int64_t tokens, const sm90::DeviceBuffer& x, std::optional<BatchRowsChoice> choice) {
   sm90::DenseCall call;
@@ -107,7 +105,7 @@ TEST(BatchRows, LongChains) {
   for (const auto& [f, inputs, k] : {std::tuple{format::Format::bf16, InputFormat::plain, int64_t{64 * 140 + 24}},
                                      {format::Format::fp8_channel, InputFormat::fp8_token, 128 * 140 + 48}}) {
     const sm90::DenseSpec s{200, k, f, inputs, DType::bf16};
-    const Dense d = make(s, 32, true, rng);
+    const Dense d = make(s, 50, true, rng);
     sm90::DenseGemm gemm(s);
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer x = upload_x(d);
@@ -115,8 +113,8 @@ TEST(BatchRows, LongChains) {
     check_result(d, y, all);
     ASSERT_LE(all.worst, 1);
     for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, 1))
-      for (const int64_t tokens : {1, 8, 13, 32}) {
-        if (c.group == 1 && tokens != 8) continue;
+      for (const int64_t tokens : {1, 8, 13, 32, 50}) {
+        if (!c.chain && tokens != 8) continue;
         SCOPED_TRACE(name_of(s, tokens, c));
         ASSERT_EQ(run(gemm, call_of(tokens, x, c)), first_rows(y, tokens, s.rows));
       }
@@ -167,7 +165,7 @@ TEST(BatchRows, RaggedMatrices) {
             const sm90::DeviceBuffer x = upload_x(d);
             for (const int parts : {1, 3})
               for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, parts)) {
-                if (c.group == 1 ? c.tile != 64 && c.tile != 256 : c.blocks != 2) continue;
+                if (!c.chain && c.tile != 64 && c.tile != 256) continue;
                 SCOPED_TRACE(name_of(s, tokens, c));
                 check_result(d, run(gemm, call_of(tokens, x, c)), all);
                 ASSERT_LE(all.worst, 1);
@@ -268,7 +266,7 @@ TEST(BatchRows, RowsOnTheDevice) {
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer x = upload_x(d), count(4);
     for (const BatchRowsChoice& c :
-         {BatchRowsChoice{64, 2, 1}, {64, 2, 3}, {256, 1, 2}, {8, 2, 1, 8, 4}, {32, 1, 1, 2, 2}}) {
+         {BatchRowsChoice{64, 2, 1}, {64, 2, 3}, {256, 1, 2}, {8, 1, 1, 4, true}, {32, 1, 1, 2, true}}) {
       if (!sm90::batch_rows_possible(gemm.matrix().shape, c)) continue;  // weights that are decoded have no chains
       sm90::DenseCall call = call_of(kMost, x, c);
       const auto all = run(gemm, call);
@@ -311,7 +309,7 @@ TEST(BatchRows, CodesGiveTheSameBits) {
       q.codes = codes.as<uint8_t>();
       q.row_scales = inputs == InputFormat::fp8_token ? rows.as<float>() : nullptr;
       sm90::launch_quantize(q, nullptr, true);
-      for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}, {256, 1, 2}, {16, 2, 1, 4, 4}}) {
+      for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}, {256, 1, 2}, {16, 1, 1, 4, true}}) {
         if (!sm90::batch_rows_possible(gemm.matrix().shape, c)) continue;  // sums in float32 have no chains
         sm90::DenseCall call = call_of(d.tokens, x, c);
         const auto rounded = run(gemm, call);
@@ -332,7 +330,7 @@ TEST(BatchRows, RowsOfYApart) {
     sm90::DenseGemm gemm(s);
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer x = upload_x(d);
-    for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}, {8, 1, 1, 4, 4}, {32, 2, 1, 8, 2}}) {
+    for (const BatchRowsChoice& c : {BatchRowsChoice{64, 2, 1}, {128, 1, 3}, {8, 1, 1, 4, true}, {64, 1, 1, 2, true}}) {
       sm90::DenseCall call = call_of(d.tokens, x, c);
       call.y_dtype = dtype;
       check_rows_of_y_apart(gemm, call);
@@ -351,7 +349,8 @@ TEST(BatchRows, ChainedCalls) {
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer workspace = poisoned(gemm.workspace_bytes(d.tokens));
     check_chain(gemm, d, [&](int i) {
-      constexpr BatchRowsChoice kChoices[] = {{256, 1, 2}, {64, 2, 1}, {64, 2, 7}, {32, 2, 1, 8, 4}, {8, 1, 1, 2, 2}};
+      constexpr BatchRowsChoice kChoices[] = {
+          {256, 1, 2}, {64, 2, 1}, {64, 2, 7}, {32, 1, 1, 4, true}, {8, 1, 1, 2, true}};
       sm90::DenseCall call = call_of(d.tokens, {}, kChoices[static_cast<size_t>(i) % std::size(kChoices)]);
       call.workspace = workspace.data();
       call.workspace_size = workspace.bytes();

@@ -57,8 +57,8 @@ TEST(Tiles, ABatchOfRowsInATileThatIsNotCompiledIsRefused) {
     return "";
   };
   EXPECT_EQ(refusal(sm90::WeightOperand::bf16, {.tile = 7}),
-            "no product of a batch of rows is compiled for bf16, tiles of 7 rows, 1 blocks per multiprocessor and 1 "
-            "k-blocks per stage");
+            "no product of a batch of rows is compiled for bf16, tiles of 7 rows, 1 blocks per multiprocessor");
+  EXPECT_NE(refusal(sm90::WeightOperand::nvfp4, {.tile = 8, .chain = true}).find("in chains"), std::string::npos);
   EXPECT_NE(refusal(sm90::WeightOperand::fp8_block, {.tile = 64}).find("for fp8_block"), std::string::npos);
 }
 

@@ -60,12 +60,12 @@ inline constexpr double kBatchStartUs = 2.7, kBatchKBlockUs = 0.64, kBatchDecode
 // memory, of a block.
 inline constexpr double kBatchMemoryBytes = 4.2e6, kBatchCacheBytes = 10e6, kBatchExchangeBytes = 56e3,
                         kBatchStoreBytes = 320e3;
-// Microseconds that a block takes for a k-block of a chain, whatever its rows. To be measured: it stands for four
-// products of some 20 cycles each and a share of what a stage costs. A k-block with a stage of its own takes 0.12 to
-// 0.16 (five shapes, 8 rows, H100).
-inline constexpr double kChainKBlockUs = 0.06;
-// Bytes of weights per microsecond that one multiprocessor takes in. To be measured.
-inline constexpr double kChainStreamBytes = 60e3;
+// Of a chain, in microseconds: the start, what a block takes for a k-block whatever its rows, and what each block adds.
+inline constexpr double kChainStartUs = 1.55, kChainKBlockUs = 0.072, kChainBlockUs = 0.0022;
+// Bytes per microsecond: of weights and rows into one multiprocessor; of weights and results, of the whole device.
+inline constexpr double kChainStreamBytes = 260e3, kChainMemoryBytes = 4.4e6;
+// The share of the last turn's idle blocks that costs time.
+inline constexpr double kChainUneven = 0.12;
 
 // ---- latent attention (docs/kernels/sm90_mla.md) -------------------------------------------------------------------
 

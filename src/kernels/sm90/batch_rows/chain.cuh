@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T with few rows of x and K in one part: every sum is one chain of products, so what a k-block costs besides
 // its products is paid as often as K has k-blocks. Here several k-blocks share a stage: one wait, one group of products
-// and one release. A task is 64, 32 or 16 weight rows (m_parts) by a tile of rows. Warps 0 to 3 multiply. Warp 4
+// and one release. A task is 64 or 32 weight rows (m_parts) by a tile of rows. Warps 0 to 3 multiply. Warp 4
 // streams weights, and starts before the previous kernel has finished. Warp 5 streams rows of x into the same stages.
 #pragma once
 
@@ -16,13 +16,13 @@
 
 namespace sluice::sm90 {
 
-// kOp: operand. kRows: rows of x of a tile. kGroup: k-blocks of a stage.
-template <WeightOperand kOp, int kRows, int kGroup>
+// kOp: operand. kRows: rows of x of a tile.
+template <WeightOperand kOp, int kRows>
 struct ChainTile {
   static_assert(cuts_m_tiles(kOp));
   static constexpr WeightOperand op = kOp;
-  static constexpr int rows = kRows, group = kGroup, threads = 192;
-  static constexpr int x_block = kRows * 128, x_stage = kGroup * x_block;  // bytes of a k-block, of a stage
+  static constexpr int rows = kRows, threads = 192;
+  static constexpr int x_block = kRows * 128, x_stage = kChainGroup * x_block;  // bytes of a k-block, of a stage
 };
 
 template <class T>
@@ -35,7 +35,7 @@ struct ChainShared {
         empty(full + kMostChainStages),
         xs(raw + kChainBarrierBytes),
         ws(xs + a.stages * T::x_stage),
-        w_stage(T::group * a.w_share) {}
+        w_stage(kChainGroup * a.w_share) {}
   // Called by a whole warp.
   __device__ void init(int stages) const {
     for (int i = static_cast<int>(threadIdx.x & 31); i < stages; i += 32) {
@@ -66,8 +66,8 @@ __device__ __forceinline__ void stream_chain_weights(const BatchRowsArgs& a, con
     const uint8_t* from = a.weights.data +
                           static_cast<int64_t>(BatchPart::m_tile(a, task)) * a.k_blocks * k_block_bytes(T::op) +
                           BatchPart::m_part(a, task) * a.w_share;
-    for (int k_block = 0; k_block < a.k_blocks; k_block += T::group) {
-      const int blocks = min(T::group, a.k_blocks - k_block);
+    for (int k_block = 0; k_block < a.k_blocks; k_block += kChainGroup) {
+      const int blocks = min(kChainGroup, a.k_blocks - k_block);
       ptx::mbarrier_wait(smem.empty + stage.index, stage.phase ^ 1u);
       uint64_t* full = smem.full + stage.index;
       ptx::mbarrier_arrive_expect_tx(full, blocks * a.w_share);
@@ -85,8 +85,8 @@ __device__ __forceinline__ void stream_chain_rows(const BatchRowsArgs& a, const 
   Stage stage;
   for (int t = 0; t < tasks.count; ++t) {
     const int row = BatchPart::row_tile(a, tasks.first + t * tasks.step) * T::rows;
-    for (int k_block = 0; k_block < a.k_blocks; k_block += T::group) {
-      const int blocks = min(T::group, a.k_blocks - k_block);
+    for (int k_block = 0; k_block < a.k_blocks; k_block += kChainGroup) {
+      const int blocks = min(kChainGroup, a.k_blocks - k_block);
       ptx::mbarrier_wait(smem.empty + stage.index, stage.phase ^ 1u);
       uint64_t* full = smem.full + stage.index;
       ptx::mbarrier_arrive_expect_tx(full, blocks * T::x_block);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void chain_k_block(float (&acc)[T::rows / 2], const C
 template <class T>
 __device__ __forceinline__ void multiply_chain_bf16(float (&acc)[T::rows / 2], const BatchRowsArgs& a,
                                                     const ChainShared<T>& smem, Stage& at) {
-  const int stages = a.k_blocks / T::group, rest = a.k_blocks % T::group;
+  const int stages = a.k_blocks / kChainGroup, rest = a.k_blocks % kChainGroup;
   int last = -1;
 #pragma unroll 1
   for (int s = 0; s < stages; ++s) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void multiply_chain_bf16(float (&acc)[T::rows / 2], c
     const ChainDescs descs = chain_descs(smem, at.index);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < T::group; ++i) chain_k_block<T>(acc, descs, i, a.w_share);
+    for (int i = 0; i < kChainGroup; ++i) chain_k_block<T>(acc, descs, i, a.w_share);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     if (last >= 0) release(smem.empty + last);
@@ -158,34 +158,30 @@ __device__ __forceinline__ void multiply_chain_bf16(float (&acc)[T::rows / 2], c
   }
 }
 
-// Sums of 128 of K each, which are added in the order of K. As many are in flight at once as fit in registers.
+// Sums of 128 of K each, which are added in the order of K. Those of a stage are in flight at once.
 template <class T>
 __device__ __forceinline__ void multiply_chain_fp8(float (&acc)[T::rows / 2], const BatchRowsArgs& a,
                                                    const ChainShared<T>& smem, Stage& at) {
-  const int stages = a.k_blocks / T::group, rest = a.k_blocks % T::group;
-  constexpr int kAtOnce = T::group * T::rows > 64 ? 2 : T::group;
-  float sums[kAtOnce][T::rows / 2];
+  const int stages = a.k_blocks / kChainGroup, rest = a.k_blocks % kChainGroup;
+  float sums[kChainGroup][T::rows / 2];
 #pragma unroll 1
   for (int s = 0; s < stages; ++s) {
     ptx::mbarrier_wait(smem.full + at.index, at.phase);
     const ChainDescs descs = chain_descs(smem, at.index);
+    ptx::wgmma_fence();
 #pragma unroll
-    for (int first = 0; first < T::group; first += kAtOnce) {
-      ptx::wgmma_fence();
+    for (int i = 0; i < kChainGroup; ++i) chain_k_block<T>(sums[i], descs, i, a.w_share);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) chain_k_block<T>(sums[i], descs, first + i, a.w_share);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
+    for (int i = 0; i < kChainGroup; ++i)
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
+      for (int j = 0; j < T::rows / 2; ++j) ptx::pin(sums[i][j]);
+    release(smem.empty + at.index);
 #pragma unroll
-        for (int j = 0; j < T::rows / 2; ++j) ptx::pin(sums[i][j]);
-      if (first + kAtOnce == T::group) release(smem.empty + at.index);
+    for (int i = 0; i < kChainGroup; ++i)
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-        for (int j = 0; j < T::rows / 2; ++j) acc[j] += sums[i][j];
-    }
+      for (int j = 0; j < T::rows / 2; ++j) acc[j] += sums[i][j];
     at.next(a.stages);
   }
   if (rest == 0) return;
@@ -264,7 +260,7 @@ __device__ __forceinline__ void multiply_chain(const BatchRowsArgs& a, const Cha
 }
 
 template <class T>
-__global__ void __launch_bounds__(T::threads, kMostChainBlocks) chain_rows(const __grid_constant__ BatchRowsArgs a) {
+__global__ void __launch_bounds__(T::threads, 1) chain_rows(const __grid_constant__ BatchRowsArgs a) {
   extern __shared__ __align__(1024) uint8_t raw_smem[];  // swizzled stages
   const ChainShared<T> smem(raw_smem, a);
   const int warp = static_cast<int>(threadIdx.x >> 5);

@@ -18,33 +18,66 @@ bool among(int value, const auto& values) {
 }
 
 bool chain_possible(const WeightShape& shape, const BatchRowsChoice& c) {
-  return cuts_m_tiles(shape.operand) && c.parts == 1 && among(c.tile, kChainTiles) && among(c.group, kChainGroups) &&
-         among(c.blocks, kChainBlocks) && among(c.m_parts, kChainMParts) &&
-         chain_ring(shape.operand, c.tile, c.blocks, c.m_parts, c.group).stages >= kLeastChainStages;
+  return cuts_m_tiles(shape.operand) && c.parts == 1 && c.blocks == 1 && among(c.tile, kChainTiles) &&
+         among(c.m_parts, kChainMParts) && chain_ring(shape.operand, c.tile, c.m_parts).stages >= kLeastChainStages;
 }
 
 double chain_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
-  // The tensor cores take as long for a few rows of x as for these.
-  constexpr int kLeastRows = 32;
   const double row_tiles = static_cast<double>(ceil_div<int64_t>(rows, c.tile)), k_blocks = shape.k_blocks(),
                tasks = shape.m_tiles() * c.m_parts * row_tiles;
-  const double busiest = std::ceil(tasks / room.multiprocessors),
-               in_turn = std::ceil(tasks / (room.multiprocessors * c.blocks));
-  const double multiply = k_blocks * std::max(busiest * 0.5 * kBatchKBlockUs * std::max(c.tile, kLeastRows) / 256.0,
-                                              in_turn * kChainKBlockUs);
-  const double bytes = static_cast<double>(shape.bytes()), x_bytes = k_blocks * 128.0 * c.tile;
-  // Of the device, or of the multiprocessor that has the most of it.
-  const double memory =
-      std::max(bytes / kBatchMemoryBytes, busiest * bytes / (shape.m_tiles() * c.m_parts) / kChainStreamBytes);
-  const double cache = (bytes * row_tiles + tasks * x_bytes) / kBatchCacheBytes;
-  const double products = std::sqrt(multiply * multiply + memory * memory + cache * cache);
-  return kBatchStartUs + products + busiest * 512.0 * c.tile / c.m_parts / kBatchStoreBytes;
+  const double blocks = std::min<double>(tasks, room.multiprocessors), busiest = std::ceil(tasks / blocks);
+  const double multiply = busiest * k_blocks * kChainKBlockUs;
+  // Into the shared memory of the block that has the most tasks.
+  const double stream =
+      busiest * k_blocks * (k_block_bytes(shape.operand) / c.m_parts + 128.0 * c.tile) / kChainStreamBytes;
+  const double results = 2.0 * kMTileRows * shape.m_tiles() * c.tile * row_tiles;
+  double memory = (static_cast<double>(shape.bytes()) + results) / kChainMemoryBytes;
+  // In the last turn of several some blocks have no task.
+  if (busiest > 1) memory *= 1 + kChainUneven * (busiest * room.multiprocessors / tasks - 1);
+  // They overlap, the better the more they differ.
+  const auto fourth = [](double v) { return v * v * v * v; };
+  return kChainStartUs + std::sqrt(std::sqrt(fourth(multiply) + fourth(stream) + fourth(memory))) +
+         blocks * kChainBlockUs;
+}
+
+// Routers.
+bool narrow(const WeightShape& shape) { return shape.m_tiles() <= 2; }
+
+// The quickest of those that are considered.
+struct Quickest {
+  const WeightShape& shape;
+  int64_t rows;
+  const BatchRoom& room;
+  BatchRowsChoice choice{};
+  double us = 0;
+
+  void consider(const BatchRowsChoice& c) {
+    if (!batch_rows_possible(shape, c)) return;
+    const double expected = batch_rows_us(shape, rows, room, c);
+    if (choice.tile == 0 || expected < us) choice = c, us = expected;
+  }
+};
+Quickest quickest_chain(const WeightShape& shape, int64_t rows, const BatchRoom& room) {
+  Quickest q{shape, rows, room};
+  for (const int tile : kChainTiles)
+    for (const int m_parts : kChainMParts)
+      if (rows <= tile) q.consider({tile, 1, 1, m_parts, true});
+  return q;
+}
+Quickest quickest_in_parts(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
+  Quickest q{shape, rows, room};
+  for (const BatchTileSize& tile : kBatchTiles)
+    for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts)
+      // Where K may be cut, M-tiles are not: the model was fitted to these.
+      for (int m_parts = 1; m_parts <= (k_parts == 1 ? kMaxMParts : 1); m_parts *= 2)
+        q.consider({tile.rows, tile.blocks, parts, m_parts});
+  return q;
 }
 
 }  // namespace
 
 bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
-  if (c.group != 1) return chain_possible(shape, c);
+  if (c.chain) return chain_possible(shape, c);
   const bool tile = std::any_of(std::begin(kBatchTiles), std::end(kBatchTiles),
                                 [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });
   return tile && batch_rows_run(shape.operand) && c.parts >= 1 &&
@@ -55,7 +88,7 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
 }
 
 double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
-  if (c.group != 1) return chain_us(shape, rows, room, c);
+  if (c.chain) return chain_us(shape, rows, room, c);
   const WeightOperand op = shape.operand;
   const int copy = k_blocks_per_copy(op);
   const double row_tiles = static_cast<double>(ceil_div<int64_t>(rows, c.tile)),
@@ -81,32 +114,13 @@ double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& ro
 }
 
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
-  BatchRowsChoice best;
-  double best_us = 0;
-  const auto consider = [&](const BatchRowsChoice& c) {
-    if (!batch_rows_possible(shape, c)) return;
-    const double us = batch_rows_us(shape, rows, room, c);
-    if (best.tile == 0 || us < best_us) best = c, best_us = us;
-  };
-  if (k_parts == 1 && cuts_m_tiles(shape.operand) && rows <= kMostChainRows) {
-    for (const int tile : kChainTiles)
-      for (const int group : kChainGroups)
-        for (const int blocks : kChainBlocks)
-          for (const int m_parts : kChainMParts)
-            if (rows <= tile) consider({tile, blocks, 1, m_parts, group});
-    return best;
-  }
-  for (const BatchTileSize& tile : kBatchTiles)
-    for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts)
-      // Where K may be cut, M-tiles are not: the model was fitted to these.
-      for (int m_parts = 1; m_parts <= (k_parts == 1 ? kMaxMParts : 1); m_parts *= 2)
-        consider({tile.rows, tile.blocks, parts, m_parts});
-  return best;
+  const bool chain = k_parts == 1 && cuts_m_tiles(shape.operand) && rows <= kMostChainRows;
+  return chain ? quickest_chain(shape, rows, room).choice : quickest_in_parts(shape, rows, room, k_parts).choice;
 }
 
 int deterministic_parts(const WeightShape& shape) {
-  constexpr int kNarrowMTiles = 2, kLeastCopies = 2;  // copies of weights along K of a part
-  if (!batch_rows_run(shape.operand) || shape.m_tiles() > kNarrowMTiles) return 1;
+  constexpr int kLeastCopies = 2;  // of weights along K, of a part
+  if (!batch_rows_run(shape.operand) || !narrow(shape)) return 1;
   return std::clamp(ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) / kLeastCopies, 1, kMaxBatchCluster);
 }
 

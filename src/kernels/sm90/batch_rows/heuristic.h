@@ -21,19 +21,20 @@ struct BatchRowsChoice {
   int blocks = 1;   // per multiprocessor, of kBatchTiles
   int parts = 1;    // of K: blocks of a cluster that add their sums
   int m_parts = 1;  // tasks of an M-tile with one part of K: 1, 2 or 4. No sum depends on it
-  // k-blocks of a stage. 1: rows and weights have rings of their own. 2 or 4: a chain (chain_ring.h), which has tile,
-  // blocks and m_parts of its own, and one part of K. No sum depends on it.
-  int group = 1;
+  // Several k-blocks share a stage (chain_ring.h): one of kChainTiles and of kChainMParts, one block per multiprocessor
+  // and one part of K, whose sums are those of any other choice of one part.
+  bool chain = false;
 };
 inline bool operator==(const BatchRowsChoice& a, const BatchRowsChoice& b) {
-  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts && a.m_parts == b.m_parts && a.group == b.group;
+  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts && a.m_parts == b.m_parts && a.chain == b.chain;
 }
 
 struct BatchTileSize {
   int rows, blocks;
 };
 // Of equal costs the first one is taken. One block per multiprocessor comes first: blocks of two may fill half of the
-// multiprocessors (116 tasks of 64 rows: 18.6 us with one, 29.7 with two).
+// multiprocessors (116 tasks of 64 rows: 18.6 us with one, 29.7 with two). A step that is padded to be replayed from a
+// graph, by less than 16 rows, has the same bits as one without padding: all rows are multiples of 16.
 inline constexpr BatchTileSize kBatchTiles[] = {{32, 2}, {64, 1}, {64, 2}, {128, 1}, {256, 1}};
 // Parts of K whose sums fit where the stages were.
 HD constexpr int batch_rows_most_parts(WeightOperand o, int tile) {
@@ -50,8 +51,8 @@ struct BatchRoom {
 bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& choice);
 // Microseconds that the choice is expected to take.
 double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& choice);
-// The quickest by that, of those with as many parts of K; 0: with any number. With one part, few rows
-// are a chain, where the operand has them.
+// The quickest by that, of those with as many parts of K; 0: with any number. Up to kMostChainRows rows with one part
+// are a chain, where the operand has chains.
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts);
 
 // Parts of K of a deterministic product, whatever the rows: several only if the matrix is narrow, as a router is, so

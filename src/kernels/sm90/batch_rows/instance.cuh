@@ -26,11 +26,8 @@ void visit_batch_tiles(F&& f) {
 template <WeightOperand op, class F>
 void visit_chain_tiles(F&& f) {
   if constexpr (cuts_m_tiles(op)) {
-    constexpr size_t kTiles = std::size(kChainTiles);
-    const auto visit = [&]<size_t... i>(std::index_sequence<i...>) {
-      (f(ChainTile<op, kChainTiles[i % kTiles], kChainGroups[i / kTiles]>{}), ...);
-    };
-    visit(std::make_index_sequence<kTiles * std::size(kChainGroups)>{});
+    const auto visit = [&]<size_t... i>(std::index_sequence<i...>) { (f(ChainTile<op, kChainTiles[i]>{}), ...); };
+    visit(std::make_index_sequence<std::size(kChainTiles)>{});
   }
 }
 
@@ -46,16 +43,16 @@ bool launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choi
                           bool pdl) {
   bool found = false;
   const int tasks = args.m_tiles * args.m_parts * args.row_tiles;
-  if (choice.group > 1) {
+  if (choice.chain) {
     visit_chain_tiles<op>([&]<class T>(T) {
-      if (T::rows != choice.tile || T::group != choice.group) return;
+      if (T::rows != choice.tile) return;
       found = true;
-      const ChainRing ring = chain_ring(op, choice.tile, choice.blocks, choice.m_parts, choice.group);
+      const ChainRing ring = chain_ring(op, choice.tile, choice.m_parts);
       BatchRowsArgs chain = args;
       chain.stages = ring.stages;
       chain.w_share = ring.w_share;
-      launch(chain_rows<T>, static_cast<unsigned>(std::min(tasks, multiprocessors * choice.blocks)), T::threads,
-             ring.smem_bytes(), stream, pdl, chain);
+      launch(chain_rows<T>, static_cast<unsigned>(std::min(tasks, multiprocessors)), T::threads, ring.smem_bytes(),
+             stream, pdl, chain);
     });
     return found;
   }

@@ -50,9 +50,8 @@ void launch_batch_rows(const BatchRowsArgs& args, WeightOperand operand, const B
         [&]<WeightOperand op>() { launched = launch_batch_rows_of<op>(args, choice, multiprocessors, stream, pdl); });
   if (!launched)
     fail(ErrorCode::internal,
-         "no product of a batch of rows is compiled for {}, tiles of {} rows, {} blocks per multiprocessor and {} "
-         "k-blocks per stage",
-         name_of(operand), choice.tile, choice.blocks, choice.group);
+         "no product of a batch of rows is compiled for {}, tiles of {} rows, {} blocks per multiprocessor{}",
+         name_of(operand), choice.tile, choice.blocks, choice.chain ? " in chains" : "");
 }
 
 }  // namespace sluice::sm90

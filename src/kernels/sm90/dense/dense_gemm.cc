@@ -56,8 +56,7 @@ DenseGemm::DenseGemm(const DenseSpec& spec, int multiprocessors, const CallerMem
   // Rounded rows may come as codes, which this kernel does not always take: all calls have to go the same way.
   if (spec_.deterministic) k_parts_ = round_of(spec_.inputs) == Round::plain ? deterministic_parts(matrix_.shape) : 1;
   room_ = device_batch_room(matrix_.shape.operand, multiprocessors_);
-  if (k_parts_ > 0) batch_step_ = kChainTiles[0];
-  for (int64_t rows = batch_step_; rows <= kMaxBatchRows; rows += batch_step_)
+  for (int64_t rows = kBatchStep; rows <= kMaxBatchRows; rows += kBatchStep)
     batch_rows_.push_back(choose_batch_rows(matrix_.shape, rows, room_, k_parts_));
 }
 
@@ -96,8 +95,8 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   if (call.few_rows) return *call.few_rows;
   if (call.batch_rows) return 0;
   if (!spec_.deterministic) return few_rows_splits(matrix_.shape, multiprocessors_);
-  // The kernel for a batch of rows keeps more of K on the way: qkv and o of Qwen3 with 8 rows take 13.0 and 20.3 us in
-  // this one and 10.6 and 13.1 in that one (H100). Rows that are rounded would be a launch more there.
+  // A chain keeps more of K on the way: qkv and o of Qwen3 with 8 rows take 11.0 and 18.2 us here in one part of K, and
+  // 6.2 and 6.3 there (H200). Rows that are rounded would be a launch more there.
   if (k_parts_ > 1 || reads_in_place(call)) return 0;
   // Sums in the order of the grouped GEMM's only tile, which of FP8 block has tokens as the M side.
   return matrix_.shape.operand == WeightOperand::fp8_block ? 0 : 1;
@@ -115,7 +114,7 @@ BatchRowsChoice DenseGemm::batch_rows_choice(const DenseCall& call) const {
   if (call.batch_rows) return *call.batch_rows;
   if (few_rows_parts(call) > 0) return {};
   if (call.tokens > kMaxBatchRows) return choose_batch_rows(matrix_.shape, call.tokens, room_, k_parts_);
-  return batch_rows_[static_cast<size_t>((call.tokens - 1) / batch_step_)];
+  return batch_rows_[static_cast<size_t>((call.tokens - 1) / kBatchStep)];
 }
 
 bool DenseGemm::writes_apart(const DenseCall& call) const {
@@ -124,9 +123,10 @@ bool DenseGemm::writes_apart(const DenseCall& call) const {
 
 void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const {
   check(batch_rows_possible(matrix_.shape, choice),
-        "batch_rows is a tile of {} rows with {} blocks per multiprocessor, {} parts of K, {} tasks per M-tile and {} "
-        "k-blocks per stage, which [{}, {}] does not have",
-        choice.tile, choice.blocks, choice.parts, choice.m_parts, choice.group, spec_.rows, spec_.cols);
+        "batch_rows is a tile of {} rows with {} blocks per multiprocessor, {} parts of K and {} tasks per M-tile{}, "
+        "which [{}, {}] does not have",
+        choice.tile, choice.blocks, choice.parts, choice.m_parts, choice.chain ? " in chains" : "", spec_.rows,
+        spec_.cols);
   const bool e4m3 = is_fp8(matrix_.shape.operand), coded = call.codes != nullptr;
   const Round round = round_of(spec_.inputs);
   BatchRowsArgs a{};

@@ -48,10 +48,8 @@ class DenseGemm {
   DeviceBuffer memory_;  // what follows are parts of it
   RepackedMatrix matrix_;
   DeviceBuffer bias_, input_scales_;  // InputScale: the calibrated one, and ones
-  // A step that is padded to be replayed from a graph, by less than 16 rows, has the same bits as one without padding.
-  // Deterministic calls have them with any number of rows, so their choices follow it more closely.
-  int64_t batch_step_ = 16;
-  std::vector<BatchRowsChoice> batch_rows_;  // for up to batch_step_, 2 batch_step_, ... rows
+  static constexpr int64_t kBatchStep = kChainTiles[0];
+  std::vector<BatchRowsChoice> batch_rows_;  // for up to kBatchStep, 2 kBatchStep, ... rows
   BatchRoom room_;
   int k_parts_ = 0;  // deterministic: parts of K of every call that is not forced
   bool filled_ = false;
