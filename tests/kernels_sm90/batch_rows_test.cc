@@ -147,6 +147,43 @@ TEST(BatchRows, EveryNumberOfRows) {
   all.print("batch of rows, 1 to 260");
 }
 
+// Without `deterministic` too, BF16 rows that need no copy are chains from one row on, and a row has the same bits
+// beside any others. Others stay with the kernel for few rows: float32 rows, rows that are not aligned, FP8 rows that
+// are rounded by the call, and narrow matrices.
+TEST(BatchRows, ChainsOfFewRows) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{8192, 512}, {8200, 328}}) {
+    const sm90::DenseSpec s{n, k, format::Format::bf16, InputFormat::plain, DType::bf16};
+    const Dense d = make(s, sm90::kMostChainRows, true, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer x = upload_x(d);
+    const auto y = run(gemm, call_of(d.tokens, x, std::nullopt));
+    check_result(d, y, all);
+    ASSERT_LE(all.worst, 1);
+    for (int64_t tokens = 1; tokens <= d.tokens; ++tokens) {
+      const sm90::DenseCall call = call_of(tokens, x, std::nullopt);
+      ASSERT_TRUE(gemm.batch_rows_choice(call).chain) << tokens;
+      ASSERT_EQ(run(gemm, call), first_rows(y, tokens, n)) << tokens;
+    }
+    sm90::DenseCall call = call_of(8, x, std::nullopt);
+    EXPECT_EQ(gemm.few_rows_parts(call), 0);
+    call.x_dtype = DType::f32;
+    EXPECT_GT(gemm.few_rows_parts(call), 0);
+    call.x_dtype = std::nullopt;
+    call.x = x.as<uint16_t>() + 4;
+    EXPECT_GT(gemm.few_rows_parts(call), 0);
+  }
+  const sm90::DenseSpec fp8{8192, 512, format::Format::fp8_channel, InputFormat::fp8_token, DType::bf16};
+  const sm90::DeviceBuffer x(16 * 512);
+  EXPECT_GT(sm90::DenseGemm(fp8).few_rows_parts(call_of(8, x, std::nullopt)), 0);
+  const sm90::DenseSpec router{256, 512, format::Format::bf16, InputFormat::plain, DType::bf16};
+  EXPECT_GT(sm90::DenseGemm(router).few_rows_parts(call_of(8, x, std::nullopt)), 0);
+  all.print("batch of rows, chains");
+}
+
 // Columns that are no multiple of eight are read one by one, and results of such rows written so.
 TEST(BatchRows, RaggedMatrices) {
   SLUICE_SKIP_WITHOUT_DEVICE();

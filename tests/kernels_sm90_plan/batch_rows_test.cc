@@ -123,6 +123,45 @@ TEST(BatchRowsPlan, DeterministicProductsOfFewRowsAreChains) {
       }
 }
 
+// Where K may be in any number of parts: the products of a layer are chains, routers and other matrices of few M-tiles
+// are cut.
+TEST(BatchRowsPlan, ChainsBesideParts) {
+  const BatchRoom room = batch_room(132, 16);
+  const auto chosen = [&](int64_t n, int64_t k, int64_t rows) {
+    return choose_batch_rows({WeightOperand::bf16, 1, n, k, false, 0}, rows, room, 0);
+  };
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5120, 2048},
+                             {2048, 4096},
+                             {151936, 2048},
+                             {10304, 2688},
+                             {2688, 4096},
+                             {2112, 7168},
+                             {24576, 1536},
+                             {7168, 16384}})
+    for (const int64_t rows : {1, 16, 17, 32}) EXPECT_TRUE(chosen(n, k, rows).chain) << n << " " << k << " " << rows;
+  for (const auto& [n, k] :
+       {std::pair<int64_t, int64_t>{128, 2048}, {256, 7168}, {576, 7168}, {1024, 4096}, {1920, 2048}})
+    for (const int64_t rows : {1, 16, 17, 32}) EXPECT_GT(chosen(n, k, rows).parts, 1) << n << " " << k << " " << rows;
+}
+
+// Steps are padded by less than 16 rows, to a multiple of 8 or 16: the order of sums is the same for all rows of 16
+// that follow a multiple of 16, and for all that are a chain.
+TEST(BatchRowsPlan, PaddingKeepsTheOrderOfSums) {
+  for (const WeightOperand op : kOperands)
+    for (const int64_t n : {100, 300, 1024, 2048, 5120, 24576})
+      for (const int64_t k : {512, 2048, 7168}) {
+        if (!batch_rows_run(op)) continue;
+        const WeightShape s{op, 1, n, k, false, 0};
+        const BatchRoom room = batch_room(132, 16);
+        for (int64_t rows = 1; rows <= kMaxBatchRows; ++rows) {
+          const int64_t padded = round_up<int64_t>(rows, rows <= kMostChainRows ? kMostChainRows : 16);
+          const BatchRowsChoice c = choose_batch_rows(s, rows, room, 0), with = choose_batch_rows(s, padded, room, 0);
+          ASSERT_EQ(c.chain, with.chain) << rows;
+          ASSERT_EQ(c.parts, with.parts) << rows;
+        }
+      }
+}
+
 // Tasks of an M-tile that were the quickest in docs/kernels/sm90_batch_rows.md by more than 3 %.
 TEST(BatchRowsPlan, ChainsThatWereMeasured) {
   struct Cell {
