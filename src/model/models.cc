@@ -64,7 +64,9 @@ LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReade
   parts.info.kv_dtype = options.kv_dtype.value_or(options.dtype);
   parts.info.stop_tokens = stop_tokens(reader.checkpoint());
   parts.info.row_invariant = options.deterministic || ops::traits_of(ctx.device().id()).row_invariant;
-  return {std::make_unique<Decoder>(std::move(parts)), reader.checkpoint(), reader.parts()};
+  // A reader of dummy weights holds those of the last module.
+  return {std::make_unique<Decoder>(std::move(parts)),
+          options.dummy ? reader.checkpoint().with_tensors({}) : reader.checkpoint(), reader.parts()};
 }
 }  // namespace
 

@@ -141,6 +141,19 @@ TEST(DummyDraft, IsThereWhenTheConfigurationSaysSo) {
   EXPECT_FALSE(load_dummy(dir)->info().has_draft);
 }
 
+// They are nobody's tensors: none can be read, and none stays in memory beside the model.
+TEST(DummySource, HasNoTensors) {
+  io::TempDir dir;
+  dir.put("config.json", config_of("nemotron-h"));
+  Context ctx = test_context();
+  LoadOptions o;
+  o.path = dir.path();
+  o.dummy = true;
+  const LiveModel live = load_live_model(ctx, o);
+  EXPECT_EQ(live.source.bytes(), 0);
+  EXPECT_TRUE(live.source.names().empty());
+}
+
 // The draft's experts can run elsewhere than the target's.
 TEST(DraftBackend, FollowsTheTargetsUnlessNamed) {
   struct Case {
