@@ -99,7 +99,8 @@ class Control:
     def update_weights_from_disk(self, model_path: str | os.PathLike[str], load_format: str | None = None,
                                  weight_version: str | None = None) -> tuple[bool, str]:
         """The weights of another checkpoint of the same model; what runs is aborted, but in an engine that is paused it
-        goes on with the new weights. Needs memory for both. Raises what loading raises, and then the old weights stay."""
+        goes on with the new weights. Its tensors are read, also in an engine of dummy weights. Needs memory for both.
+        Raises what loading raises, and then the old weights stay."""
         folder = _library.text("model_path", os.fspath(model_path))
         if load_format not in (None, "auto", "safetensors"):
             raise ValueError(f"load_format is {load_format!r}; accepted: None, 'auto', 'safetensors'")

@@ -132,7 +132,7 @@ class ModelOptions(Struct):
         ("struct_size", c_size_t), ("dtype", c_char_p), ("quantization", c_char_p), ("moe_backend", c_char_p),
         ("nvfp4_per_token_activation", c_int), ("fp8_block_trtllm", c_int), ("fp8_tensor_core_sums", c_int),
         ("deterministic", c_int), ("quantization_rest", c_char_p), ("kv_cache_dtype", c_char_p),
-        ("quantization_head", c_char_p),
+        ("quantization_head", c_char_p), ("load_format", c_char_p),
     ]
 
 

@@ -27,6 +27,9 @@ class Engine(Control):
     """A checkpoint and its cache of keys and values, run by a thread of the library. Any thread may call anything.
 
     model_path: folder of a Hugging Face checkpoint.
+    load_format: "auto" reads its tensors; "dummy" needs only config.json and the tokenizer's files, and fills the weights with
+        random numbers, always the same: for runs without the checkpoint. Such tensors can be neither read nor updated one by one;
+        update_weights_from_disk() puts a checkpoint in their place.
     dtype: of activations: "bfloat16" ("auto") or "float32". kv_cache_dtype: of cached keys and values: "auto" (dtype),
         "bfloat16" or "fp8_e4m3", which halves their memory.
     quantization: BF16 weights are quantised to it while loading: fp8, fp8_channel, fp8_block, mxfp8, nvfp4_online, mxfp4.
@@ -50,8 +53,9 @@ class Engine(Control):
     Raises NotFound, BadFile, Unsupported and the other exceptions of this package with the library's sentence.
     """
 
-    def __init__(self, model_path: str | os.PathLike[str], *, dtype: str = "auto", quantization: str | None = None,
-                 quantization_rest: str | None = None, device: str = "cpu", moe_runner_backend: str = "auto",
+    def __init__(self, model_path: str | os.PathLike[str], *, load_format: str = "auto", dtype: str = "auto",
+                 quantization: str | None = None, quantization_rest: str | None = None, device: str = "cpu",
+                 moe_runner_backend: str = "auto",
                  context_length: int | None = None, kv_cache_dtype: str = "auto", quantization_head: str | None = None,
                  max_running_requests: int | None = None, max_queued_requests: int | None = None,
                  chunked_prefill_size: int | None = None, max_total_tokens: int | None = None,
@@ -77,7 +81,7 @@ class Engine(Control):
             quantization_rest=option("quantization_rest", quantization_rest),
             quantization_head=option("quantization_head", quantization_head),
             kv_cache_dtype=option("kv_cache_dtype", kv_cache_dtype),
-            moe_backend=option("moe_runner_backend", moe_runner_backend),
+            moe_backend=option("moe_runner_backend", moe_runner_backend), load_format=option("load_format", load_format),
             nvfp4_per_token_activation=bool(nvfp4_per_token_activation),
             deterministic=bool(enable_deterministic_inference) or speculates)
         self._progress = progress_of(progress)

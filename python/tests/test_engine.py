@@ -419,12 +419,37 @@ def test_the_head_in_8_bits():
     assert seen[None] - seen["mxfp8"] == values * 2 - values * 33 / 32  # a scale for each 32 values
 
 
+def test_dummy_weights_need_the_configuration_alone(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).symlink_to(BUNDLED / name)
+    params = {**GREEDY, "max_new_tokens": 24, "ignore_eos": True}
+    with pytest.raises(sluice_moe.NotFound, match="model.safetensors"):
+        sluice_moe.Engine(tmp_path, threads=2)
+    for options in ({}, {"quantization": "mxfp8"}):
+        answers = []
+        for _ in range(2):
+            with sluice_moe.Engine(tmp_path, load_format="dummy", threads=2, **options) as engine:
+                answers.append(engine.generate(PROMPT, params)["output_ids"])
+        assert answers[0] == answers[1] and len(answers[0]) == 24
+    with sluice_moe.Engine(tmp_path, load_format="dummy", dtype="float32", threads=2) as engine:
+        assert engine.generate(PROMPT, params)["text"] != CONTINUATION[:len(CONTINUATION) // 2]
+        for call in (engine.weights_checker, lambda: engine.get_weights_by_name("lm_head.weight"),
+                     lambda: engine.update_weights_from_tensor([("lm_head.weight", np.zeros(3, np.float32))])):
+            with pytest.raises(sluice_moe.Unsupported, match='the weights are dummies \\(load_format "dummy"\\)'):
+                call()
+        # A checkpoint takes their place, and its tensors are read.
+        assert engine.update_weights_from_disk(BUNDLED)[0]
+        assert CONTINUATION.startswith(engine.generate(PROMPT, params)["text"])
+        assert engine.weights_checker()["ranks"][0]["checksums"]
+
+
 def test_engines_are_checked(tmp_path):
     for options, kind, sentence in [
         ({"model_path": tmp_path / "nowhere"}, sluice_moe.NotFound, "nowhere"),
         ({"model_path": 7}, TypeError, "int"),
         ({"device": "abacus"}, ValueError, "abacus"),
         ({"dtype": "float16"}, ValueError, "float16"),
+        ({"load_format": "safetensors"}, ValueError, 'load_format is "safetensors"; accepted: auto, dummy'),
         ({"quantization": "fp3"}, ValueError, "fp3"),
         ({"quantization": "mxfp4", "quantization_head": "q8_0"}, ValueError, 'quantization-head is "q8_0"; accepted: bf16'),
         ({"quantization_head": "mxfp8"}, ValueError, "quantization is not given"),

@@ -52,6 +52,14 @@ engine::NamedTensors view_tensors(const sluice_tensor* given, size_t count) {
   return out;
 }
 
+// The tensors that run.
+io::Checkpoint weights_of(const Running& r) {
+  io::Checkpoint weights = r.live->weights();
+  if (weights.bytes() == 0)
+    fail(ErrorCode::unsupported, "the weights are dummies (load_format \"dummy\"), not those of a checkpoint");
+  return weights;
+}
+
 engine::MemoryTags read_tags(sluice_memory memory) {
   constexpr sluice_memory kAll = SLUICE_MEMORY_WEIGHTS | SLUICE_MEMORY_KV_CACHE;
   check(memory > 0 && (memory & ~kAll) == 0,
@@ -90,6 +98,7 @@ sluice_status sluice_engine_update_weights(sluice_engine* engine, const char* fo
     Running& r = *required(engine, "engine").running;
     model::LoadOptions options = r.options;
     options.path = &required(folder, "folder");
+    options.dummy = false;
     r.live->reload([&] { return options; }, r.replacement(false));
   });
 }
@@ -100,7 +109,7 @@ sluice_status sluice_engine_update_tensors(sluice_engine* engine, const sluice_t
     Running& r = *required(engine, "engine").running;
     engine::NamedTensors given = view_tensors(tensors, count);
     // Names, types and shapes before the first byte: a wrong shape would be read beyond its end.
-    const io::Checkpoint checked = r.live->weights().updated(given);  // throws
+    const io::Checkpoint checked = weights_of(r).updated(given);  // throws
     for (auto& [name, tensor] : given) tensor = tensor.clone();
     r.live->update(given, r.replacement(abort != 0));
   });
@@ -129,7 +138,7 @@ sluice_status sluice_engine_get_weights(const sluice_engine* engine, sluice_weig
   return guard([&] {
     required(out, "out") = nullptr;
     auto made = std::make_unique<sluice_weights>();
-    made->checkpoint = required(engine, "engine").running->live->weights();
+    made->checkpoint = weights_of(*required(engine, "engine").running);
     made->checkpoint.check_unchanged();
     made->names = made->checkpoint.names();
     *out = made.release();

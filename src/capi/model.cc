@@ -27,6 +27,12 @@ std::optional<DType> kv_dtype_of(std::string_view name, DType dtype) {
         "options.kv_cache_dtype is \"{}\"; accepted: auto, fp8_e4m3, and bfloat16 with dtype bfloat16", name);
   return DType::bf16;
 }
+
+bool is_dummy(std::string_view load_format) {
+  check(load_format == "auto" || load_format == "dummy", "options.load_format is \"{}\"; accepted: auto, dummy",
+        load_format);
+  return load_format == "dummy";
+}
 }  // namespace
 
 model::LoadOptions read_load_options(const char* folder, const sluice_model_options* given) {
@@ -48,6 +54,7 @@ model::LoadOptions read_load_options(const char* folder, const sluice_model_opti
   if (o.quantization_rest != nullptr) options.quantization_rest = o.quantization_rest;
   if (o.quantization_head != nullptr) options.quantization_head = o.quantization_head;
   if (o.kv_cache_dtype != nullptr) options.kv_dtype = kv_dtype_of(o.kv_cache_dtype, options.dtype);
+  if (o.load_format != nullptr) options.dummy = is_dummy(o.load_format);
   return options;
 }
 

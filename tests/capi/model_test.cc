@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "sluice/sluice.hpp"
+#include "tests/io/temp_dir.h"
 
 namespace {
 std::atomic<int> allocations_until_failure{-1};  // negative: none fails
@@ -98,6 +101,7 @@ TEST(CapiModelOptions, ZerosAreTheDefaults) {
   auto stated = zeros;
   stated.dtype = "bfloat16";
   stated.moe_backend = "auto";
+  stated.load_format = "auto";
   const std::string text = text_of(nullptr, 0);
   EXPECT_FALSE(text.empty());
   EXPECT_EQ(text_of(&zeros, 0), text);
@@ -212,6 +216,28 @@ TEST_F(CapiModel, TheHeadHasAFormatOfItsOwn) {
   EXPECT_LT(sluice::Model(context, kFolder, options).info().weight_bytes, bf16);
 }
 
+// Of a folder without tensors: the same model each time, and another one than the checkpoint's.
+TEST_F(CapiModel, DummyWeightsNeedTheConfigurationAlone) {
+  const sluice::io::TempDir dir;
+  for (const char* name : {"config.json", "tokenizer.json"})
+    std::filesystem::create_symlink(std::filesystem::path(kFolder) / name, dir.path() / name);
+  sluice::Context context(2);
+  EXPECT_THROW(sluice::Model(context, dir.path().string(), float32()), sluice::Error);
+  auto options = float32();
+  options.load_format = "dummy";
+  const auto ids = model_->encode(kPrompt);
+  const auto logits_of = [&](const sluice::Model& model) { return sluice::Session(model, 64).append(ids); };
+  const sluice::Model dummy(context, dir.path().string(), options);
+  EXPECT_EQ(dummy.info().vocab, model_->info().vocab);
+  EXPECT_EQ(dummy.info().layers, model_->info().layers);
+  const std::vector<float> logits = logits_of(dummy);
+  EXPECT_TRUE(std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }));
+  EXPECT_EQ(logits_of(sluice::Model(context, dir.path().string(), options)), logits);
+  EXPECT_NE(logits_of(*model_), logits);
+  options.load_format = "auto";
+  EXPECT_EQ(logits_of(sluice::Model(context, kFolder, options)), logits_of(*model_));
+}
+
 TEST_F(CapiModel, RefusalsAreSentences) {
   sluice::Context context(1);
   EXPECT_THROW(sluice::Model(context, "/nowhere"), sluice::Error);
@@ -232,6 +258,10 @@ TEST_F(CapiModel, RefusalsAreSentences) {
   EXPECT_NE(std::string(sluice_last_error()).find("kv_cache_dtype is \"fp8_e5m2\"; accepted: auto"), std::string::npos);
   options.dtype = "float32", options.kv_cache_dtype = "bfloat16";
   EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
+  options = sluice::Model::default_options();
+  options.load_format = "pt";
+  EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
+  EXPECT_STREQ(sluice_last_error(), "options.load_format is \"pt\"; accepted: auto, dummy");
 
   EXPECT_THROW(model_->generate({}, greedy(1)), sluice::Error);
   EXPECT_THROW(model_->generate({-1}, greedy(1)), sluice::Error);

@@ -25,6 +25,9 @@ typedef struct sluice_model_options {
                                      bits, BF16 for nvfp4 and mxfp4 */
   const char* kv_cache_dtype;     /* of cached keys and values: "auto" (also NULL) for dtype, "bfloat16", "fp8_e4m3" */
   const char* quantization_head;  /* with quantization: the output head; NULL: BF16 */
+  const char* load_format;        /* "auto" (also NULL): the folder's tensors; "dummy": random weights, always the same,
+                                     for which the folder needs only config.json and the tokenizer's files. Such tensors
+                                     can be neither read nor updated one by one */
 } sluice_model_options;
 
 /* options NULL: all defaults. */

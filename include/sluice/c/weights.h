@@ -20,7 +20,7 @@ SLUICE_API sluice_status sluice_engine_continue(sluice_engine* engine);
  * engine that is paused it goes on with the new weights, unless `abort` is 1. They need memory for both. After an error
  * the old weights stay, all of them.
  *
- * The weights of another checkpoint of the same model. */
+ * The weights of another checkpoint of the same model: its tensors, also where load_format was "dummy". */
 SLUICE_API sluice_status sluice_engine_update_weights(sluice_engine* engine, const char* folder);
 
 /* A tensor in host memory, as the checkpoint has it: its name, its type, its shape, row by row without gaps. */
