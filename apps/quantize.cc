@@ -16,7 +16,7 @@ namespace {
 struct Options {
   std::string input, output, format, rest, head, calibration;
   std::vector<std::string> exclude;
-  bool weight_only = false;
+  bool weight_only = false, modelopt = false;
   int64_t window = 512;
   double shard_gib = 4;
 };
@@ -44,6 +44,7 @@ double megabytes_of_shards(const std::string& folder) {
 void run(const Options& o, Shared& shared) {
   Context ctx = shared.context();
   weights::SaveOptions save = weights::save_options(o.format, o.rest, o.head, !o.calibration.empty(), o.weight_only);
+  save.modelopt = o.modelopt;
   save.exclude = o.exclude;
   save.shard_bytes = static_cast<int64_t>(o.shard_gib * static_cast<double>(int64_t{1} << 30));
   const io::Checkpoint in = io::Checkpoint::open(o.input);
@@ -61,7 +62,7 @@ void add_quantize(CLI::App& parent, Shared& shared) {
   CLI::App* command = add_command(
       parent, shared,
       {"quantize", "write a checkpoint in another number format",
-       "  sluice quantize models/m m-mxfp8 --format mxfp8\n"
+       "  sluice quantize models/m m-mxfp8 --format mxfp8 --modelopt\n"
        "  sluice quantize models/m m-nvfp4 --format nvfp4 --calibration text.txt\n"
        "  sluice quantize models/m m-mx --format mxfp4 --format-rest mxfp8 --format-head mxfp8\n"
        "  sluice quantize models/m m-fp8 --format fp8 --calibration text.txt --exclude \"model.layers.0.*\"\n"},
@@ -81,6 +82,9 @@ void add_quantize(CLI::App& parent, Shared& shared) {
   command->add_option("--calibration", o->calibration,
                       "text file whose largest activations become the input scales of fp8 and nvfp4");
   command->add_flag("--weight-only", o->weight_only, "nvfp4 without rounding of activations; needs no calibration");
+  command->add_flag("--modelopt", o->modelopt,
+                    "ModelOpt's names and configuration where there are others: vLLM reads mxfp8 only so, and "
+                    "transformers only without");
   command->add_option("--exclude", o->exclude, "modules that stay in BF16: names, globs, or re:<regular expression>");
   command->add_option("--window", o->window, "tokens of a calibration window")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))

@@ -85,6 +85,14 @@ METHODS = {
 }
 
 
+def one_rank(monkeypatch):
+    """vLLM's layers without a process group."""
+    for module in [m for n, m in sys.modules.items() if n.startswith("vllm.")]:
+        for function, answer in (("rank", 0), ("world_size", 1)):
+            if f"get_tensor_model_parallel_{function}" in vars(module):
+                monkeypatch.setattr(module, f"get_tensor_model_parallel_{function}", lambda answer=answer: answer)
+
+
 @real
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("format", METHODS)
@@ -92,10 +100,7 @@ def test_vllms_own_methods(rng, monkeypatch, format, gated):
     """Parameters as vLLM's create_weights() makes them, filled, prepared and run through the method that was taken over."""
     where, name, attributes, config, roundings = METHODS[format]
     module = importlib.import_module(f"vllm.model_executor.layers.quantization.{where}")
-    for other in [m for n, m in sys.modules.items() if n.startswith("vllm.")]:  # one rank, without a process group
-        for function, answer in (("rank", 0), ("world_size", 1)):
-            if f"get_tensor_model_parallel_{function}" in vars(other):
-                monkeypatch.setattr(other, f"get_tensor_model_parallel_{function}", lambda answer=answer: answer)
+    one_rank(monkeypatch)
     own = getattr(module, name)
     method = object.__new__(own)
     method.moe, method.moe_kernel, method.moe_quant_config = moe_config(gated), None, None

@@ -57,23 +57,10 @@ def quantised(model, form, folder):
                 (out / file.name).symlink_to(file.resolve())
         return out
     calibration = ["--calibration", model / "valid.txt"] if form in ("fp8", "nvfp4") else []
-    subprocess.run([PROGRAM, "quantize", model, out, "--format", form, "--exclude", r"re:^(?!.*\.experts\.).*", *calibration],
+    names = ["--modelopt"] if form == "mxfp8" else []  # vLLM reads others for MiniMax's models alone
+    subprocess.run([PROGRAM, "quantize", model, out, "--format", form, "--exclude", r"re:^(?!.*\.experts\.).*", *calibration, *names],
                    check=True, capture_output=True)
-    if form == "mxfp8":
-        as_modelopt(out)
     return out
-
-
-def as_modelopt(folder):
-    """An MXFP8 checkpoint under ModelOpt's names, which both engines read: vLLM reads the others for MiniMax's models alone."""
-    from safetensors.torch import load_file, save_file
-    file, description = folder / "model.safetensors", folder / "config.json"
-    tensors = {name.removesuffix("_inv") if name.endswith("weight_scale_inv") else name: t for name, t in load_file(file).items()}
-    save_file(tensors, file, {"format": "pt"})
-    config = json.loads(description.read_text())
-    kept = config["quantization_config"]["modules_to_not_convert"]
-    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": kept}
-    description.write_text(json.dumps(config))
 
 
 def by_engine(folder, windows):

@@ -90,10 +90,25 @@ Dialect common_dialect(const ExportFormat& a, const ExportFormat& b) {
        name_of(format::kInputFormats, b.format.inputs), a.name, accepted.empty() ? "bf16" : accepted);
 }
 
-Dialect dialect_of(const OnlinePolicy& f) {
+void check_in_modelopt(const Part& part) {
+  if (!export_format_of(part.format).algo.empty()) return;
+  std::string accepted;
+  for (const ExportFormat& s : kExportFormats)
+    if (!s.algo.empty())
+      accepted += fmt::format("{}{} with {} inputs", accepted.empty() ? "" : ", ", info(s.format.weights).name,
+                              name_of(format::kInputFormats, s.format.inputs));
+  fail(ErrorCode::unsupported, "ModelOpt has no name for {} in {} with {} inputs; accepted with modelopt: {}",
+       part.name, info(part.format.weights).name, name_of(format::kInputFormats, part.format.inputs), accepted);
+}
+
+Dialect dialect_of(const OnlinePolicy& f, bool modelopt) {
+  const std::vector<Part> parts = quantized_parts(f);
+  if (modelopt) {
+    for (const Part& part : parts) check_in_modelopt(part);
+    return parts.empty() ? Dialect::none : Dialect::modelopt;
+  }
   if (!is_mixed(f)) return export_format_of(single(f)).dialect;
   // Where any two parts have a convention in common, all have one.
-  const std::vector<Part> parts = quantized_parts(f);
   Dialect common = Dialect::modelopt;
   for (const Part& a : parts)
     for (const Part& b : parts) {
@@ -189,8 +204,8 @@ JsonValue compressed_tensors(const OnlinePolicy& formats, const std::vector<Expo
 // Other tools recognise the layout by this name.
 JsonValue producer() { return object({{"name", text("modelopt")}, {"version", text("as written by sluice")}}); }
 
-ExportedConfig modelopt(const OnlinePolicy& formats, const std::vector<ExportedModule>& modules,
-                        const std::vector<std::string>& not_quantized) {
+ExportedConfig modelopt_config(const OnlinePolicy& formats, const std::vector<ExportedModule>& modules,
+                               const std::vector<std::string>& not_quantized) {
   const std::string_view algo = is_mixed(formats) ? "MIXED_PRECISION" : export_format_of(single(formats)).algo;
   JsonValue flat = object({{"quant_method", text("modelopt")}, {"quant_algo", text(algo)}});
   JsonValue nested = object({{"quant_algo", text(algo)}, {"kv_cache_quant_algo", JsonValue{}}});
@@ -204,9 +219,9 @@ ExportedConfig modelopt(const OnlinePolicy& formats, const std::vector<ExportedM
     }
     set_member(flat, "quantized_layers", layers);
     set_member(nested, "quantized_layers", std::move(layers));
-  } else if (single(formats).weights == Format::nvfp4) {
-    set_member(flat, "group_size", number(16));
-    set_member(nested, "group_size", number(16));
+  } else if (const int64_t group = info(single(formats).weights).group_k; group > 1) {
+    set_member(flat, "group_size", number(group));
+    set_member(nested, "group_size", number(group));
   }
   set_member(flat, "ignore", list(not_quantized));
   set_member(flat, "producer", producer());
@@ -216,11 +231,12 @@ ExportedConfig modelopt(const OnlinePolicy& formats, const std::vector<ExportedM
 
 }  // namespace
 
-void check_exportable(const OnlinePolicy& formats) { dialect_of(formats); }
+void check_exportable(const OnlinePolicy& formats, bool modelopt) { dialect_of(formats, modelopt); }
 
-std::vector<std::pair<std::string, Tensor>> export_tensors(const OnlinePolicy& formats, const std::string& module,
-                                                           const ModuleFormat& format, const QuantTensor& w,
-                                                           std::optional<float> input_scale) {
+std::vector<std::pair<std::string, Tensor>> export_tensors(const OnlinePolicy& formats, bool modelopt,
+                                                           const std::string& module, const ModuleFormat& format,
+                                                           const QuantTensor& w, std::optional<float> input_scale) {
+  const Dialect dialect = dialect_of(formats, modelopt);
   const auto as = [](const Tensor& t, DType dtype, Shape shape) {
     return Tensor(dtype, std::move(shape), t.data(), std::make_shared<Tensor>(t));
   };
@@ -234,13 +250,14 @@ std::vector<std::pair<std::string, Tensor>> export_tensors(const OnlinePolicy& f
       out.emplace_back(module + ".weight_scale", w.scales.reshape({}));
       break;
     case Format::fp8_channel:
-      out.emplace_back(module + ".weight_scale", w.scales.reshape({w.rows, 1}));
+      out.emplace_back(module + ".weight_scale",
+                       w.scales.reshape(dialect == Dialect::modelopt ? Shape{w.rows} : Shape{w.rows, 1}));
       break;
     case Format::fp8_block:
       out.emplace_back(module + ".weight_scale_inv", w.scales.slice(0));
       break;
     case Format::mxfp8:
-      out.emplace_back(module + (is_mixed(formats) ? ".weight_scale" : ".weight_scale_inv"),
+      out.emplace_back(module + (dialect == Dialect::mxfp8 ? ".weight_scale_inv" : ".weight_scale"),
                        as(w.scales, DType::u8, w.scales.slice(0).shape()));
       break;
     case Format::mxfp4:
@@ -258,11 +275,11 @@ std::vector<std::pair<std::string, Tensor>> export_tensors(const OnlinePolicy& f
   return out;
 }
 
-ExportedConfig export_config(const OnlinePolicy& formats, const std::vector<ExportedModule>& modules) {
+ExportedConfig export_config(const OnlinePolicy& formats, bool modelopt, const std::vector<ExportedModule>& modules) {
   std::vector<std::string> not_quantized;
   for (const ExportedModule& m : modules)
     if (m.format == ModuleFormat{}) not_quantized.push_back(m.name);
-  switch (dialect_of(formats)) {
+  switch (dialect_of(formats, modelopt)) {
     case Dialect::none:
       break;
     case Dialect::fp8:
@@ -281,7 +298,7 @@ ExportedConfig export_config(const OnlinePolicy& formats, const std::vector<Expo
     case Dialect::compressed_tensors:
       return {to_json_text(compressed_tensors(formats, modules, not_quantized)), ""};
     case Dialect::modelopt:
-      return modelopt(formats, modules, not_quantized);
+      return modelopt_config(formats, modules, not_quantized);
   }
   return {};
 }

@@ -72,7 +72,7 @@ class Saver {
   Saver(Context& ctx, const io::Checkpoint& in, const SaveOptions& options)
       : ctx_(ctx), in_(in), options_(options), scheme_(QuantScheme::detect(in)) {
     for (const std::string& pattern : options.exclude) excluded_.emplace_back(pattern, "exclude");
-    check_exportable(options.formats);
+    check_exportable(options.formats, options.modelopt);
   }
 
   void write(const fs::path& folder) {
@@ -168,7 +168,7 @@ class Saver {
   std::vector<std::pair<std::string, Tensor>> shapes(const Item& item) const {
     if (!item.matrix) return {{item.name, Tensor(in_.tensor(item.name).dtype(), in_.find(item.name)->shape)}};
     if (is_copy(item)) return copied(item);
-    return export_tensors(options_.formats, item.name, item.wanted,
+    return export_tensors(options_.formats, options_.modelopt, item.name, item.wanted,
                           make_quant_tensor(item.wanted.weights, 1, item.rows, item.cols), item.input_scale);
   }
 
@@ -184,8 +184,8 @@ class Saver {
       w.experts = 1, w.rows = item.rows, w.cols = item.cols;
       w.codes = stored_floats(item).reshape({1, item.rows, item.cols});
     }
-    return export_tensors(options_.formats, item.name, item.wanted, quantize(ctx_, item.wanted.weights, w),
-                          item.input_scale);
+    return export_tensors(options_.formats, options_.modelopt, item.name, item.wanted,
+                          quantize(ctx_, item.wanted.weights, w), item.input_scale);
   }
 
   // BF16 that stays BF16 keeps its own float type (a router in float32).
@@ -251,7 +251,7 @@ class Saver {
     std::vector<ExportedModule> modules{{std::string(kHead), head}};
     for (const Item& item : items_)
       if (item.matrix && item.name != kHead) modules.push_back({item.name, item.wanted});
-    const ExportedConfig exported = export_config(options_.formats, modules);
+    const ExportedConfig exported = export_config(options_.formats, options_.modelopt, modules);
     const fs::path path = in_.folder() / "config.json";
     io::JsonValue config =
         io::parse_json_value(io::read_file(path, int64_t{64} << 20), path.string(), io::JsonDialect::python);

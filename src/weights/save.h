@@ -15,6 +15,7 @@ namespace sluice::weights {
 
 struct SaveOptions {
   OnlinePolicy formats;                    // that export_format.h can write
+  bool modelopt = false;                   // in ModelOpt's convention where there are several
   std::vector<std::string> exclude;        // more that stay in BF16: NamePattern's globs and re:
   std::map<std::string, float> amax;       // largest inputs by module (ActivationObserver), for static inputs
   int64_t shard_bytes = int64_t{4} << 30;  // a file ends with the module that passes this size

@@ -126,6 +126,9 @@ class Formats(Models):
             run("quantize", BUNDLED, written, "--format", name, *(["--calibration", text] if calibrated else []))
             self.assertEqual(self.logits(written), online, name)
             self.assertNotEqual(online, self.logits(BUNDLED), name)
+            if name == "mxfp8":  # and under ModelOpt's names
+                run("quantize", written, self.folder / "modelopt", "--format", name, "--modelopt")
+                self.assertEqual(self.logits(self.folder / "modelopt"), online)
 
     def test_a_head_of_8_bits_is_written_and_read(self):
         words = ["mxfp4", "--quantization-rest", "mxfp8", "--quantization-head", "mxfp8"]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "weights/save.h"
 
+#include "base/math.h"
 #include "io/json_text.h"
 #include "live_context.h"
 #include "weights/calibration.h"
@@ -261,6 +262,58 @@ TEST_F(SaveTest, FromOneQuantisedCheckpointToAnother) {
   EXPECT_FALSE(b.checkpoint().contains(kExperts + ".0.up_proj.weight_scale_inv"));
 }
 
+// The same weights under ModelOpt's names, from BF16 and from the other names.
+TEST_F(SaveTest, ModelOptsConventionWhereThereAreTwo) {
+  Written in;
+  put_model(in);
+  const io::Checkpoint source = in.open();
+  struct Case {
+    std::string format, algo;
+    Shape scales;
+    bool groups;
+  };
+  const std::string module = kExperts + ".0.down_proj";
+  for (const auto& [format, algo, scales, groups] :
+       {Case{"mxfp8", "MXFP8", {kHidden, ceil_div(kInter, int64_t{32})}, true},
+        {"fp8_channel", "FP8_PER_CHANNEL_PER_TOKEN", {kHidden}, false}}) {
+    SaveOptions options = save_options(format, "", "", false, false);
+    const auto plain = out.path() / (format + "-plain"), to = out.path() / format, again = out.path() / (format + "-2");
+    save_quantized(ctx, source, plain, options);
+    options.modelopt = true;
+    save_quantized(ctx, source, to, options);
+    save_quantized(ctx, io::Checkpoint::open(plain), again, options);
+    for (const auto& folder : {to, again}) {
+      const io::Checkpoint got = io::Checkpoint::open(folder);
+      EXPECT_EQ(got.tensor(module + ".weight_scale").shape(), scales) << format;
+      EXPECT_FALSE(got.contains(module + ".weight_scale_inv")) << format;
+      const io::Config config = got.config().object("quantization_config");
+      EXPECT_EQ(config.string("quant_method"), "modelopt");
+      EXPECT_EQ(config.string("quant_algo"), algo);
+      EXPECT_EQ(config.has("group_size"), groups);
+      EXPECT_TRUE(std::filesystem::exists(folder / "hf_quant_config.json"));
+      Loader a(ctx, io::Checkpoint::open(plain)), b(ctx, got);
+      EXPECT_EQ(a.scheme().of(module), b.scheme().of(module));
+      EXPECT_EQ(a.scheme().of("lm_head"), b.scheme().of("lm_head"));
+      EXPECT_TRUE(same_bytes(a.experts(named(kExperts), kShape).weights, b.experts(named(kExperts), kShape).weights));
+      EXPECT_TRUE(same_bytes(a.linear("model.layers.0.self_attn.q_proj", 96, kHidden).w,
+                             b.linear("model.layers.0.self_attn.q_proj", 96, kHidden).w));
+    }
+  }
+  // Where ModelOpt's is the only one, nothing changes.
+  SaveOptions nvfp4 = save_options("nvfp4", "", "", false, true);
+  for (const bool modelopt : {false, true}) {
+    nvfp4.modelopt = modelopt;
+    save_quantized(ctx, source, out.path() / fmt::format("nvfp4-{}", modelopt), nvfp4);
+  }
+  for (const char* file : {"config.json", "hf_quant_config.json", "model.safetensors"})
+    EXPECT_EQ(io::slurp(out.path() / "nvfp4-false" / file), io::slurp(out.path() / "nvfp4-true" / file)) << file;
+  EXPECT_EQ(error_of([] { check_exportable(parse_online_policy("mxfp4"), true); }),
+            "ModelOpt has no name for experts in mxfp4 with plain inputs; accepted with modelopt: fp8_tensor with "
+            "fp8_static inputs, fp8_channel with fp8_token inputs, mxfp8 with mxfp8 inputs, nvfp4 with nvfp4 inputs, "
+            "nvfp4 with plain inputs");
+  EXPECT_NO_THROW(check_exportable(parse_online_policy("bf16"), true));
+}
+
 TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
   Written in;
   put_model(in);
@@ -316,18 +369,18 @@ TEST_F(SaveTest, Refusals) {
   EXPECT_EQ(save_options("nvfp4", "", "", false, true).formats.experts,
             (ModuleFormat{Format::nvfp4, InputFormat::plain}));
   EXPECT_EQ(
-      error_of([] { check_exportable(parse_online_policy("mxfp4", "fp8_block")); }),
+      error_of([] { check_exportable(parse_online_policy("mxfp4", "fp8_block"), false); }),
       "no published checkpoint format holds experts in mxfp4 beside other linears in fp8_block with fp8_group "
       "inputs; accepted beside such experts: fp8_tensor with fp8_token inputs, fp8_channel with fp8_token inputs, "
       "mxfp8 with mxfp8 inputs");
   // MXFP8 goes with either, but no convention has all three.
   EXPECT_NE(
-      error_of([] { check_exportable(parse_online_policy("nvfp4", "mxfp8", "mxfp4")); })
+      error_of([] { check_exportable(parse_online_policy("nvfp4", "mxfp8", "mxfp4"), false); })
           .find("holds experts in nvfp4 beside the head in mxfp4 with plain inputs; accepted beside such experts: "
                 "fp8_tensor with fp8_static inputs, fp8_channel"),
       std::string::npos);
   EXPECT_NE(error_of([] {
-              check_exportable({"", {Format::mxfp8, InputFormat::fp8_static}, {}});
+              check_exportable({"", {Format::mxfp8, InputFormat::fp8_static}, {}}, false);
             }).find("no published checkpoint format holds mxfp8 weights with fp8_static inputs; accepted: bf16 with"),
             std::string::npos);
   for (const auto& [name, tensor] : {std::pair{".gate_up_proj", Tensor(DType::f32, {2, 8, 4}).zero()},
