@@ -84,6 +84,17 @@ def test_vllm_takes_the_configuration_and_the_names(mxfp8, monkeypatch):
                if kind == torch.bfloat16 and name.endswith(".gate.weight"))
 
 
+@vllm
+def test_vllm_takes_the_groups_of_a_mixed_checkpoint(tmp_path):
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from vllm.model_executor.layers.quantization import get_quantization_config
+    own = get_quantization_config("compressed-tensors")
+    description, _ = written(tmp_path / "mixed", "--format", "mxfp4", "--format-rest", "mxfp8")
+    groups = own.from_config(description).target_scheme_map
+    seen = {group["format"]: (own._is_mxfp4(group["weights"]), own._is_mxfp8(group["weights"])) for group in groups.values()}
+    assert seen == {"mxfp4-pack-quantized": (True, False), "mxfp8-quantized": (False, True)}
+
+
 @sglang
 def test_sglang_takes_the_configuration_and_the_names(mxfp8):
     pytest.importorskip("sglang.srt.model_loader.loader", reason="SGLang does not load here", exc_type=Exception)

@@ -152,8 +152,11 @@ JsonValue compressed_group(const ModuleFormat& format, const std::vector<std::st
     return group;
   }
   if (format.weights == Format::mxfp8) {
-    set_member(group, "weights", group_side(8, "group", 32, false));
-    set_member(group, "input_activations", group_side(8, "group", 32, true));
+    // vLLM takes it for MXFP8 only with this type of the scales.
+    JsonValue weights = group_side(8, "group", 32, false), inputs = group_side(8, "group", 32, true);
+    for (JsonValue* side : {&weights, &inputs}) set_member(*side, "scale_dtype", text("torch.uint8"));
+    set_member(group, "weights", std::move(weights));
+    set_member(group, "input_activations", std::move(inputs));
     return group;
   }
   // Inputs have strategy "tensor" where the weights have, because servers refuse other pairs. Sluice reads it as one
