@@ -84,7 +84,7 @@ class QuantizeArgs(Struct):
     _fields_ = [
         ("struct_size", c_size_t), ("coding", c_char_p), ("x", c_void_p), ("dtype", c_int32), ("rows", c_int64),
         ("cols", c_int64), ("input_scale", c_void_p), ("codes", c_void_p), ("scales", c_void_p), ("layout", c_int32),
-        ("row_scales", c_void_p),
+        ("row_scales", c_void_p), ("encodes", c_int),
     ]
 
 

@@ -98,6 +98,12 @@ def quantize(x: Any, coding: str, *, input_scale: Any = None, layout: str = "lin
     out: a Quantized whose tensors are written; default: new ones.
     Raises ValueError and TypeError with the name, the value and what is accepted; Unsupported without CUDA.
     """
+    return quantize_by(x, coding, input_scale, False, layout, out, threads, stream)
+
+
+def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: str, out: Quantized | None = None, threads: int = 0,
+                stream: Any = None) -> Quantized:
+    """quantize(). encodes: input_scale is NVFP4's encode factor, which the result keeps in its place."""
     c = _coding(coding, layout)
     device = _tensor.view(x, "x").device
     on = _device.read_stream(stream, device)
@@ -119,7 +125,7 @@ def quantize(x: Any, coding: str, *, input_scale: Any = None, layout: str = "lin
     _tensor.check_apart(written, [("x", v)])
     pointers = {name: view.pointer for name, view in written}
     args = _library.QuantizeArgs(
-        coding=coding.encode(), x=v.pointer, dtype=_number(v), rows=rows, cols=cols, layout=LAYOUTS[layout],
+        coding=coding.encode(), x=v.pointer, dtype=_number(v), rows=rows, cols=cols, layout=LAYOUTS[layout], encodes=encodes,
         input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else
         _pointer("input_scale", scale, device, on), **pointers)
     if device == CPU:

@@ -37,6 +37,11 @@ E2M1 = _table(2, 1, 1, None)  # 0, 0.5, 1, 1.5, 2, 3, 4, 6
 E8M0 = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan])
 
 
+def every_mantissa():
+    """All float32 of [1, 2): what holds for these holds for all others but those whose results are subnormal."""
+    return (np.arange(2**23, dtype=np.uint32) + np.uint32(0x3f800000)).view(np.float32)
+
+
 def nearest(table, values):
     """The code nearest to each value by looking at all of them: ties to the even code, past the end the largest."""
     finite = np.flatnonzero(np.isfinite(table))

@@ -11,7 +11,8 @@ import sluice_moe  # noqa: E402
 from conftest import DEVICES  # noqa: E402
 from on_gpu import to_torch  # noqa: E402
 from reference import (  # noqa: E402
-    E2M1, E4M3, bf16, block_values, layer, relu2, round_e4m3, round_fp8_group, round_mxfp8, round_nvfp4, swiglu, to_bf16, unpack,
+    E2M1, E4M3, bf16, block_values, every_mantissa, layer, relu2, round_e4m3, round_fp8_group, round_mxfp8, round_nvfp4, swiglu,
+    to_bf16, unpack,
 )
 from sluice_moe import _experts  # noqa: E402
 
@@ -153,6 +154,27 @@ ROUNDINGS = {
     "fp8_block": (groups_e4m3, round_fp8_group), "fp8_channel": (rows_e4m3, token_e4m3),
     "fp8_tensor": (rows_e4m3, token_e4m3), "mxfp4": (plain, lambda y: bf16(to_bf16(y))),
 }
+
+
+@pytest.mark.parametrize("names", ["modelopt", "compressed"])
+def test_static_scales_are_the_checkpoints(rng, names):
+    """ModelOpt's decode factors bit for bit; of compressed-tensors' encode factors the inverse, as Sluice's loader and vLLM's
+    own method take it. The largest of all experts counts."""
+    for _ in range(200):
+        given = (rng.uniform(1, 2, size=(2, E)) * 2.0 ** rng.integers(-20, 21, size=(2, E))).astype(np.float32)
+        name = "input_scale" if names == "modelopt" else "input_global_scale"
+        layer = types.SimpleNamespace(**{f"{w}_{name}": torch.nn.Parameter(torch.from_numpy(g)) for w, g in zip(("w13", "w2"), given)})
+        expected = given.max(1) if names == "modelopt" else np.float32(1) / given.min(1)
+        assert _experts._static(layer) == tuple(map(float, expected))
+
+
+def test_inverting_a_decode_factor_twice_changes_no_code():
+    """NVFP4 is rounded by the inverse of the decode factor. An engine that keeps that inverse, and a kernel that inverts it
+    back and forth, round by the same one: for every float."""
+    decode, one = every_mantissa(), np.float32(1)
+    encode = one / decode
+    assert (one / (one / encode) == encode).all()
+    assert (one / encode != decode).any()  # the decode factor itself is lost
 
 
 @pytest.mark.parametrize("device", DEVICES)

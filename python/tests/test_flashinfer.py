@@ -6,7 +6,7 @@ import pytest
 import sluice_moe
 import sluice_moe.flashinfer as fi
 from flashinfer_case import device  # noqa: F401 - a fixture of every test
-from reference import E2M1, E4M3, E8M0, bf16, swiglu_moe, to_bf16, unpack
+from reference import E2M1, E4M3, E8M0, bf16, every_mantissa, nearest, swiglu_moe, to_bf16, unpack
 from sluice_moe.flashinfer._layouts import linear_scales
 
 E, K, H, I, T = 4, 2, 128, 128, 9
@@ -75,6 +75,32 @@ def test_quantisers(rng):
     codes, scales = fi.mxfp4_quantize(x, sfLayout=fi.SfLayout.layout_linear)
     assert (np.abs(E2M1[unpack(codes)] * E8M0[scales].repeat(32, 1) - x) <=
             np.abs(x).reshape(37, 3, 32).max(-1).repeat(32, 1) / 3).all()
+
+
+def test_a_global_scale_that_is_no_inverse(rng):
+    """Of the floats a sixth are no float's inverse. Scales at the border between two codes, where the inverse of the inverse
+    gives the neighbouring code, are those of the given factor."""
+    one = np.float32(1)
+    all_of_them = every_mantissa()
+    back = one / (one / all_of_them)
+    least, most = (one / np.nextafter(one / all_of_them, to) for to in (np.float32(0), np.float32(2)))
+    none = (back != all_of_them) & (least != all_of_them) & (most != all_of_them)
+    assert (none == (back != all_of_them)).all() and 0.171 < none.mean() < 0.172
+    borders = (E4M3[0x50:0x7e] + E4M3[0x51:0x7f]) / 2  # 8 to 448
+    count = 0
+    for encode in rng.choice(all_of_them[none], 40) * np.float32(2) ** rng.integers(-8, 9, 40).astype(np.float32):
+        factor, other = (np.float32(g * np.float32(1 / 6)) for g in (encode, one / (one / encode)))
+        amax = (borders / factor).astype(np.float32).view(np.int32)[:, None] + np.arange(-2, 3, dtype=np.int32)
+        amax = amax.view(np.float32).reshape(-1)
+        expected = nearest(E4M3, amax * factor)
+        count += (expected != nearest(E4M3, amax * other)).sum()
+        x = (rng.uniform(-1, 1, size=(len(amax), 16)) * amax[:, None]).astype(np.float32)
+        x[:, 3] = amax
+        codes, scales = fi.fp4_quantize(x, np.array([encode]), is_sf_swizzled_layout=False)
+        assert (scales[:, 0] == expected).all()
+        inverse = one / (E4M3[expected].astype(np.float32) * (one / encode))
+        assert (unpack(codes) == nearest(E2M1, x * inverse[:, None])).all()
+    assert count > 0
 
 
 def test_rows_of_zeros_are_zeros():

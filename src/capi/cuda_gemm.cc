@@ -2,6 +2,8 @@
 // Quantisers and the dense GEMM over raw device pointers. The GEMM is sm90::DenseGemm and not ops::Linear, which is
 // made for models: callers give codes and scales as well as rows, the number of tokens in device memory, and a stream
 // of their own.
+#include <cstddef>
+
 #include "capi/quantize.h"
 #include "capi/status.h"
 #include "capi/view.h"
@@ -121,6 +123,7 @@ void quantize(const sluice_quantize_args& given, const capi::CudaQueue& queue) {
   a.rows = to.rows;
   a.cols = static_cast<int>(to.cols);
   a.input_scale = given.input_scale;
+  a.encodes = call.to.encodes;
   a.codes = to.codes;
   a.scales = to.scales;
   a.layout = to.layout;
@@ -148,7 +151,8 @@ void run(const sluice_cuda_gemm&, const sluice_cuda_gemm_args&, const capi::Cuda
 extern "C" {
 
 sluice_status sluice_cuda_quantize(const sluice_quantize_args* args, const sluice_cuda_queue* queue) {
-  return guard([&] { quantize(read_struct(args, "args", sizeof(sluice_quantize_args)), capi::read_queue(queue)); });
+  return guard(
+      [&] { quantize(read_struct(args, "args", offsetof(sluice_quantize_args, encodes)), capi::read_queue(queue)); });
 }
 
 sluice_status sluice_cuda_gemm_create(const sluice_gemm_options* options, int device, void* stream,

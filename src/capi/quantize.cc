@@ -3,6 +3,7 @@
 #include "capi/quantize.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "base/bf16.h"
@@ -144,6 +145,10 @@ QuantizeCall read_quantize_args(const sluice_quantize_args& args) {
   call.to.scales = args.scales;
   call.to.row_scales = args.row_scales;
   check_input_scale(call.to, args.input_scale);
+  check(args.encodes == 0 || args.encodes == 1, "args.encodes is {}; accepted: 0, 1", args.encodes);
+  check(args.encodes == 0 || call.to.coding == format::Coding::nvfp4, "args.encodes is 1 with {}; accepted with nvfp4",
+        name_of(format::kCodings, call.to.coding));
+  call.to.encodes = args.encodes != 0;
   format::check_coded(call.to);
   return call;
 }
@@ -166,7 +171,7 @@ sluice_status sluice_scale_elements(sluice_scale_layout layout, int64_t rows, in
 
 sluice_status sluice_quantize(sluice_context* context, const sluice_quantize_args* given) {
   return guard([&] {
-    const auto args = read_struct(given, "args", sizeof(sluice_quantize_args));
+    const auto args = read_struct(given, "args", offsetof(sluice_quantize_args, encodes));
     required(context, "context").shared->use([&](Context& ctx) { capi::quantize(ctx, args); });
   });
 }

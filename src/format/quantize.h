@@ -83,11 +83,11 @@ struct Nvfp4Global {
   float encode = 1.0f, decode = 1.0f;
 };
 
+// From the encode factor that other libraries call the global scale. A sixth of all floats are no float's inverse, so
+// nvfp4_global() of the inverse may have the float beside it.
+HD inline Nvfp4Global nvfp4_encode(float encode) { return {encode, 1.0f / encode}; }
 // From a calibrated decode factor (input_scale, weight_scale_2), which must be positive, finite and at least FLT_MIN.
-HD inline Nvfp4Global nvfp4_global(float scale) {
-  const float encode = 1.0f / scale;
-  return {encode, 1.0f / encode};
-}
+HD inline Nvfp4Global nvfp4_global(float scale) { return nvfp4_encode(1.0f / scale); }
 // From the row itself (nvfp4_token). The row's decode factor in the product is `decode`.
 HD inline Nvfp4Global nvfp4_row_global(float row_amax) {
   const float encode = at_most_float_max((kE4m3Max * kE2m1Max) / row_amax);  // a zero row: FLT_MAX

@@ -27,7 +27,7 @@ struct RowFactors {
   Nvfp4Global global;
 };
 
-RowFactors row_factors(InputFormat f, const float* x, int64_t cols, float input_scale) {
+RowFactors row_factors(InputFormat f, const float* x, int64_t cols, float input_scale, bool encodes = false) {
   RowFactors r;
   switch (f) {
     case InputFormat::fp8_static:
@@ -38,8 +38,8 @@ RowFactors row_factors(InputFormat f, const float* x, int64_t cols, float input_
       r.scale = fp8_scale(amax_of(x, cols));
       break;
     case InputFormat::nvfp4:
-      r.scale = input_scale;
-      r.global = nvfp4_global(input_scale);
+      r.global = encodes ? nvfp4_encode(input_scale) : nvfp4_global(input_scale);
+      r.scale = encodes ? r.global.decode : input_scale;
       break;
     case InputFormat::nvfp4_token:
       r.global = nvfp4_row_global(amax_of(x, cols));
@@ -55,7 +55,7 @@ float e2m1_at(const uint8_t* packed, int64_t i) { return e2m1_to_float(packed[i 
 
 }  // namespace
 
-QuantRows quantize_rows(InputFormat f, const float* x, int64_t rows, int64_t cols, float input_scale) {
+QuantRows quantize_rows(InputFormat f, const float* x, int64_t rows, int64_t cols, float input_scale, bool encodes) {
   check(f != InputFormat::plain, "input format plain has no codes; rows in it are used as they are");
   check_scale(f, input_scale);
   QuantRows q;
@@ -76,7 +76,7 @@ QuantRows quantize_rows(InputFormat f, const float* x, int64_t rows, int64_t col
   for (int64_t t = 0; t < rows; ++t) {
     const float* row = x + t * cols;
     uint8_t* codes = q.codes.data() + t * row_bytes;
-    const RowFactors r = row_factors(f, row, cols, input_scale);
+    const RowFactors r = row_factors(f, row, cols, input_scale, encodes);
     if (row_scaled) q.row_scales[static_cast<size_t>(t)] = r.scale;
     if (f == InputFormat::fp8_static)
       for (int64_t k = 0; k < cols; ++k) codes[k] = fp8_static_code(row[k], r.inverse);

@@ -65,7 +65,7 @@ void quantize_into(const CodedTensor& to, const float* x, int64_t first, int64_t
     for (int64_t r = 0; r < count; ++r) quantize_row_mxfp4(to, x + r * to.cols, first + r);
     return;
   }
-  const QuantRows q = quantize_rows(input_format(to.coding), x, count, to.cols, to.input_scale);
+  const QuantRows q = quantize_rows(input_format(to.coding), x, count, to.cols, to.input_scale, to.encodes);
   if (!q.codes.empty()) std::memcpy(to.codes + first * row_bytes(to), q.codes.data(), q.codes.size());
   const int64_t groups = groups_of(to);
   for (int64_t r = 0; r < count; ++r) {

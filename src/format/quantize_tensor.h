@@ -13,6 +13,7 @@ struct CodedTensor {
   Coding coding = Coding::fp8_token;
   int64_t rows = 0, cols = 0;
   float input_scale = 1.0f;  // decode factor of fp8_static and nvfp4
+  bool encodes = false;      // nvfp4, to quantise: input_scale is the encode factor in its place
   uint8_t* codes = nullptr;  // e4m3 [rows, cols], or two e2m1 per byte [rows, ceil(cols / 2)], low nibble = even column
   // Block scales [rows, ceil(cols / group)] in `layout`: bytes, for fp8_group float32. Null where there are none.
   void* scales = nullptr;

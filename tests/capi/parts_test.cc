@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -177,8 +178,43 @@ TEST(CapiParts, QuantiserRefusals) {
   args.coding = "nvfp4";
   args.input_scale = nullptr;
   expect_refusal(status(), "nvfp4 needs an input_scale");
+  args.input_scale = x;
+  args.encodes = 2;
+  expect_refusal(status(), "args.encodes is 2; accepted: 0, 1");
+  args.encodes = 1;
+  args.coding = "fp8_static";
+  args.scales = nullptr;
+  expect_refusal(status(), "args.encodes is 1 with fp8_static; accepted with nvfp4");
   args.rows = -1;
   expect_refusal(status(), "the tensor is [-1, 4]; neither size may be negative");
+}
+
+// A power of two and its inverse, which is exact, mean the same. Callers of before the field have the decode factor.
+TEST(CapiParts, AnEncodeFactorIsTheInverse) {
+  std::mt19937 random = sluice::test::rng();
+  sluice::Context context(1);
+  const auto x = floats(random, 64);
+  const float encode = 512, decode = 1 / encode;
+  const auto quantised = [&](const float& input_scale, int encodes, size_t size) {
+    std::vector<uint8_t> out(32 + 4);
+    auto args = SLUICE_INIT(sluice_quantize_args);
+    args.struct_size = size;
+    args.coding = "nvfp4";
+    args.x = x.data();
+    args.rows = 1;
+    args.cols = 64;
+    args.input_scale = &input_scale;
+    args.codes = out.data();
+    args.scales = out.data() + 32;
+    args.encodes = encodes;
+    EXPECT_EQ(sluice_quantize(context.get(), &args), SLUICE_OK) << sluice_last_error();
+    return out;
+  };
+  constexpr size_t kNow = sizeof(sluice_quantize_args), kBefore = offsetof(sluice_quantize_args, encodes);
+  const auto expected = quantised(decode, 0, kNow);
+  EXPECT_EQ(quantised(encode, 1, kNow), expected);
+  EXPECT_EQ(quantised(decode, 1, kBefore), expected);
+  EXPECT_NE(quantised(decode, 1, kNow), expected);
 }
 
 // float32 and bfloat16 of the same numbers give the same bits, several matrices those of each.

@@ -44,6 +44,7 @@ typedef struct sluice_quantize_args {
   void* scales;
   sluice_scale_layout layout;
   float* row_scales; /* [rows] of fp8_token and nvfp4_token; else NULL */
+  int encodes; /* 1, with nvfp4: input_scale is the encode factor, 448 * 6 / amax, which others call global scale */
 } sluice_quantize_args;
 typedef sluice_quantize_args sluice_cuda_quantize_args;
 

@@ -76,15 +76,15 @@ def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf
         refuse_4over6(nvfp4_4over6)
     input = _wide(input)
     layout = ("8x4" if is_sf_8x4_layout else "128x4") if is_sf_swizzled_layout else "linear"
-    scale = None
+    scale, encodes = None, coding == "nvfp4" and not is_global_scale_inversed
     if coding == "nvfp4":
         if global_scale is None:
             scale = _tensor.empty("float32", (1,), input)
             scale[:] = 1
         else:
-            scale = (global_scale if is_global_scale_inversed else 1 / global_scale).reshape(1)
-            scale = scale.clip(_LEAST_NORMAL)  # rows of zeros have the largest float as their global scale
-    q = ops.quantize(input, coding, input_scale=scale, layout=layout)
+            # Rows of zeros have the largest float as their global scale.
+            scale = global_scale.reshape(1).clip(_LEAST_NORMAL, 1 / _LEAST_NORMAL)
+    q = ops.quantize_by(input, coding, scale, encodes, layout)
     return q.codes, _by_columns(q.scales, input.shape[1] // sf_vec_size)
 
 

@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(kThreads)
     format::Nvfp4Global global;
     float row_scale = 1.0f, inverse = 1.0f;
     if (a.coding == Coding::fp8_static) inverse = format::fp8_static_inverse(*a.input_scale);
-    if (a.coding == Coding::nvfp4) global = format::nvfp4_global(*a.input_scale);
+    if (a.coding == Coding::nvfp4)
+      global = a.encodes ? format::nvfp4_encode(*a.input_scale) : format::nvfp4_global(*a.input_scale);
     if (a.coding == Coding::fp8_token || a.coding == Coding::nvfp4_token) {
       uint32_t bits = 0;
       for (int column = 8 * static_cast<int>(threadIdx.x); column < a.cols; column += 8 * kThreads) {

@@ -21,6 +21,7 @@ struct QuantizeArgs {
   int64_t rows;
   int cols;
   const float* input_scale;  // [1], fp8_static and nvfp4: the decode factor
+  bool encodes;              // nvfp4: the encode factor in its place
   uint8_t* codes;            // e4m3 [rows, cols], or two e2m1 per byte [rows, ceil(cols / 2)]
   // Block scales [rows, ceil(cols / group)] in `layout`, whose padding becomes zero: bytes, for fp8_group float32. Null
   // where there are none.
