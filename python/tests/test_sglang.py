@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plug-in of SGLang: against SGLang's own classes where it is installed (it needs no GPU for that), and against
 stand-ins with the names and arguments that SGLang 0.5.23 has."""
+import dataclasses
 import importlib
 import importlib.util
+import inspect
+import json
 import logging
+import subprocess
 import sys
 import types
 
@@ -285,6 +289,69 @@ def test_sglangs_own_methods(rng, monkeypatch, format, gated):
         return method.apply(layer, StandardDispatchOutput(x, None, StandardTopKOutput(weights, ids.int(), None))).hidden_states
 
     case.check(call, *roundings)
+
+
+REGISTRATION = """
+import argparse, json
+try:
+    from sglang.srt.layers.moe.moe_runner import runner
+    from sglang.srt.layers.moe.utils import resolve_moe_runner_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.server_args import ServerArgs
+    runner.register_moe_runner_core
+except Exception as problem:
+    print(json.dumps({"skipped": repr(problem)}))
+    raise SystemExit
+import sluice_moe.sglang as plugin
+plugin.register()
+HookRegistry.apply_hooks()
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+arguments = parser.parse_args(["--model-path", "m", "--moe-runner-backend", plugin.NAME])
+core = runner.MoeRunner(resolve_moe_runner_backend(plugin.NAME), runner.MoeRunnerConfig()).runner_core
+print(json.dumps({"asked for": sorted(HookRegistry._hooks), "hooked": sorted(HookRegistry._patched),
+                  "backend": arguments.moe_runner_backend, "core": type(core).__name__}))
+"""
+
+
+@real
+def test_registration_in_sglangs_own_registries():
+    """Its hooks find every method, its command line takes the backend and its runner makes the core. In a process of its own,
+    as nothing of it can be undone."""
+    run = subprocess.run([sys.executable, "-c", REGISTRATION], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    seen = json.loads(run.stdout.splitlines()[-1])
+    if "skipped" in seen:
+        pytest.skip(f"SGLang does not load here, or has no registry of runners: {seen['skipped']}")
+    assert seen["hooked"] == seen["asked for"] and len(seen["hooked"]) == len(plugin.METHODS) + 1
+    assert (seen["backend"], seen["core"]) == ("sluice", "SluiceRunnerCore")
+
+
+@real
+def test_signatures_are_sglangs():
+    """What the plug-in puts over SGLang's methods takes their arguments by their names, and what it reads is there."""
+    base = pytest.importorskip("sglang.srt.layers.quantization.base_config", reason="SGLang does not load here", exc_type=Exception)
+    from sglang.srt.layers.moe.moe_runner import base as runner
+    from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatchOutput
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    def parameters(function):
+        return list(inspect.signature(function).parameters)
+
+    over = {name: member for name, member in vars(plugin.Method).items() if inspect.isfunction(member)}
+    theirs = {name: getattr(base.FusedMoEMethodBase, name, None) for name in over}
+    assert {"create_moe_runner", "process_weights_after_loading", "apply"} <= {name for name, own in theirs.items() if own}
+    for name, own in theirs.items():
+        assert own is None or parameters(over[name]) == parameters(own), name
+    core = plugin._core_class()
+    assert not core.__abstractmethods__
+    assert parameters(core.run_from_dispatch) == parameters(runner.DispatchMoeRunnerCore.run_from_dispatch)
+    fields = {field.name for field in dataclasses.fields(runner.MoeRunnerConfig)}
+    assert {"top_k", "activation", "is_gated", "apply_router_weight_on_input", "no_combine", "routed_scaling_factor", "gemm1_alpha",
+            "gemm1_clamp_limit", "swiglu_limit"} <= fields
+    for made, names in ((StandardDispatchOutput, {"hidden_states", "topk_output"}), (StandardCombineInput, {"hidden_states"}),
+                        (StandardTopKOutput, {"topk_weights", "topk_ids"})):
+        assert names <= set(parameters(made))
 
 
 @real
