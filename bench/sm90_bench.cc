@@ -15,6 +15,7 @@ const std::vector<Kind> kKinds = {
     {"mxfp8", format::Format::mxfp8, format::InputFormat::mxfp8, 8.25, false},
     {"nvfp4", format::Format::nvfp4, format::InputFormat::nvfp4, 4.5, false},
     {"nvfp4tok", format::Format::nvfp4, format::InputFormat::nvfp4_token, 4.5, false},
+    {"fp8tok", format::Format::fp8_channel, format::InputFormat::fp8_token, 8.0, true},
     {"mxfp4", format::Format::mxfp4, format::InputFormat::plain, 4.25, false},
 };
 

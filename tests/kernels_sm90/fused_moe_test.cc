@@ -266,6 +266,31 @@ TEST(FusedMoe, Sizes) {
       }
 }
 
+// Two launches that stream weights (one_token/): small layers of every format go there. Here what they ask of these.
+TEST(FusedMoe, OneToken) {
+  SKIP_WITHOUT_DEVICE();
+  uint64_t seed = test::seed() + 6000;
+  for (const auto& f : kFormats) {
+    check_case(base(f + " bias=1 act_params=1"), 1, ++seed);
+    check_case(base(f + " bias=1 act=relu2 finalize=0"), 1, ++seed);
+    if (f.find("plain") == std::string::npos) check_case(base(f + " dtype=float32"), 1, ++seed);
+    // K that ends within a k-block, an odd number of k-blocks, columns that do not fill their groups of rows.
+    check_case("experts=8 top_k=3 hidden=352 inter=224 " + f, 1, ++seed);
+    // A cluster for each 16 columns; a block for each; two blocks and more per multiprocessor.
+    for (const char* size :
+         {"hidden=1024 inter=352", "hidden=2048 inter=320", "hidden=2880 inter=192", "hidden=7168 inter=96"})
+      check_case(fmt::format("experts=9 top_k=8 {} {}", size, f), 1, ++seed);
+  }
+  for (const char* act : {"gelu", "silu", "swiglu", "geglu", "relu2", "geglu_tanh", "identity"})
+    check_case(base(std::string("act=") + act), 1, ++seed);
+  for (const char* weights : {"weights=bf16", "weights=fp8_tensor inputs=fp8_static", "weights=mxfp8 inputs=mxfp8"})
+    check_case(fmt::format("experts=16 top_k=1 hidden=256 inter=128 {} routing=llama4 weight_on_input=1", weights), 1,
+               ++seed);
+  // More weights than the second kernel's rings hold.
+  check_case("experts=2 top_k=2 hidden=2240 inter=4096", 1, ++seed);
+  check_case("experts=4 top_k=4 hidden=1040 inter=2048 weights=nvfp4 inputs=nvfp4_token", 1, ++seed);
+}
+
 TEST(FusedMoe, EdgeCases) {
   SKIP_WITHOUT_DEVICE();
   uint64_t seed = test::seed() + 4000;

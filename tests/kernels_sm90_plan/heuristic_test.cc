@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "kernels/sm90/dense/plan.h"
 #include "kernels/sm90/fused_moe/problem.h"
+#include "kernels/sm90/one_token/config.h"
 #include "tests/support/random.h"
 
 namespace sluice {
@@ -208,6 +209,41 @@ TEST(Heuristic, ExplainNamesTheTileAndItsReason) {
   const auto c = sm90::choose_gemm(sm90::gemm_problem(s, 32), 132);
   EXPECT_NE(text.find(c.instance.name()), std::string::npos) << text;
   EXPECT_NE(text.find("32 tokens"), std::string::npos) << text;
+}
+
+TEST(Heuristic, OneTokenHasItsKernelsUnlessItsBitsMayNotDependOnThat) {
+  MoeSpec s = qwen(format::Format::bf16);
+  EXPECT_TRUE(sm90::runs_one_token(s, 132, 1));
+  EXPECT_FALSE(sm90::runs_one_token(s, 132, 2));
+  s.tokens = 1;
+  EXPECT_NE(sm90::explain_choice(s, 132).find("one_token"), std::string::npos);
+  s.deterministic = true;
+  EXPECT_FALSE(sm90::runs_one_token(s, 132, 1));
+  s.deterministic = false;
+  s.inter = 765;
+  EXPECT_FALSE(sm90::runs_one_token(s, 132, 1)) << "columns come in eights";
+  s.inter = 768, s.top_k = 33;
+  EXPECT_FALSE(sm90::runs_one_token(s, 132, 1)) << "a lane for each expert";
+  EXPECT_FALSE(sm90::runs_one_token(qwen(format::Format::mxfp8), 132, 1)) << "the grouped GEMM is quicker";
+}
+
+// Every segment and unit of K has one warp, and what a warp has fits into its room.
+TEST(Heuristic, SharesOfOneTokenCoverItsWeights) {
+  for (const int units : {1, 2, 3, 12, 29, 42, 112})
+    for (const int segments : {1, 2, 5, 6, 8, 22})
+      for (const int warps : {8, 16}) {
+        const int parts = sm90::choose_parts(units, segments, warps);
+        ASSERT_EQ(warps % parts, 0);
+        int covered = 0, most = 0;
+        for (int w = 0; w < warps; ++w) {
+          int own = 0;
+          for (int s = w / parts; s < segments; s += warps / parts)
+            own += units * (w % parts + 1) / parts - units * (w % parts) / parts;
+          covered += own, most = std::max(most, own);
+        }
+        EXPECT_EQ(covered, units * segments);
+        EXPECT_LE(most, ceil_div(units, parts) * ceil_div(segments * parts, warps));
+      }
 }
 
 // A weight matrix's tiles cover its rows and columns, and GEMM1's tiles every k-block of GEMM2.

@@ -40,6 +40,17 @@ template int sluice::sm90::batch_clusters_of<sluice::sm90::WeightOperand::${oper
 ")
   list(APPEND sm90_sources ${file})
 endforeach()
+# Both products of one token's experts: likewise.
+foreach(operand bf16 fp8 fp8_block mxfp8 nvfp4 mxfp4 fp8_f32 fp8_block_f32)
+  set(file ${PROJECT_BINARY_DIR}/sm90/one_token_${operand}.cu)
+  file(CONFIGURE OUTPUT ${file} CONTENT
+"#include \"kernels/sm90/one_token/instance.cuh\"
+template void sluice::sm90::launch_one_token_of<sluice::sm90::WeightOperand::${operand}>(
+    const sluice::sm90::OneTokenArgs&, int, sluice::sm90::Stream, bool);
+template void sluice::sm90::allow_one_token_of<sluice::sm90::WeightOperand::${operand}>();
+")
+  list(APPEND sm90_sources ${file})
+endforeach()
 list(REMOVE_ITEM sm90_sources ${sm90_plan_sources})
 # What includes FlashInfer, or what stands in for it. A component of its own, since CMake limits parallel jobs per target.
 file(GLOB sm90_flashinfer_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/flashinfer/*.cu)

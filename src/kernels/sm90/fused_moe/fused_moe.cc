@@ -9,6 +9,7 @@
 #include "base/math.h"
 #include "kernels/sm90/finalize/finalize.h"
 #include "kernels/sm90/grouped_gemm/launch.h"
+#include "kernels/sm90/one_token/one_token.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/quantize/rows.h"
 #include "kernels/sm90/quantize/token_rows.h"
@@ -42,6 +43,7 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors, const CallerMemory&
   first_.place(first_shape(spec_), memory_, memory_at_.first);
   second_.place(second_shape(spec_), memory_, memory_at_.second);
   allow_grouped_gemm(second_.shape.operand);
+  allow_one_token(second_.shape.operand);
   allow_route(spec_.experts, spec_.locals());
   allow_route_permute(spec_.experts, spec_.locals());
   const InputScale ones[2];
@@ -142,6 +144,26 @@ void FusedMoe::multiply(const MoeCall& call, const MoePlan& p, GroupedGemmArgs g
   launch_grouped_gemm(gemm, tile, multiprocessors_, stream, call.pdl);
 }
 
+// Both products and the sum, after the tables.
+void FusedMoe::multiply_one_token(const MoeCall& call, const MoePlan& p, const GroupedGemmArgs& gemm,
+                                  Stream stream) const {
+  OneTokenArgs args{};
+  args.tiles = gemm.tiles;
+  args.header = gemm.header;
+  args.row_pair = gemm.row_pair;
+  for (int g = 0; g < 2; ++g) args.gemm[g] = gemm.gemm[g];
+  args.gemm[0].epilogue.round = round_of(spec_.inputs);
+  args.gemm[1].epilogue.out = call.output;
+  args.middle = p.middle;
+  args.middle_max = p.middle_max;
+  args.middle_bf16 = rounds_in_place(spec_);
+  args.finalize = spec_.finalize;
+  args.weights = spec_.weight_on_input ? nullptr : p.tables.weights;
+  args.num_tokens = call.num_tokens;
+  args.top_k = spec_.top_k;
+  launch_one_token(args, p.choice.instance.operand, multiprocessors_, stream, call.pdl);
+}
+
 void FusedMoe::run(const MoeCall& call, Stream stream) const {
   if (call.tokens == 0) return;
   const DeviceGuard guard(device_);
@@ -152,7 +174,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   const RowsArgs rows = row_args(call, p, route);
   GroupedGemmArgs gemm = gemm_args(call, p);
   if (route_permute_fits(route)) {  // few tokens: one or two launches before the GEMMs
-    const bool early = starts_early(spec_, p.choice.instance, call.tokens) && call.logits == nullptr;
+    const bool early = !p.one_token && starts_early(spec_, p.choice.instance, call.tokens) && call.logits == nullptr;
     launch_route_permute(route, rows, early, warm_up_.data(), stream, call.pdl);
     if (early)
       gemm.given = {call.topk_ids, call.topk_weights == nullptr, call.tokens,   call.num_tokens, spec_.top_k,
@@ -162,6 +184,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
     launch_tables(route, stream, call.pdl);
     launch_gather(rows, stream, call.pdl);
   }
+  if (p.one_token) return multiply_one_token(call, p, gemm, stream);
   multiply(call, p, gemm, rows, stream);
   if (!spec_.finalize) return;
   FinalizeArgs finalize{};

@@ -3,6 +3,7 @@
 
 #include "base/math.h"
 #include "kernels/sm90/memory_plan.h"
+#include "kernels/sm90/one_token/one_token.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/route_permute/route_permute.h"
 
@@ -30,7 +31,10 @@ MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const
   MoePlan p{};
   p.choice = choose_gemm(gemm_problem(spec, tokens), multiprocessors, force);
   const Instance& tile = p.choice.instance;
-  p.store = store_of(spec, tile);
+  p.one_token = runs_one_token(spec, multiprocessors, tokens) && force.instance.empty() && force.splits[0] == 0 &&
+                force.splits[1] == 0;
+  if (p.one_token) p.choice.splits[0] = p.choice.splits[1] = 1;
+  p.store = p.one_token ? Store::activated : store_of(spec, tile);
   const int64_t pairs = tokens * spec.top_k, locals = spec.locals();
   p.tiles = max_tiles(pairs, locals, tile.max_n);
   p.rows = max_rows(pairs, locals, tile.max_n, tile.step_n());
@@ -69,6 +73,7 @@ MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const
                          : p.store == Store::raw     ? spec.inter * (spec.gated() ? 2 : 1)
                                                      : 0;
   p.middle = floats(p.rows * middle);
+  if (p.one_token) p.middle_max = floats(p.rows * ceil_div<int64_t>(spec.inter, spec.gated() ? 8 : 16));
   p.results = take(spec.finalize ? pairs * spec.hidden * bytes_of(spec.dtype) : 0);
   return p;
 }

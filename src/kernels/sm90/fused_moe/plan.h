@@ -12,6 +12,7 @@ namespace sluice::sm90 {
 // Workspace pieces; with a null workspace only `bytes` and what lies before the pieces mean anything.
 struct MoePlan {
   GemmChoice choice;
+  bool one_token;  // both products by the kernels of one token (one_token.h), of rows in the choice's tiles
   Store store;
   int64_t rows, tiles;                 // the most that any routing can need
   int m_groups[2];                     // tasks that a tile of rows has in each GEMM, per part of K
@@ -21,6 +22,7 @@ struct MoePlan {
   float *x1_row_scale, *x2_row_scale;  // [rows], or null
   float *x1_block_scale, *x2_block_scale;  // [rows * scale runs], or null
   float* middle;                           // [rows, I], or [rows, 2, I] for Store::raw; else null
+  float* middle_max;                       // [rows, groups of 16 weight rows] of one token, or null
   float* partial[2];                       // [rows * weight rows of all M-tile groups * splits], or null
   void* results;                           // spec.dtype [pairs, H]; null unless the call finalizes
 };

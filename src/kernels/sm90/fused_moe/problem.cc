@@ -2,6 +2,7 @@
 #include "kernels/sm90/fused_moe/problem.h"
 
 #include "base/math.h"
+#include "kernels/sm90/one_token/one_token.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/repack/repack.h"
 #include "kernels/sm90/route/route.h"
@@ -51,6 +52,18 @@ bool completes_rows(const MoeSpec& s, WeightOperand operand, int max_n) {
   return rounds_in_place(s) && completes_token_rows(operand, max_n) && s.inter <= kCompletedColumns;
 }
 
+bool runs_one_token(const MoeSpec& s, int multiprocessors, int64_t tokens) {
+  if (tokens != 1 || s.deterministic || s.fp8_block_trtllm) return false;
+  // Rows of an expert that is given twice would have maxima of their own.
+  if (s.weight_on_input && scales_rows(round_of(s.inputs))) return false;
+  const WeightShape first = first_shape(s), second = second_shape(s);
+  return one_token_pays({{first.k_blocks(), second.k_blocks()},
+                         {static_cast<int>(s.inter), static_cast<int>(s.hidden)},
+                         s.gated(),
+                         static_cast<int>(s.top_k)},
+                        first.operand, multiprocessors);
+}
+
 GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
   const WeightShape first = first_shape(s), second = second_shape(s);
   GemmProblem p{};
@@ -73,6 +86,8 @@ GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
 
 std::string explain_choice(const MoeSpec& s, int multiprocessors) {
   constexpr int64_t kTokens = 128;  // where the spec names none
+  if (runs_one_token(s, multiprocessors, s.tokens))
+    return "one_token: both products of one token in two launches, 16 weight rows per warp and part of K";
   const GemmProblem p = gemm_problem(s, s.tokens > 0 ? s.tokens : kTokens);
   const GemmChoice c = choose_gemm(p, multiprocessors);
   return fmt::format("grouped_gemm {}, K in {} and {} parts{}: {}", c.instance.name(), c.splits[0], c.splits[1],

@@ -15,6 +15,9 @@ namespace sluice::sm90 {
 // What these kernels cannot do, in a sentence; says nothing about the device.
 Support supports_spec(const MoeSpec& spec);
 
+// Whether a call runs the kernels of one token, unless a tile is forced.
+bool runs_one_token(const MoeSpec& spec, int multiprocessors, int64_t tokens);
+
 // What the heuristic is asked for a call of `tokens`; with spec.deterministic the answer does not depend on it.
 GemmProblem gemm_problem(const MoeSpec& spec, int64_t tokens);
 // For `sluice explain`: tile, splits and why, at spec.tokens (128 when it has none). Needs no device.

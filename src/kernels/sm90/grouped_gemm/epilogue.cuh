@@ -30,33 +30,34 @@ __device__ inline float gelu_tanh(float x) {
   return gated_by_sigmoid(x, 2.0f * 0.7978845608028654f * (1.0f + 0.044715f * (x * x)));
 }
 
-__device__ inline void activate8(activation::Activation act, float (&up)[8], const float (&gate)[8],
-                                 const activation::Params& params) {
+template <int kCount>
+__device__ inline void activate(activation::Activation act, float (&up)[kCount], const float (&gate)[kCount],
+                                const activation::Params& params) {
   using namespace activation;
   switch (act) {
     case Activation::swiglu:
 #pragma unroll
-      for (int i = 0; i < 8; ++i) up[i] = swiglu(up[i], gate[i], params);
+      for (int i = 0; i < kCount; ++i) up[i] = swiglu(up[i], gate[i], params);
       break;
     case Activation::relu2:
 #pragma unroll
-      for (int i = 0; i < 8; ++i) up[i] = Relu2::apply(up[i], 0.0f, params);
+      for (int i = 0; i < kCount; ++i) up[i] = Relu2::apply(up[i], 0.0f, params);
       break;
     case Activation::silu:
 #pragma unroll
-      for (int i = 0; i < 8; ++i) up[i] = gated_by_sigmoid(up[i], 1.0f);
+      for (int i = 0; i < kCount; ++i) up[i] = gated_by_sigmoid(up[i], 1.0f);
       break;
     case Activation::geglu:
 #pragma unroll
-      for (int i = 0; i < 8; ++i) up[i] = Geglu::apply(up[i], gate[i], params);
+      for (int i = 0; i < kCount; ++i) up[i] = Geglu::apply(up[i], gate[i], params);
       break;
     case Activation::geglu_tanh:
 #pragma unroll
-      for (int i = 0; i < 8; ++i) up[i] *= sm90::gelu_tanh(gate[i]);
+      for (int i = 0; i < kCount; ++i) up[i] *= sm90::gelu_tanh(gate[i]);
       break;
     case Activation::gelu:
 #pragma unroll
-      for (int i = 0; i < 8; ++i) up[i] = Gelu::apply(up[i], 0.0f, params);
+      for (int i = 0; i < kCount; ++i) up[i] = Gelu::apply(up[i], 0.0f, params);
       break;
     case Activation::identity:
       break;
@@ -171,8 +172,8 @@ __device__ inline void activate_segment(const RowSegment& p, float (&v)[2][8]) {
   if (g.epilogue.activation.alpha != nullptr) params.alpha = g.epilogue.activation.alpha[p.tile.expert];
   if (g.epilogue.activation.beta != nullptr) params.beta = g.epilogue.activation.beta[p.tile.expert];
   if (g.epilogue.activation.limit != nullptr) params.limit = g.epilogue.activation.limit[p.tile.expert];
-  activate8(g.epilogue.act, v[0], v[1], params);
-  if (!g.epilogue.gated) activate8(g.epilogue.act, v[1], v[1], params);
+  activate(g.epilogue.act, v[0], v[1], params);
+  if (!g.epilogue.gated) activate(g.epilogue.act, v[1], v[1], params);
 }
 
 __device__ inline uint32_t amax_segment(const RowSegment& p, const float (&v)[2][8]) {

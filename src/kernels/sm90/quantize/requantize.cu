@@ -58,7 +58,7 @@ __device__ inline void load_result8(const RowsArgs& a, int64_t row, int expert, 
     if (a.activation.alpha != nullptr) params.alpha = a.activation.alpha[expert];
     if (a.activation.beta != nullptr) params.beta = a.activation.beta[expert];
     if (a.activation.limit != nullptr) params.limit = a.activation.limit[expert];
-    activate8(a.source.act, v, gate, params);
+    activate(a.source.act, v, gate, params);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (column + i >= columns) v[i] = 0.0f;

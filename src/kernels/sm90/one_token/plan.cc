@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/one_token/config.h"
+#include "kernels/sm90/tuning.h"
+#include "kernels/sm90/visit_operand.h"
+
+namespace sluice::sm90 {
+
+namespace {
+
+int64_t most_values(WeightOperand operand) {
+  switch (operand) {
+    case WeightOperand::bf16:
+      return tuning::kOneTokenValuesBf16;
+    case WeightOperand::mxfp8:
+    case WeightOperand::fp8_f32:
+    case WeightOperand::fp8_block:
+      return tuning::kOneTokenValuesE4m3;
+    default:
+      return tuning::kOneTokenValues;
+  }
+}
+
+}  // namespace
+
+bool one_token_possible(const OneTokenShape& s, WeightOperand operand, int multiprocessors) {
+  bool fits = false;
+  visit_operand(operand, [&]<WeightOperand op>() {
+    const OneTokenPlan p = plan_one_token<op>(s, multiprocessors);
+    fits = p.first_bytes <= kOneTokenFirstMemory && p.second_bytes <= kOneTokenSecondMemory;
+  });
+  return s.top_k <= kOneTokenPairs && s.columns[0] % 8 == 0 && fits;
+}
+
+bool one_token_pays(const OneTokenShape& s, WeightOperand operand, int multiprocessors) {
+  return one_token_possible(s, operand, multiprocessors) && int64_t{s.top_k} * s.columns[0] <= most_values(operand);
+}
+
+}  // namespace sluice::sm90

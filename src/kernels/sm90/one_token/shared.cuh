@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both products of one token share: the token's experts, the shares of warps, and the sums.
+#pragma once
+
+#include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/sync.cuh"
+#include "kernels/sm90/launch.cuh"
+#include "kernels/sm90/one_token/fragment.cuh"
+#include "kernels/sm90/quantize/round.cuh"
+
+namespace sluice::sm90 {
+
+// The tile of the tables that this lane knows.
+struct LaneTiles {
+  RowTile tile;
+  int num;
+  __device__ LaneTiles(const OneTokenArgs& a)
+      : tile(a.tiles[min(static_cast<int>(threadIdx.x) & 31, a.top_k - 1)]), num(a.header->num_tiles) {}
+  __device__ int expert(int of) const { return __shfl_sync(0xffffffffu, tile.expert, of); }
+  __device__ int row_base(int of) const { return __shfl_sync(0xffffffffu, tile.row_base, of); }
+  __device__ int count(int of) const { return __shfl_sync(0xffffffffu, tile.count, of); }
+};
+
+// The row of the tables that this lane knows; an expert that was given twice has two rows.
+struct LaneRows {
+  int expert = 0, row = 0, num = 0;
+  __device__ LaneRows(const OneTokenArgs& a) {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const LaneTiles tiles(a);
+    for (int t = 0; t < tiles.num; ++t) {
+      const int count = tiles.count(t), e = tiles.expert(t), base = tiles.row_base(t);
+      if (lane >= num && lane < num + count) expert = e, row = base + lane - num;
+      num += count;
+    }
+  }
+  __device__ int expert_of(int segment) const { return __shfl_sync(0xffffffffu, expert, segment); }
+  __device__ int row_of(int segment) const { return __shfl_sync(0xffffffffu, row, segment); }
+};
+
+// The k-blocks of every segment that a warp multiplies, and which segments.
+struct Share {
+  int part, first, step;  // segments first, first + step, ...
+  int begin, end;         // k-blocks
+  __device__ Share(int warp, int warps, int parts, int k_blocks, int sub) {
+    part = warp & (parts - 1), first = warp / parts, step = warps / parts;
+    const int units = ceil_div(k_blocks, sub);
+    begin = min(units * part / parts * sub, k_blocks), end = min(units * (part + 1) / parts * sub, k_blocks);
+  }
+};
+
+// Sums of a lane's two rows of a segment, by part of K.
+template <WeightOperand op>
+__device__ __forceinline__ void store_sums(float* sums, int parts, int segment, int part, const float (&sum)[2]) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  float* to = sums + (segment * parts + part) * 16 + fragment_row<op>(lane >> 2);
+  if ((lane & 3) == 0) to[0] = sum[0], to[8] = sum[1];
+}
+__device__ __forceinline__ float total_of(const float* sums, int parts, int segment, int row) {
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int p = 0; p < parts; ++p) sum += sums[(segment * parts + p) * 16 + row];
+  return sum;
+}
+
+// c's sums of a lane's two rows, times their block scales where they have them.
+__device__ __forceinline__ void take_sums(float (&c)[2][4], float (&sum)[2], float scale0, float scale1) {
+  sum[0] = fmaf(c[0][0] + c[1][0], scale0, sum[0]);
+  sum[1] = fmaf(c[0][2] + c[1][2], scale1, sum[1]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) c[0][i] = c[1][i] = 0.0f;
+}
+
+HD constexpr bool scales_tokens(Round r) { return r == Round::fp8_token || r == Round::nvfp4_token; }
+
+}  // namespace sluice::sm90
