@@ -139,6 +139,9 @@ TEST(BatchRowsPlan, ChainsBesideParts) {
                              {24576, 1536},
                              {7168, 16384}})
     for (const int64_t rows : {1, 16, 17, 32}) EXPECT_TRUE(chosen(n, k, rows).chain) << n << " " << k << " " << rows;
+  EXPECT_TRUE(chosen(5120, 2048, 64).chain);
+  EXPECT_FALSE(chosen(5120, 2048, 48).chain);
+  EXPECT_FALSE(chosen(151936, 2048, 64).chain);
   for (const auto& [n, k] :
        {std::pair<int64_t, int64_t>{128, 2048}, {256, 7168}, {576, 7168}, {1024, 4096}, {1920, 2048}})
     for (const int64_t rows : {1, 16, 17, 32}) EXPECT_GT(chosen(n, k, rows).parts, 1) << n << " " << k << " " << rows;
@@ -154,7 +157,7 @@ TEST(BatchRowsPlan, PaddingKeepsTheOrderOfSums) {
         const WeightShape s{op, 1, n, k, false, 0};
         const BatchRoom room = batch_room(132, 16);
         for (int64_t rows = 1; rows <= kMaxBatchRows; ++rows) {
-          const int64_t padded = round_up<int64_t>(rows, rows <= kMostChainRows ? kMostChainRows : 16);
+          const int64_t padded = round_up<int64_t>(rows, rows <= kFewChainRows ? kFewChainRows : 16);
           const BatchRowsChoice c = choose_batch_rows(s, rows, room, 0), with = choose_batch_rows(s, padded, room, 0);
           ASSERT_EQ(c.chain, with.chain) << rows;
           ASSERT_EQ(c.parts, with.parts) << rows;
@@ -175,7 +178,10 @@ TEST(BatchRowsPlan, ChainsThatWereMeasured) {
                         {10304, 2688, 16, 4},
                         {2112, 7168, 32, 4},
                         {24576, 1536, 32, 2},
-                        {7168, 16384, 32, 2}})
+                        {7168, 16384, 32, 2},
+                        {5120, 2048, 64, 2},
+                        {2688, 4096, 64, 4},
+                        {3712, 2688, 64, 4}})
     EXPECT_EQ(choose_batch_rows({WeightOperand::bf16, 1, c.n, c.k, false, 0}, c.rows, batch_room(132, 16), 1).m_parts,
               c.m_parts)
         << c.n << " " << c.k << " " << c.rows;

@@ -28,8 +28,8 @@ double chain_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, c
   const double blocks = std::min<double>(tasks, room.multiprocessors), busiest = std::ceil(tasks / blocks);
   const double multiply = busiest * k_blocks * kChainKBlockUs;
   // Into the shared memory of the block that has the most tasks.
-  const double stream =
-      busiest * k_blocks * (k_block_bytes(shape.operand) / c.m_parts + 128.0 * c.tile) / kChainStreamBytes;
+  const double stream = busiest * k_blocks * (k_block_bytes(shape.operand) / c.m_parts + 128.0 * c.tile) /
+                        (c.tile < 64 ? kChainStreamBytes : kChainStreamBytes64);
   const double results = 2.0 * kMTileRows * shape.m_tiles() * c.tile * row_tiles;
   double memory = (static_cast<double>(shape.bytes()) + results) / kChainMemoryBytes;
   // In the last turn of several some blocks have no task.
@@ -77,11 +77,12 @@ Quickest quickest_in_parts(const WeightShape& shape, int64_t rows, const BatchRo
 bool is_chain(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   if (!cuts_m_tiles(shape.operand) || rows > kMostChainRows || k_parts > 1) return false;
   if (k_parts == 1) return true;
+  if (rows > kFewChainRows && (rows <= kLeastFullChainRows || shape.m_tiles() > kMostFullChainMTiles)) return false;
   // The smallest matrix that was timed beside the kernel for few rows in parts of K: 6.3 us and 6.7 (o of Qwen3, H200).
   constexpr int kLeastMTiles = 16;
   if (shape.m_tiles() < kLeastMTiles) return false;
-  const Quickest other = quickest_in_parts(shape, kMostChainRows, room, k_parts);
-  return other.choice.parts == 1 || quickest_chain(shape, kMostChainRows, room).us <= other.us;
+  const Quickest other = quickest_in_parts(shape, kFewChainRows, room, k_parts);
+  return other.choice.parts == 1 || quickest_chain(shape, kFewChainRows, room).us <= other.us;
 }
 
 }  // namespace

@@ -149,6 +149,7 @@ void FusedMoe::multiply_one_token(const MoeCall& call, const MoePlan& p, const G
                                   Stream stream) const {
   OneTokenArgs args{};
   args.tiles = gemm.tiles;
+  args.num_tiles = static_cast<int>(std::min<int64_t>(p.tiles, kOneTokenPairs));
   args.header = gemm.header;
   args.row_pair = gemm.row_pair;
   for (int g = 0; g < 2; ++g) args.gemm[g] = gemm.gemm[g];

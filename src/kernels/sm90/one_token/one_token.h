@@ -13,8 +13,10 @@ namespace sluice::sm90 {
 inline constexpr int kOneTokenPairs = 32;
 
 struct OneTokenArgs {
-  // The tables of one token, and its rounded row in row 0 of every tile.
+  // The tables of one token, and its rounded row in row 0 of every tile. All num_tiles tiles have been written, those
+  // that are not used with zeros.
   const RowTile* tiles;
+  int num_tiles;  // 1 to 32
   const Header* header;
   const int* row_pair;  // [rows]
 

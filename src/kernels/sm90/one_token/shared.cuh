@@ -15,7 +15,7 @@ struct LaneTiles {
   RowTile tile;
   int num;
   __device__ LaneTiles(const OneTokenArgs& a)
-      : tile(a.tiles[min(static_cast<int>(threadIdx.x) & 31, a.top_k - 1)]), num(a.header->num_tiles) {}
+      : tile(a.tiles[min(static_cast<int>(threadIdx.x) & 31, a.num_tiles - 1)]), num(a.header->num_tiles) {}
   __device__ int expert(int of) const { return __shfl_sync(0xffffffffu, tile.expert, of); }
   __device__ int row_base(int of) const { return __shfl_sync(0xffffffffu, tile.row_base, of); }
   __device__ int count(int of) const { return __shfl_sync(0xffffffffu, tile.count, of); }
