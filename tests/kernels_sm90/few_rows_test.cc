@@ -69,8 +69,9 @@ TEST(FewRows, EveryNumberOfRows) {
       ASSERT_LE(all.worst, 1);
       // A row does not depend on the rows beside it.
       if (tokens == sm90::kMaxFewRows) most = y;
-      if (tokens <= sm90::kMaxFewRows)
+      if (tokens <= sm90::kMaxFewRows) {
         ASSERT_EQ(y, std::vector<float>(most.begin(), most.begin() + static_cast<std::ptrdiff_t>(tokens * s.rows)));
+      }
     }
   }
   all.print("few rows, 1 to 20");

@@ -70,8 +70,8 @@ inline constexpr double kBatchMemoryBytes = 4.2e6, kBatchCacheBytes = 10e6, kBat
                         kBatchStoreBytes = 320e3;
 // Of a chain, in microseconds: the start, what a block takes for a k-block whatever its rows, and what each block adds.
 inline constexpr double kChainStartUs = 1.55, kChainKBlockUs = 0.072, kChainBlockUs = 0.0022;
-// Bytes per microsecond: of weights and rows into one multiprocessor, and with tiles of 64 rows, beside which a ring has
-// three or four stages; of weights and results, of the whole device.
+// Bytes per microsecond: of weights and rows into one multiprocessor, and with tiles of 64 rows, beside which a ring
+// has three or four stages; of weights and results, of the whole device.
 inline constexpr double kChainStreamBytes = 260e3, kChainStreamBytes64 = 150e3, kChainMemoryBytes = 4.4e6;
 // The share of the last turn's idle blocks that costs time.
 inline constexpr double kChainUneven = 0.12;
