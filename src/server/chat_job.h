@@ -18,10 +18,10 @@ namespace sluice::server {
 
 // How a chat is to be answered, beside the parameters of the answer.
 struct ChatDemand {
-  std::string_view field = "messages";        // what the request calls them
-  std::string_view call_ids = "call_";        // what the ids of calls begin with
-  bool separate_reasoning = true;             // thoughts come as reasoning_content, not in the text
-  std::optional<GivenConstraint> constraint;  // of the text
+  std::string_view field = "messages";          // what the request calls them
+  std::string_view call_ids = "call_";          // what the ids of calls begin with
+  bool separate_reasoning = true;               // thoughts come as reasoning_content, not in the text
+  std::optional<GivenConstraint> constraint{};  // of the text
 };
 
 struct PreparedChat {

@@ -71,7 +71,9 @@ struct EngineOnGpu : testing::TestWithParam<const char*> {
       }
       while (engine.step()) {
       }
-      if (round > 0) EXPECT_EQ(tokens, out) << "in round " << round;
+      if (round > 0) {
+        EXPECT_EQ(tokens, out) << "in round " << round;
+      }
       out = std::move(tokens);
     }
     metrics = engine.metrics();

@@ -122,11 +122,12 @@ TEST_P(Conformance, MovedBatchesHaveTheirIntegersAndChosenTokens) {
       while (piece + 1 < pieces.size() && i >= pieces[piece + 1].first) ++piece;
       const int64_t in_piece = i - pieces[piece].first;
       const int32_t id = sent[static_cast<size_t>(i)];
-      if (in_piece >= pieces[piece].count + kPad || pieces[piece].count == 0)
+      if (in_piece >= pieces[piece].count + kPad || pieces[piece].count == 0) {
         EXPECT_EQ(moved[i], kUntouched) << i;
-      else if (in_piece < pieces[piece].count)
+      } else if (in_piece < pieces[piece].count) {
         ASSERT_EQ(moved[i], piece == 0 && id < 0 ? expected[static_cast<size_t>(~id)].token : id)
             << i << " of " << rows;
+      }
     }
   }
 }

@@ -38,8 +38,9 @@ void expect_same(const Tensor& got, const Tensor& expected, Queue& queue, const 
   // The sign of a NaN says nothing, and a GPU loses it.
   const bool e4m3 = expected.dtype() == DType::e4m3;
   for (int64_t i = 0; i < expected.bytes(); ++i) {
-    if (!e4m3 || (a[i] & 0x7f) != 0x7f || (b[i] & 0x7f) != 0x7f)
+    if (!e4m3 || (a[i] & 0x7f) != 0x7f || (b[i] & 0x7f) != 0x7f) {
       ASSERT_EQ(int{a[i]}, int{b[i]}) << what << ", byte " << i << " of " << expected.bytes();
+    }
   }
 }
 
@@ -193,8 +194,8 @@ TEST(DeviceStage, LinearsTakeItsMatrices) {
       const auto out = gpu.upload(std::vector<uint16_t>(static_cast<size_t>(tokens * rows), 0xffff));
       const int64_t bytes = linear->workspace_bytes(tokens);
       const auto workspace = gpu.device->allocate(bytes);
-      const ops::ConstMatrix x{in.get(), DType::bf16, tokens, cols, cols};
-      linear->run(gpu.ctx, x, {out.get(), DType::bf16, tokens, rows, rows}, workspace.get(), bytes);
+      const ops::ConstMatrix rows_in{in.get(), DType::bf16, tokens, cols, cols};
+      linear->run(gpu.ctx, rows_in, {out.get(), DType::bf16, tokens, rows, rows}, workspace.get(), bytes);
       results.push_back(gpu.download(out, static_cast<size_t>(tokens * rows)));
     }
     EXPECT_EQ(results[0], results[1]);

@@ -282,15 +282,15 @@ TEST_F(SaveTest, ModelOptsConventionWhereThereAreTwo) {
     options.modelopt = true;
     save_quantized(ctx, source, to, options);
     save_quantized(ctx, io::Checkpoint::open(plain), again, options);
-    for (const auto& folder : {to, again}) {
-      const io::Checkpoint got = io::Checkpoint::open(folder);
+    for (const auto& written : {to, again}) {
+      const io::Checkpoint got = io::Checkpoint::open(written);
       EXPECT_EQ(got.tensor(module + ".weight_scale").shape(), scales) << format;
       EXPECT_FALSE(got.contains(module + ".weight_scale_inv")) << format;
       const io::Config config = got.config().object("quantization_config");
       EXPECT_EQ(config.string("quant_method"), "modelopt");
       EXPECT_EQ(config.string("quant_algo"), algo);
       EXPECT_EQ(config.has("group_size"), groups);
-      EXPECT_TRUE(std::filesystem::exists(folder / "hf_quant_config.json"));
+      EXPECT_TRUE(std::filesystem::exists(written / "hf_quant_config.json"));
       Loader a(ctx, io::Checkpoint::open(plain)), b(ctx, got);
       EXPECT_EQ(a.scheme().of(module), b.scheme().of(module));
       EXPECT_EQ(a.scheme().of("lm_head"), b.scheme().of("lm_head"));
@@ -380,7 +380,7 @@ TEST_F(SaveTest, Refusals) {
                 "fp8_tensor with fp8_static inputs, fp8_channel"),
       std::string::npos);
   EXPECT_NE(error_of([] {
-              check_exportable({"", {Format::mxfp8, InputFormat::fp8_static}, {}}, false);
+              check_exportable({"", {Format::mxfp8, InputFormat::fp8_static}, {}, {}}, false);
             }).find("no published checkpoint format holds mxfp8 weights with fp8_static inputs; accepted: bf16 with"),
             std::string::npos);
   for (const auto& [name, tensor] : {std::pair{".gate_up_proj", Tensor(DType::f32, {2, 8, 4}).zero()},

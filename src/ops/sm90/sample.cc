@@ -65,7 +65,6 @@ void Sm90Ops::begin_sample(Matrix logits, const sampling::SampleBatch& batch) {
   record_last_batch();
   Sampling& begun = samplings_[batches_begun_ % 2];
   Device& device = ctx().device();
-  Queue& queue = ctx().queue;
   const auto rows = static_cast<int64_t>(batch.rows.size());
   SampleArgs args{};
   int64_t edits = 0;
