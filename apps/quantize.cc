@@ -83,8 +83,8 @@ void add_quantize(CLI::App& parent, Shared& shared) {
                       "text file whose largest activations become the input scales of fp8 and nvfp4");
   command->add_flag("--weight-only", o->weight_only, "nvfp4 without rounding of activations; needs no calibration");
   command->add_flag("--modelopt", o->modelopt,
-                    "ModelOpt's names and configuration where there are others: vLLM reads mxfp8 only so, and "
-                    "transformers only without");
+                    "ModelOpt's names and configuration where another convention is the default; vLLM reads mxfp8 only "
+                    "with it, transformers only without");
   command->add_option("--exclude", o->exclude, "modules that stay in BF16: names, globs, or re:<regular expression>");
   command->add_option("--window", o->window, "tokens of a calibration window")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))

@@ -128,6 +128,8 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
     }
     for (const sm90::GemmForce& force : forces) {
       const sm90::GemmChoice choice = layers[0].choice(tokens, force);
+      const bool forced = !force.instance.empty() || force.splits[0] != 0;
+      const bool one_token = !forced && sm90::runs_one_token(layers[0].spec(), sm90::multiprocessors(), tokens);
       sm90::DeviceBuffer workspace(layers[0].workspace_bytes(tokens, force));
       const double us = replayed_us(calls, o.replays, [&](cudaStream_t stream, int c) {
         sm90::MoeCall call = list[static_cast<size_t>(c)];
@@ -142,9 +144,9 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
             us,
             floor_us,
             bound_by,
-            choice.instance.name(),
-            {choice.splits[0], choice.splits[1]},
-            !force.instance.empty() || force.splits[0] != 0});
+            one_token ? "one_token" : choice.instance.name(),
+            {one_token ? 1 : choice.splits[0], one_token ? 1 : choice.splits[1]},
+            forced});
     }
   }
 }

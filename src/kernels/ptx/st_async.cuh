@@ -32,6 +32,10 @@ __device__ inline uint32_t mapa(uint32_t smem, uint32_t rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(remote) : "r"(smem), "r"(rank));
   return remote;
 }
+// Stores 4 bytes at such an address. They are seen after the next cluster_sync().
+__device__ inline void st_cluster_f32(uint32_t to, float v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(to), "f"(v) : "memory");
+}
 // Stores 16 (4) bytes there; whoever waits on `bar`, in the same block as `to`, for that many bytes sees them. No fence
 // is needed.
 __device__ inline void st_async_f32x4(uint32_t to, const float (&v)[4], uint32_t bar) {

@@ -21,7 +21,8 @@ void allow_shared_memory(void (*kernel)(Params...), int most) {
 }
 
 // `pdl` lets the kernel start before the one ahead of it in the stream has finished; it must call griddepcontrol.wait
-// before it touches anything that an earlier kernel wrote. `cluster` neighbouring blocks share their memory. smem
+// before it touches anything that an earlier kernel wrote. Before that it may read only what was complete
+// before the kernel ahead let it start. `cluster` neighbouring blocks share their memory. smem
 // beyond kFreeSharedMemory has been allowed.
 template <class... Params, class... Args>
 void launch_clusters(void (*kernel)(Params...), int cluster, dim3 blocks, int threads, int smem, Stream stream,

@@ -13,11 +13,13 @@ namespace sluice::sm90 {
 inline constexpr int kChainTiles[] = {8, 16, 32, 64};  // rows of x
 // Of a call that is not forced: one tile.
 inline constexpr int kMostChainRows = 64;
-// Where K may also be cut, 33 to 48 rows are: qkv of Qwen3 with 33 rows takes 9.4 us in a chain and 9.1 in two parts, o
-// 9 and 8.2, in_proj of Nano 21.7 and 19.1; with 64 rows 7.9 and 9.3, 8.0 and 8.9, 19.1 and 19.3 (H200). Wider matrices
-// (heads) have not been timed with 64. FP8 with 64 rows is quicker as a chain in calls one after the other (qkv 5.5 us,
-// 6.8), but steps of 64 sequences of Qwen3 are 1 % slower.
-inline constexpr int kFewChainRows = 32, kLeastFullChainRows = 48, kMostFullChainMTiles = 256;
+// Up to here a chain is taken also where K may be cut.
+inline constexpr int kFewChainRows = 32;
+// More rows than those, up to here, are cut: qkv of Qwen3 with 33 rows takes 9.4 us in a chain and 9.1 in two parts, o
+// 9 and 8.2, in_proj of Nano 21.7 and 19.1. With 64 rows it is 7.9 and 9.3, 8.0 and 8.9, 19.1 and 19.3 (H200). FP8 is
+// cut up to 64 rows: as a chain qkv is quicker alone (5.5 us, 6.8), but steps of 64 sequences of Qwen3 are 1 % slower.
+inline constexpr int kMostCutRows = 48;
+inline constexpr int kMostFullChainMTiles = 256;  // heads have more, and have not been timed with 64 rows
 // Tasks of an M-tile: one warpgroup multiplies 64 or 32 weight rows.
 inline constexpr int kChainMParts[] = {2, 4};
 // k-blocks of a stage. With two, o of Qwen3 takes 8.2 us for one row instead of 6.3 (H200).

@@ -82,7 +82,7 @@ bool is_chain(const WeightShape& shape, int64_t rows, const BatchRoom& room, int
   if (!cuts_m_tiles(shape.operand) || rows > kMostChainRows || k_parts > 1) return false;
   if (k_parts == 1) return true;
   const bool full =
-      rows > kLeastFullChainRows && shape.m_tiles() <= kMostFullChainMTiles && shape.operand == WeightOperand::bf16;
+      rows > kMostCutRows && shape.m_tiles() <= kMostFullChainMTiles && shape.operand == WeightOperand::bf16;
   if (rows > kFewChainRows && !full) return false;
   // The smallest matrix that was timed beside the kernel for few rows in parts of K: 6.3 us and 6.7 (o of Qwen3, H200).
   constexpr int kLeastMTiles = 16;

@@ -52,9 +52,10 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& choice
 // Microseconds that the choice is expected to take.
 double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& choice);
 // The quickest by that, of those with as many parts of K; 0: with any number. Up to kMostChainRows rows with one part
-// are a chain, where the operand has chains. With any number of parts up to kFewChainRows rows are one too, unless the
-// matrix has few rows or parts are expected to be quicker for kFewChainRows rows: that does not depend on the number of
-// rows, so a row has the same bits beside any others. So are 49 to 64 rows of most of these matrices.
+// are a chain, where the operand has chains. With any number of parts, up to kFewChainRows rows are one too, unless the
+// matrix has few M-tiles or parts are expected to be quicker for kFewChainRows rows. That does not depend on the number
+// of rows, so a row has the same bits beside any others up to kFewChainRows. More than kMostCutRows rows in BF16 are a
+// chain as well, if the matrix has at most kMostFullChainMTiles M-tiles.
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts);
 
 // Parts of K of a deterministic product, whatever the rows: several only if the matrix is narrow, as a router is, so

@@ -48,6 +48,7 @@ class DenseGemm {
   DeviceBuffer memory_;  // what follows are parts of it
   RepackedMatrix matrix_;
   DeviceBuffer bias_, input_scales_;  // InputScale: the calibrated one, and ones
+  // The narrowest tile: a choice changes only where a tile is full.
   static constexpr int64_t kBatchStep = kChainTiles[0];
   std::vector<BatchRowsChoice> batch_rows_;  // for up to kBatchStep, 2 kBatchStep, ... rows
   BatchRoom room_;

@@ -52,6 +52,7 @@ class FusedMoe {
   // What any call of up to `tokens` tokens needs; with `force` what a call of exactly `tokens` does.
   int64_t workspace_bytes(int64_t tokens) const;
   int64_t workspace_bytes(int64_t tokens, const GemmForce& force) const;
+  // The tile and splits of the grouped GEMM. A call that runs_one_token() takes has neither.
   GemmChoice choice(int64_t tokens, const GemmForce& force = {}) const;
   void run(const MoeCall& call, Stream stream) const;
 

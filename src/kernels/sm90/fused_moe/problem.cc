@@ -6,6 +6,7 @@
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/repack/repack.h"
 #include "kernels/sm90/route/route.h"
+#include "kernels/sm90/route_permute/route_permute.h"
 
 namespace sluice::sm90 {
 
@@ -54,6 +55,9 @@ bool completes_rows(const MoeSpec& s, WeightOperand operand, int max_n) {
 
 bool runs_one_token(const MoeSpec& s, int multiprocessors, int64_t tokens) {
   if (tokens != 1 || s.deterministic || s.fp8_block_trtllm) return false;
+  // Warps and rings are shared out for top_k experts that are all here (docs/kernels/sm90_one_token.md); and only the
+  // launch that makes tables for few experts writes the tiles that are not used.
+  if (s.locals() < s.experts || s.locals() > kMaxPermuteLocals) return false;
   // Rows of an expert that is given twice would have maxima of their own.
   if (s.weight_on_input && scales_rows(round_of(s.inputs))) return false;
   const WeightShape first = first_shape(s), second = second_shape(s);
@@ -87,7 +91,8 @@ GemmProblem gemm_problem(const MoeSpec& s, int64_t tokens) {
 std::string explain_choice(const MoeSpec& s, int multiprocessors) {
   constexpr int64_t kTokens = 128;  // where the spec names none
   if (runs_one_token(s, multiprocessors, s.tokens))
-    return "one_token: both products of one token in two launches, 16 weight rows per warp and part of K";
+    return fmt::format("one_token: both products of one token in two launches; {} values lie between them",
+                       s.top_k * s.inter);
   const GemmProblem p = gemm_problem(s, s.tokens > 0 ? s.tokens : kTokens);
   const GemmChoice c = choose_gemm(p, multiprocessors);
   return fmt::format("grouped_gemm {}, K in {} and {} parts{}: {}", c.instance.name(), c.splits[0], c.splits[1],

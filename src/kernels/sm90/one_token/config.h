@@ -35,8 +35,8 @@ HD inline int groups_of(int64_t columns, bool gated) {
   return static_cast<int>(ceil_div<int64_t>(columns, gated ? 8 : 16));
 }
 
-// A block has some segments, each 16 weight rows by all of K. K is cut into parts, and a warp takes one part of every
-// segment of its own, which are each (warps / parts)-th.
+// A block has some segments, each 16 weight rows by all of K. K is cut into parts, and warps in groups of
+// `parts` share a segment: group i takes segments i, i + warps / parts, ...
 HD inline int choose_parts(int units, int segments, int warps) {
   int best = 1, best_cost = 0;
   for (int parts = 1; parts <= warps; parts *= 2) {

@@ -8,7 +8,8 @@
 
 namespace sluice::sm90 {
 
-// One activated column, for every row of the tile. Returns it.
+// One activated column, for every row of the tile. Returns the last row's value: rows of a repeated expert are equal
+// wherever maxima are read (runs_one_token).
 __device__ __forceinline__ float store_activated(const OneTokenArgs& a, const RowTile& tile, int column, float up,
                                                  float gate) {
   const EpilogueArgs& e = a.gemm[0].epilogue;
@@ -19,7 +20,7 @@ __device__ __forceinline__ float store_activated(const OneTokenArgs& a, const Ro
   if (e.activation.alpha != nullptr) params.alpha = e.activation.alpha[tile.expert];
   if (e.activation.beta != nullptr) params.beta = e.activation.beta[tile.expert];
   if (e.activation.limit != nullptr) params.limit = e.activation.limit[tile.expert];
-  float most = 0.0f;
+  float last = 0.0f;
   for (int n = 0; n < tile.count; ++n) {  // the same expert more than once
     const int64_t row = static_cast<int64_t>(tile.row_base) + n;
     const float w = e.pair_weight != nullptr ? e.pair_weight[a.row_pair[row]] : 1.0f;
@@ -27,9 +28,9 @@ __device__ __forceinline__ float store_activated(const OneTokenArgs& a, const Ro
     activate(e.act, v, {gate * w}, params);
     if (a.middle_bf16) v[0] = __uint_as_float(ptx::cvt_bf16x2_f32(0.0f, v[0]) << 16);
     a.middle[row * e.columns + column] = v[0];
-    most = v[0];
+    last = v[0];
   }
-  return most;
+  return last;
 }
 
 template <WeightOperand op>
@@ -44,6 +45,7 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
   const int per_segment = share.end - share.begin;
   float* sums = reinterpret_cast<float*>(token + g.k_blocks * kTokenWords<op>);
   touch_parameters(a);
+  // In this order: one_token_second reads the tables without a wait of its own.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (a.num_tokens != nullptr && *a.num_tokens <= 0) return;
@@ -184,7 +186,7 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
       const float gate = g.epilogue.gated ? total_of(sums, parts, s, i % columns_each + 8) * gate_scale : 0.0f;
       magnitude = store_activated(a, tile, column, up, gate);
     }
-    if (scales_tokens(g.epilogue.round)) {
+    if (scales_rows(g.epilogue.round)) {
       const uint32_t most = amax_lanes(format::amax_bits(0, magnitude), columns_each);
       if (s < segments && i % columns_each == 0)
         for (int n = 0; n < tile.count; ++n)

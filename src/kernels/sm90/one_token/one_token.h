@@ -9,7 +9,7 @@
 
 namespace sluice::sm90 {
 
-// A lane of a warp knows each of the token's experts.
+// One lane of a warp per expert of the token.
 inline constexpr int kOneTokenPairs = 32;
 
 struct OneTokenArgs {

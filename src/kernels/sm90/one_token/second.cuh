@@ -64,11 +64,6 @@ __device__ __forceinline__ void store_result(const EpilogueArgs& e, int64_t at, 
     static_cast<uint16_t*>(e.out)[at] = static_cast<uint16_t>(ptx::cvt_bf16x2_f32(0.0f, v));
 }
 
-// To the shared memory of block 0 of the cluster.
-__device__ __forceinline__ void st_leader(float* smem, float v) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(ptx::mapa(ptx::smem_address(smem), 0)), "f"(v) : "memory");
-}
-
 template <WeightOperand op>
 __global__ void __maxnreg__(SecondTile<op>::registers)
     one_token_second(const __grid_constant__ OneTokenArgs a, const __grid_constant__ OneTokenPlan plan) {
@@ -166,7 +161,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   };
   const auto rounding_of = [&](int row) {
     uint32_t amax = 0;
-    if (scales_tokens(round)) {
+    if (scales_rows(round)) {
       const float* most_of = a.middle_max + static_cast<int64_t>(row) * max_groups;
 #pragma unroll 4
       for (int i = lane; i < max_groups; i += 32) amax = max(amax, __float_as_uint(__ldcg(most_of + i)));
@@ -242,7 +237,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
     }
     if constexpr (!block_scaled(op)) take_sums(c, sum, 1.0f, 1.0f);
     float factor = first_factor;
-    if (s != share.first && scales_tokens(round)) factor = rounding_of(rows.row_of(first + s)).factor;
+    if (s != share.first && scales_rows(round)) factor = rounding_of(rows.row_of(first + s)).factor;
     sum[0] *= factor, sum[1] *= factor;
     store_sums<op>(sums, parts, s, share.part, sum);
     sum[0] = sum[1] = 0.0f;
@@ -266,7 +261,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
       if (rank == 0)
         results[pair * 16 + row16] = r;
       else
-        st_leader(results + pair * 16 + row16, r);
+        ptx::st_cluster_f32(ptx::mapa(ptx::smem_address(results + pair * 16 + row16), 0), r);
     }
   }
   if (plan.cluster > 1)

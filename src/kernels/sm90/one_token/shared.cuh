@@ -6,6 +6,7 @@
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/one_token/fragment.cuh"
+#include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/quantize/round.cuh"
 
 namespace sluice::sm90 {
@@ -69,7 +70,5 @@ __device__ __forceinline__ void take_sums(float (&c)[2][4], float (&sum)[2], flo
 #pragma unroll
   for (int i = 0; i < 4; ++i) c[0][i] = c[1][i] = 0.0f;
 }
-
-HD constexpr bool scales_tokens(Round r) { return r == Round::fp8_token || r == Round::nvfp4_token; }
 
 }  // namespace sluice::sm90

@@ -14,8 +14,6 @@ namespace sluice::sm90 {
 
 namespace {
 
-constexpr int kMaxPermuteLocals = 1024;  // whose counts and rows are in shared memory
-
 struct RoutePermuteArgs {
   RouteArgs route[2];  // [1]: the warm-up, on one token of zeros
   RowsArgs rows[2];

@@ -9,6 +9,8 @@
 
 namespace sluice::sm90 {
 
+// Local experts whose counts and rows are in shared memory.
+inline constexpr int kMaxPermuteLocals = 1024;
 // Whether the tables fit in a block.
 bool route_permute_fits(const RouteArgs& route);
 
