@@ -20,7 +20,8 @@ struct QuantRows {
 };
 
 // x [T, K] float32. A short last group is allowed. input_scale: the calibrated decode factor of the static formats,
-// positive; ignored by the others. `plain` is refused: it has no codes.
+// positive; ignored by the others. `plain` is refused: it has no codes. encodes: with nvfp4, input_scale is the encode
+// factor, 448 * 6 / amax, in its place.
 QuantRows quantize_rows(InputFormat f, const float* x, int64_t rows, int64_t cols, float input_scale = 1.0f,
                         bool encodes = false);
 

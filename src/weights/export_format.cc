@@ -39,15 +39,23 @@ constexpr ExportFormat kExportFormats[] = {
     {{Format::mxfp4, InputFormat::plain}, Dialect::compressed_tensors, "", "mxfp4-pack-quantized"},
 };
 
+// For sentences: the formats of which `takes(row)` holds.
+template <class F>
+std::string formats_that(F&& takes) {
+  std::string list;
+  for (const ExportFormat& s : kExportFormats)
+    if (takes(s))
+      list += fmt::format("{}{} with {} inputs", list.empty() ? "" : ", ", info(s.format.weights).name,
+                          name_of(format::kInputFormats, s.format.inputs));
+  return list;
+}
+
 const ExportFormat& export_format_of(const ModuleFormat& format) {
-  std::string accepted;
-  for (const ExportFormat& s : kExportFormats) {
+  for (const ExportFormat& s : kExportFormats)
     if (s.format == format) return s;
-    accepted += fmt::format("{}{} with {} inputs", accepted.empty() ? "" : ", ", info(s.format.weights).name,
-                            name_of(format::kInputFormats, s.format.inputs));
-  }
   fail(ErrorCode::unsupported, "no published checkpoint format holds {} weights with {} inputs; accepted: {}",
-       info(format.weights).name, name_of(format::kInputFormats, format.inputs), accepted);
+       info(format.weights).name, name_of(format::kInputFormats, format.inputs),
+       formats_that([](const ExportFormat&) { return true; }));
 }
 
 // A part of a checkpoint with its format; `name` for sentences.
@@ -79,11 +87,9 @@ Dialect common_dialect(const ExportFormat& a, const ExportFormat& b) {
 }
 
 [[noreturn]] void refuse_pair(const Part& a, const Part& b) {
-  std::string accepted;
-  for (const ExportFormat& s : kExportFormats)
-    if (s.format != a.format && common_dialect(export_format_of(a.format), s) != Dialect::none)
-      accepted += fmt::format("{}{} with {} inputs", accepted.empty() ? "" : ", ", info(s.format.weights).name,
-                              name_of(format::kInputFormats, s.format.inputs));
+  const std::string accepted = formats_that([&](const ExportFormat& s) {
+    return s.format != a.format && common_dialect(export_format_of(a.format), s) != Dialect::none;
+  });
   fail(ErrorCode::unsupported,
        "no published checkpoint format holds {} in {} beside {} in {} with {} inputs; accepted beside such {}: {}",
        a.name, info(a.format.weights).name, b.name, info(b.format.weights).name,
@@ -92,13 +98,9 @@ Dialect common_dialect(const ExportFormat& a, const ExportFormat& b) {
 
 void check_in_modelopt(const Part& part) {
   if (!export_format_of(part.format).algo.empty()) return;
-  std::string accepted;
-  for (const ExportFormat& s : kExportFormats)
-    if (!s.algo.empty())
-      accepted += fmt::format("{}{} with {} inputs", accepted.empty() ? "" : ", ", info(s.format.weights).name,
-                              name_of(format::kInputFormats, s.format.inputs));
   fail(ErrorCode::unsupported, "ModelOpt has no name for {} in {} with {} inputs; accepted with modelopt: {}",
-       part.name, info(part.format.weights).name, name_of(format::kInputFormats, part.format.inputs), accepted);
+       part.name, info(part.format.weights).name, name_of(format::kInputFormats, part.format.inputs),
+       formats_that([](const ExportFormat& s) { return !s.algo.empty(); }));
 }
 
 Dialect dialect_of(const OnlinePolicy& f, bool modelopt) {

@@ -96,7 +96,7 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   if (call.batch_rows) return 0;
   if (k_parts_ > 1) return 0;
   // A chain keeps more of K on the way: qkv and o of Qwen3 with 8 rows take 7.5 and 6.9 us here, in 4 and 8 parts of K,
-  // and 6.2 and 6.3 there (H200). FP8 rows are rounded by a launch of their own there, and still take 4.8 and 5.8 us
+  // and 6.2 and 6.6 there (H200). FP8 rows are rounded by a launch of their own there, and still take 4.8 and 5.8 us
   // where they take 9.4 and 9.1 here, one row 4.6 and 5.8 where it takes 6.6 and 6.6.
   if (!batch_rows_.empty() && batch_rows_.front().chain && (is_fp8(matrix_.shape.operand) || reads_in_place(call)))
     return 0;

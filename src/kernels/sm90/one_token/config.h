@@ -35,9 +35,9 @@ HD inline int groups_of(int64_t columns, bool gated) {
   return static_cast<int>(ceil_div<int64_t>(columns, gated ? 8 : 16));
 }
 
-// A block has some segments, each 16 weight rows by all of K. K is cut into parts, and warps in groups of
-// `parts` share a segment: group i takes segments i, i + warps / parts, ...
-HD inline int choose_parts(int units, int segments, int warps) {
+// A block has some segments, each 16 weight rows by all of K. K is cut into parts, and warps in groups of `parts` share
+// a segment: group i takes segments i, i + warps / parts, ...
+inline int choose_parts(int units, int segments, int warps) {
   int best = 1, best_cost = 0;
   for (int parts = 1; parts <= warps; parts *= 2) {
     const int cost = ceil_div(units, parts) * ceil_div(segments * parts, warps);
@@ -52,7 +52,7 @@ struct FirstTile {
   static constexpr int warps = 16, threads = 32 * warps, registers = 80;
   // K-blocks on the way, in registers.
   static constexpr int ahead = RowGroup<op>::plain ? 2 : block_scaled(op) ? 3 : 4;
-  HD static int smem_bytes(int k_blocks, int segments, int parts) {
+  static int smem_bytes(int k_blocks, int segments, int parts) {
     return 4 * (k_blocks * kTokenWords<op> + segments * parts * 16);
   }
 };
@@ -78,7 +78,7 @@ struct OneTokenPlan {
   int cluster;        // blocks that share the experts of 16 columns
 };
 template <WeightOperand op>
-HD OneTokenPlan plan_one_token(const OneTokenShape& s, int multiprocessors) {
+OneTokenPlan plan_one_token(const OneTokenShape& s, int multiprocessors) {
   using First = FirstTile<op>;
   using Second = SecondTile<op>;
   OneTokenPlan p{};

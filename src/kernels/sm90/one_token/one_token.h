@@ -6,11 +6,9 @@
 
 #include "kernels/sm90/device.h"
 #include "kernels/sm90/grouped_gemm/args.h"
+#include "kernels/sm90/route/route.h"
 
 namespace sluice::sm90 {
-
-// One lane of a warp per expert of the token.
-inline constexpr int kOneTokenPairs = 32;
 
 struct OneTokenArgs {
   // The tables of one token, and its rounded row in row 0 of every tile. All num_tiles tiles have been written, those
@@ -39,9 +37,8 @@ struct OneTokenShape {
   bool gated;
   int top_k;
 };
-// Whether the kernels can run it: its I is a multiple of 8, and it fits into their shared memory.
-bool one_token_possible(const OneTokenShape& shape, WeightOperand operand, int multiprocessors);
-// Whether they are also quicker than the grouped GEMM (tuning.h).
+// Whether the kernels can run it (I is a multiple of 8, and it fits into their shared memory) and are quicker than the
+// grouped GEMM (tuning.h).
 bool one_token_pays(const OneTokenShape& shape, WeightOperand operand, int multiprocessors);
 
 // On the current device, before the first launch.

@@ -22,17 +22,15 @@ int64_t most_values(WeightOperand operand) {
 
 }  // namespace
 
-bool one_token_possible(const OneTokenShape& s, WeightOperand operand, int multiprocessors) {
+bool one_token_pays(const OneTokenShape& s, WeightOperand operand, int multiprocessors) {
+  if (s.top_k > kOneTokenPairs || s.columns[0] % 8 != 0) return false;
+  if (int64_t{s.top_k} * s.columns[0] > most_values(operand)) return false;
   bool fits = false;
   visit_operand(operand, [&]<WeightOperand op>() {
     const OneTokenPlan p = plan_one_token<op>(s, multiprocessors);
     fits = p.first_bytes <= kOneTokenFirstMemory && p.second_bytes <= kOneTokenSecondMemory;
   });
-  return s.top_k <= kOneTokenPairs && s.columns[0] % 8 == 0 && fits;
-}
-
-bool one_token_pays(const OneTokenShape& s, WeightOperand operand, int multiprocessors) {
-  return one_token_possible(s, operand, multiprocessors) && int64_t{s.top_k} * s.columns[0] <= most_values(operand);
+  return fits;
 }
 
 }  // namespace sluice::sm90

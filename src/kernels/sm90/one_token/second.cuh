@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second product of one token, and the sum over its experts. A block, or a cluster of blocks that share the
-// experts, has 16 columns of the result. Its weights are on their way to shared memory while the first product runs;
-// the warps that multiply by the rows which that one leaves round them.
+// experts, has 16 columns of the result. Its weights are on their way to shared memory while the first product runs.
+// Each warp rounds the part of the activated rows that it multiplies.
 #pragma once
 
 #include "kernels/ptx/st_async.cuh"

@@ -14,6 +14,8 @@
 namespace sluice::sm90 {
 
 inline constexpr int kMaxTopK = 64;
+// Of one token, in the kernels that have a lane of a warp for each of its experts.
+inline constexpr int kOneTokenPairs = 32;
 inline constexpr int kMaxExperts = 2048;
 
 // Where the tables lie. A pair is one of the top_k experts of one token; its number is token * top_k + slot. Rows are

@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kThreads) route_permute_kernel(const __grid_co
 
 // ---- one token ----
 
-constexpr int kOneThreads = 128, kOneSlots = 32;  // a lane for each slot
+constexpr int kOneThreads = 128;
 
 struct Placed {
   ExpertTiles tiles;  // of the pair's expert
@@ -251,7 +251,7 @@ __device__ __forceinline__ Placed place_pairs(const RouteArgs& r, int e, int lan
 // tile of one row, and where rows go does not depend on the choice.
 __device__ __forceinline__ void one_token(const RouteArgs& r, const RowsArgs& a, int block) {
   extern __shared__ int words[];
-  __shared__ Target targets[kOneSlots];
+  __shared__ Target targets[kOneTokenPairs];
   __shared__ int num_targets;
   __shared__ uint32_t shared[kOneThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
@@ -367,8 +367,8 @@ void launch_route_permute(const RouteArgs& route, const RowsArgs& rows, bool ear
                           bool pdl) {
   const RoutePermuteArgs args = with_warm_up(route, rows, early, warm_up, pdl);
   const bool chooses = route.logits != nullptr;
-  if (route.tokens == 1 && route.params.top_k <= kOneSlots) {
-    const int smem = 4 * std::max(chooses ? route.params.experts : 0, kOneSlots);
+  if (route.tokens == 1 && route.params.top_k <= kOneTokenPairs) {
+    const int smem = 4 * std::max(chooses ? route.params.experts : 0, kOneTokenPairs);
     launch(one_token_kernel, dim3(static_cast<unsigned>(1 + row_parts(rows, kOneThreads))), kOneThreads, smem, stream,
            pdl, args);
     return;
