@@ -20,7 +20,7 @@ Decoder::Decoder(Parts parts) : parts_(std::move(parts)) {
   info.hidden = parts_.embedding.dim(1);
   info.has_draft = parts_.draft.has_value();
   cache_shape_.dtype = info.kv_dtype;
-  number_cache_layers(parts_.sublayers);
+  number_layers(parts_.sublayers);
   info.embedding_bytes = parts_.embedding.bytes();
   info.weight_bytes = info.embedding_bytes + weight_bytes(parts_.sublayers);
   info.weight_bytes += parts_.head.weight_bytes();
@@ -31,11 +31,12 @@ Decoder::Decoder(Parts parts) : parts_(std::move(parts)) {
       info.row_invariant = info.row_invariant && m->experts->row_invariant();
     }
   if (!parts_.draft) return;
-  number_cache_layers(parts_.draft->sublayers);
+  number_layers(parts_.draft->sublayers);
   info.weight_bytes += weight_bytes(parts_.draft->sublayers) + parts_.draft->projection.weight_bytes();
 }
 
-void Decoder::number_cache_layers(std::vector<Sublayer>& sublayers) {
+void Decoder::number_layers(std::vector<Sublayer>& sublayers) {
+  int64_t blocks = 0;
   for (Sublayer& s : sublayers) {
     if (auto* a = std::get_if<AttentionLayer>(&s.mixer)) {
       a->cache_layer = cache_shape_.attention.size();
@@ -46,12 +47,31 @@ void Decoder::number_cache_layers(std::vector<Sublayer>& sublayers) {
     } else if (auto* m = std::get_if<MambaLayer>(&s.mixer)) {
       m->cache_layer = cache_shape_.mamba.size();
       cache_shape_.mamba.push_back(m->shape);
+    } else if (auto* e = std::get_if<MoeBlock>(&s.mixer)) {
+      e->number = blocks++;
     }
   }
 }
 
-ForwardContext Decoder::begin(ops::Ops& ops, const Batch& batch, Cache& cache, Observer* observer) const {
-  ForwardContext forward{ops, batch, cache, parts_.info.dtype, {}, observer, parts_.info.row_invariant};
+namespace {
+// Of all expert layers at once: a launch in each would be a part of what the benchmark measures.
+ops::Matrix random_logits(const ForwardContext& forward, const std::vector<Sublayer>& sublayers) {
+  const MoeBlock* last = nullptr;
+  for (const Sublayer& s : sublayers)
+    if (const auto* m = std::get_if<MoeBlock>(&s.mixer)) last = m;
+  if (last == nullptr || !last->random_routing) return {};
+  const ops::Matrix logits =
+      forward.ops.workspace().matrix(last->router_floats ? DType::f32 : forward.dtype,
+                                     (last->number + 1) * forward.rows(), last->experts->spec().experts);
+  forward.ops.random_logits(forward.batch.positions, forward.rows(), logits);
+  return logits;
+}
+}  // namespace
+
+ForwardContext Decoder::begin(ops::Ops& ops, const Batch& batch, Cache& cache, const std::vector<Sublayer>& sublayers,
+                              Observer* observer) const {
+  ForwardContext forward{ops, batch, cache, parts_.info.dtype, {}, observer, parts_.info.row_invariant, {}};
+  forward.random_logits = random_logits(forward, sublayers);
   const auto half = static_cast<int64_t>(parts_.rope.inv_freq.size());
   if (half == 0) return forward;
   auto* cosine = ops.workspace().take<float>(batch.rows * half);
@@ -121,7 +141,7 @@ void Decoder::finish(const ForwardContext& forward, ops::ConstMatrix x, const op
 
 void Decoder::forward(ops::Ops& ops, const Batch& batch, Cache& cache, const Outputs& out) const {
   ops::Workspace::Scope scope(ops.workspace());
-  const ForwardContext forward = begin(ops, batch, cache, out.observer);
+  const ForwardContext forward = begin(ops, batch, cache, parts_.sublayers, out.observer);
   const ops::Matrix x = forward.matrix(parts_.info.hidden);
   ops.embed(batch.tokens, parts_.embedding, x);
   if (out.observer != nullptr) out.observer->layer(0, x);
@@ -134,7 +154,7 @@ void Decoder::draft(ops::Ops& ops, const Batch& batch, ops::ConstMatrix hidden, 
   if (!parts_.draft) return Model::draft(ops, batch, hidden, cache, out);
   const DraftHead& draft = *parts_.draft;
   ops::Workspace::Scope scope(ops.workspace());
-  const ForwardContext forward = begin(ops, batch, cache, out.observer);
+  const ForwardContext forward = begin(ops, batch, cache, draft.sublayers, out.observer);
   const int64_t n = parts_.info.hidden;
   const ops::Matrix pair = forward.matrix(2 * n), x = forward.matrix(n);
   const ops::Matrix embedded = pair.columns(0, n);

@@ -56,8 +56,9 @@ class Decoder : public Model {
              const Outputs& out) const override;
 
  private:
-  void number_cache_layers(std::vector<Sublayer>& sublayers);
-  ForwardContext begin(ops::Ops& ops, const Batch& batch, Cache& cache, Observer* observer) const;
+  void number_layers(std::vector<Sublayer>& sublayers);
+  ForwardContext begin(ops::Ops& ops, const Batch& batch, Cache& cache, const std::vector<Sublayer>& sublayers,
+                       Observer* observer) const;
   void run_sublayers(const ForwardContext& forward, const std::vector<Sublayer>& sublayers, ops::Matrix x) const;
   void finish(const ForwardContext& forward, ops::ConstMatrix x, const ops::RmsNorm& norm, const Dense& head,
               const Outputs& out) const;

@@ -17,6 +17,7 @@ struct ForwardContext {
   ops::RopeAngles angles;
   Observer* observer = nullptr;
   bool row_invariant = true;  // ModelInfo's
+  ops::Matrix random_logits;  // [expert layers * R, E], where benchmarks choose experts at random; else none
 
   int64_t rows() const { return batch.rows; }
   // D [R, cols], valid until the enclosing Workspace::Scope ends.

@@ -13,9 +13,9 @@ ops::Change MoeBlock::run(const ForwardContext& forward, const ops::LinearInput&
   ops::Workspace::Scope scope(forward.ops.workspace());
   ops::Workspace& workspace = forward.ops.workspace();
   const MoeSpec& spec = experts->spec();
-  const ops::Matrix logits = router_floats ? forward.floats(spec.experts) : forward.matrix(spec.experts);
+  ops::Matrix logits = router_floats ? forward.floats(spec.experts) : forward.matrix(spec.experts);
   router.run(forward, x, logits);
-  if (random_routing) forward.ops.random_order(static_cast<uint64_t>(index), forward.batch.positions, logits);
+  if (random_routing) logits = forward.random_logits.rows_from(number * forward.rows(), forward.rows());
 
   ops::ConstMatrix input = x.rows;
   ops::Matrix routed = y;

@@ -16,7 +16,8 @@ struct MoeBlock {
   std::string experts_name;                    // "model.layers.3.mlp.experts", for calibration
   Dense router;                                // [E, hidden]
   bool router_floats = true;                   // logits in float32 whatever D (DeepSeek, NemotronH), or in D (Qwen3)
-  bool random_routing = false;                 // benchmarks: a random order of the experts replaces the logits
+  bool random_routing = false;                 // benchmarks: random logits replace the router's
+  int64_t number = 0;                          // among the blocks of its pass; the Decoder numbers them
   Tensor router_bias;                          // f32 [E] or empty
   std::optional<Dense> latent_in, latent_out;  // hidden -> latent before the experts, back after them
   std::shared_ptr<const moe::MoeLayer> experts;

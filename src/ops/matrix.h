@@ -30,6 +30,8 @@ struct Matrix {
   Matrix columns(int64_t begin, int64_t count) const {
     return {static_cast<std::byte*>(data) + begin * bytes_of(dtype), dtype, rows, count, stride};
   }
+  // Rows [begin, begin + count).
+  Matrix rows_from(int64_t begin, int64_t count) const { return {row(begin), dtype, count, cols, stride}; }
   operator ConstMatrix() const { return {data, dtype, rows, cols, stride}; }
 };
 

@@ -178,9 +178,9 @@ class Ops {
   virtual void copy_states(const States& states, std::span<const std::pair<int32_t, int32_t>> places) = 0;
 
   // --- experts --------------------------------------------------------------------------------------------------
-  // For benchmarks: logits [R, E] that put the experts of each row in a random order of (seed, positions[r], r), so
-  // that every choice of distinct experts is as likely (routing/random_order.h). E is at most routing::kMaxRandomOrder.
-  virtual void random_order(uint64_t seed, const int32_t* positions, Matrix logits) = 0;
+  // For benchmarks: logits [layers * rows, E], a layer after the other, that choose every expert as often; those of a
+  // row follow from its layer, its number in the layer and positions[rows] alone (routing/random_logits.h).
+  virtual void random_logits(const int32_t* positions, int64_t rows, Matrix logits) = 0;
 
   // --- the head -------------------------------------------------------------------------------------------------
   // For each row: edits its logits (float32 [.., V]; they are changed), then chooses a token: sampling/choose.h is the

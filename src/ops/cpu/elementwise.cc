@@ -9,7 +9,7 @@
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/row.h"
-#include "routing/random_order.h"
+#include "routing/random_logits.h"
 
 namespace sluice::ops::cpu {
 
@@ -86,21 +86,16 @@ float CpuOps::amax(ConstMatrix x) {
   return std::bit_cast<float>(largest);
 }
 
-void CpuOps::random_order(uint64_t seed, const int32_t* positions, Matrix logits) {
-  check(logits.cols <= routing::kMaxRandomOrder, "a random order of {} experts; at most {} are supported", logits.cols,
-        routing::kMaxRandomOrder);
-  parallel_rows(ctx(), logits.rows, logits.cols * logits.cols, [&](int64_t begin, int64_t end) {
-    std::vector<uint32_t> keys(static_cast<size_t>(logits.cols));
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t e = 0; e < logits.cols; ++e)
-        keys[static_cast<size_t>(e)] = routing::random_order_key(seed, positions[r], r, e);
+void CpuOps::random_logits(const int32_t* positions, int64_t rows, Matrix logits) {
+  constexpr int64_t kSteps = 16;  // elementary steps of one logit
+  parallel_rows(ctx(), logits.rows, kSteps * logits.cols, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
       for (int64_t e = 0; e < logits.cols; ++e) {
-        const uint32_t mine = keys[static_cast<size_t>(e)];
-        const auto place = std::count_if(keys.begin(), keys.end(), [mine](uint32_t other) { return other < mine; });
-        const float logit = routing::random_order_logit(place);
-        store(&logit, offset(logits.row(r), logits.dtype, e), logits.dtype, 1);
+        const int64_t layer = i / rows, r = i % rows;
+        const float logit = logits.dtype == DType::bf16 ? routing::random_logit_bf16(layer, positions[r], r, e)
+                                                        : routing::random_logit(layer, positions[r], r, e);
+        store(&logit, offset(logits.row(i), logits.dtype, e), logits.dtype, 1);
       }
-    }
   });
 }
 

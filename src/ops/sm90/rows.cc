@@ -9,12 +9,11 @@
 #include "kernels/sm90/norm/norm.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/rope/rope.h"
-#include "kernels/sm90/route/random_order.h"
+#include "kernels/sm90/route/random_logits.h"
 #include "kernels/sm90/sample/sample.h"
 #include "kernels/sm90/ssm/ssm.h"
 #include "ops/sm90/sm90_ops.h"
 #include "ops/sm90/views.h"
-#include "routing/random_order.h"
 
 namespace sluice::ops::sm90 {
 
@@ -79,12 +78,11 @@ float Sm90Ops::amax(ConstMatrix x) {
   return *result;
 }
 
-void Sm90Ops::random_order(uint64_t seed, const int32_t* positions, Matrix logits) {
-  check(logits.cols <= routing::kMaxRandomOrder, "a random order of {} experts; at most {} are supported", logits.cols,
-        routing::kMaxRandomOrder);
+void Sm90Ops::random_logits(const int32_t* positions, int64_t rows, Matrix logits) {
+  if (rows == 0) return;
   const DeviceGuard guard(index_);
-  launch_random_order({seed, positions, view(logits, "logits"), logits.rows, static_cast<int>(logits.cols)}, stream(),
-                      true);
+  launch_random_logits({positions, rows, logits.rows / rows, view(logits, "logits"), static_cast<int>(logits.cols)},
+                       stream(), true);
 }
 
 namespace {

@@ -23,7 +23,7 @@ class Sm90Ops : public Ops {
   void silu_multiply(Matrix gate, ConstMatrix up) override;
   void relu_squared(Matrix x) override;
   float amax(ConstMatrix x) override;
-  void random_order(uint64_t seed, const int32_t* positions, Matrix logits) override;
+  void random_logits(const int32_t* positions, int64_t rows, Matrix logits) override;
 
   void rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) override;
   void add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) override;
