@@ -42,6 +42,7 @@ struct MoeArgs {
   DType topk_weights_dtype = DType::f32;
 
   void* output = nullptr;      // spec.dtype [T, H]; not finalized: [T, K, H], rows of absent experts zero
+  bool finalize = true;        // false: this call is not, whatever the spec says (finalizes())
   void* workspace = nullptr;   // Device::kAlignment-byte aligned (64 on the host); contents need not survive
   int64_t workspace_size = 0;  // its bytes, at least workspace_bytes(tokens)
   // Optional copies of what was decided: [T, K] global ids (-1: none) and float weights.
@@ -50,6 +51,9 @@ struct MoeArgs {
   Trace* trace = nullptr;  // only on the host
   bool pdl = true;  // CUDA: programmatic dependent launch between the kernels of a call; the results are the same
 };
+
+// Whether a call adds up the K results of a token.
+inline bool finalizes(const MoeSpec& spec, const MoeArgs& args) { return spec.finalize && args.finalize; }
 
 // Memory of the caller for a prepared layer, aligned to Device::kAlignment. It outlives the layer, is written in queue
 // order, and keeps its address through refits. No data: the layer allocates.
@@ -77,6 +81,9 @@ class MoeLayer {
   virtual int64_t workspace_bytes(int64_t tokens) const = 0;
   // A token's result is the same, bit for bit, whatever else is in the batch and however large that is.
   virtual bool row_invariant() const = 0;
+  // Whether a caller of `tokens` tokens who adds up the K results itself, where it reads them next, saves a launch
+  // (MoeArgs::finalize; their weights are chosen_weights, or 1 with spec.weight_on_input). Any call may ask for them.
+  virtual bool finalize_can_wait(int64_t) const { return false; }
   // Enqueues the call on ctx.queue, which is of device(). On a GPU it allocates nothing, waits for nothing and reads
   // nothing on the host, and several queues may run one layer at a time, each with a workspace of its own.
   virtual void run(Context& ctx, const MoeArgs& args) const = 0;

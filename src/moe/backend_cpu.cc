@@ -327,7 +327,7 @@ class CpuMoeLayer final : public MoeLayer {
   void finalize(Context& ctx, const MoeArgs& args, const Memory& m, int64_t first, int64_t tokens) const {
     const int64_t k = spec_.top_k, row_bytes = spec_.hidden * elem();
     std::byte* output = static_cast<std::byte*>(args.output);
-    if (!spec_.finalize) {
+    if (!finalizes(spec_, args)) {
       ctx.pool.parallel_for(tokens * k, [&](int64_t slot, int) {
         std::byte* out = output + (first * k + slot) * row_bytes;
         if (m.slot_row[slot] < 0)

@@ -278,7 +278,7 @@ void ReferenceLayer::write_output(const MoeArgs& a, int64_t t, const Workspace& 
     else
       static_cast<float*>(a.output)[i] = v;
   };
-  if (!spec_.finalize) {
+  if (!finalizes(spec_, a)) {
     for (int64_t s = t * k_count; s < (t + 1) * k_count; ++s)
       for (int64_t h = 0; h < hidden; ++h) store(s * hidden + h, ws.ids[s] >= 0 ? ws.down[s * hidden + h] : 0.0f);
     return;

@@ -27,6 +27,7 @@ sm90::MoeCall call_of(const MoeSpec& spec, const MoeArgs& args) {
   call.topk_weights = args.topk_weights;
   call.topk_weights_bf16 = args.topk_weights_dtype == DType::bf16;
   call.output = args.output;
+  call.finalize = args.finalize;
   call.workspace = args.workspace;
   call.workspace_size = args.workspace_size;
   call.chosen_ids = args.chosen_ids;
@@ -55,6 +56,7 @@ class Sm90Layer : public MoeLayer {
   }
   // Else the tile and the number of splits along K, and so the order of float32 sums, follow the number of tokens.
   bool row_invariant() const override { return moe_.spec().deterministic; }
+  bool finalize_can_wait(int64_t tokens) const override { return moe_.finalize_can_wait(tokens); }
   void run(Context& ctx, const MoeArgs& args) const override {
     check_args(moe_.spec(), args);
     check_queue(ctx);

@@ -45,7 +45,7 @@ Placement place(const MoeLayer& layer, const MoeArgs& host, std::byte* base) {
   move(p.args.bias, s.experts * bytes_of(host.bias_dtype), p.inputs);
   move(p.args.topk_ids, choices * 4, p.inputs);
   move(p.args.topk_weights, choices * bytes_of(host.topk_weights_dtype), p.inputs);
-  move(p.args.output, (s.finalize ? tokens : choices) * s.hidden * element, p.outputs);
+  move(p.args.output, (finalizes(s, host) ? tokens : choices) * s.hidden * element, p.outputs);
   move(p.args.chosen_ids, choices * 4, p.outputs);
   move(p.args.chosen_weights, choices * 4, p.outputs);
   p.args.workspace_size = layer.workspace_bytes(tokens);

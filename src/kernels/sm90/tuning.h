@@ -114,6 +114,10 @@ inline constexpr int64_t kSpreadRequantizedRows = 1024;
 // way at once (docs/kernels/sm90_finalize.md).
 inline constexpr int64_t kSpreadColumnsTokens = 1024;
 
+// Up to this many tokens the norm after a layer of experts adds up their results, instead of a finalize kernel
+// (docs/kernels/sm90_norm.md). Of more tokens the sum has a grid of its own.
+inline constexpr int64_t kFinalizeInNormTokens = 512;
+
 // Up to this many columns, a block repacks four k-blocks of e2m1, else eight: -1 to 3 % quicker up to 2688 columns, 9 %
 // more time for MXFP4 at 7168 (docs/kernels/sm90_repack.md).
 inline constexpr int64_t kNarrowRepackColumns = 3072;

@@ -14,6 +14,7 @@
 #include "kernels/sm90/quantize/rows.h"
 #include "kernels/sm90/quantize/token_rows.h"
 #include "kernels/sm90/route_permute/route_permute.h"
+#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
@@ -158,11 +159,15 @@ void FusedMoe::multiply_one_token(const MoeCall& call, const MoePlan& p, const G
   args.middle = p.middle;
   args.middle_max = p.middle_max;
   args.middle_bf16 = rounds_in_place(spec_);
-  args.finalize = spec_.finalize;
+  args.finalize = finalizes(call);
   args.weights = spec_.weight_on_input ? nullptr : p.tables.weights;
   args.num_tokens = call.num_tokens;
   args.top_k = spec_.top_k;
   launch_one_token(args, p.choice.instance.operand, multiprocessors_, stream, call.pdl);
+}
+
+bool FusedMoe::finalize_can_wait(int64_t tokens) const {
+  return spec_.finalize && tokens <= tuning::kFinalizeInNormTokens && !runs_one_token(spec_, multiprocessors_, tokens);
 }
 
 void FusedMoe::run(const MoeCall& call, Stream stream) const {
@@ -187,7 +192,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   }
   if (p.one_token) return multiply_one_token(call, p, gemm, stream);
   multiply(call, p, gemm, rows, stream);
-  if (!spec_.finalize) return;
+  if (!finalizes(call)) return;
   FinalizeArgs finalize{};
   finalize.results = p.results;
   finalize.weights = spec_.weight_on_input ? nullptr : p.tables.weights;

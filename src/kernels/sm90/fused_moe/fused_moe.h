@@ -24,6 +24,7 @@ struct MoeCall {
   const void* topk_weights = nullptr;  // null: packed
   bool topk_weights_bf16 = false;
   void* output = nullptr;
+  bool finalize = true;        // false: as if the spec's finalize were
   void* workspace = nullptr;   // 256-byte aligned
   int64_t workspace_size = 0;  // its bytes
   int32_t* chosen_ids = nullptr;
@@ -55,6 +56,9 @@ class FusedMoe {
   // The tile and splits of the grouped GEMM. A call that runs_one_token() takes has neither.
   GemmChoice choice(int64_t tokens, const GemmForce& force = {}) const;
   void run(const MoeCall& call, Stream stream) const;
+  // Whether a call of `tokens` that finalizes does so in a launch of its own, of so few tokens that whoever reads the
+  // output next can as well.
+  bool finalize_can_wait(int64_t tokens) const;
 
   // Prepared memory, for callers that fill it themselves (benchmarks).
   using Matrix = RepackedMatrix;
@@ -62,6 +66,7 @@ class FusedMoe {
   Matrix& second() { return second_; }
 
  private:
+  bool finalizes(const MoeCall& call) const { return spec_.finalize && call.finalize; }
   RouteArgs route_args(const MoeCall& call, const MoePlan& p) const;
   RowsArgs row_args(const MoeCall& call, const MoePlan& p, const RouteArgs& route) const;
   GroupedGemmArgs gemm_args(const MoeCall& call, const MoePlan& p) const;

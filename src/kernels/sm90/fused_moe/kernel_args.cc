@@ -64,7 +64,7 @@ RowsArgs FusedMoe::row_args(const MoeCall& call, const MoePlan& p, const RouteAr
   rows.gather.row_pair = p.tables.row_pair;
   rows.gather.local_offset = spec_.local_offset;
   rows.gather.experts = spec_.experts;
-  rows.gather.zero_absent = spec_.finalize ? nullptr : call.output;
+  rows.gather.zero_absent = finalizes(call) ? nullptr : call.output;
   rows.gather.result_bytes = spec_.hidden * bytes_of(spec_.dtype);
   return rows;
 }
@@ -112,7 +112,7 @@ GroupedGemmArgs FusedMoe::gemm_args(const MoeCall& call, const MoePlan& p) const
   two.epilogue.out_f32 = spec_.dtype == DType::f32;
   two.epilogue.columns = static_cast<int>(spec_.hidden);
   two.epilogue.activation.bias = bias_down_.as<float>();
-  two.epilogue.out = spec_.finalize ? p.results : call.output;
+  two.epilogue.out = finalizes(call) ? p.results : call.output;
   return gemm;
 }
 
