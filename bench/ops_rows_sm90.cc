@@ -4,6 +4,7 @@
 #include <random>
 
 #include "base/math.h"
+#include "kernels/sm90/finalize/finalize.h"
 #include "kernels/sm90/quantize/rows.h"
 #include "ops_sm90.h"
 
@@ -44,6 +45,21 @@ void bench_rows(Bench& b) {
       const RoundedRows rounded = b.ops().workspace().rounded_rows({f}, rows, hidden);
       b.row(fmt::format("add_rms_norm {} {}", name_of(format::kInputFormats, f), at), 9 * d, 0, calls, [&](int) {
         b.ops().add_rms_norm(bf16(x, rows, hidden), bf16(y, rows, hidden), norm, bf16(z, rows, hidden), rounded);
+      });
+    }
+    if (rows <= 256) {  // the sum of experts in the norm, and in a kernel before it
+      constexpr int kExperts = 8;
+      const auto results = b.random(rows * kExperts * hidden * 2), weights = b.random(rows * kExperts * 4, DType::f32);
+      const auto* factors = static_cast<const float*>(weights.get());
+      b.row(label("add_rms_norm of 8 experts", at), (2 * kExperts + 6) * d, 0, calls, [&](int) {
+        b.ops().add_rms_norm(bf16(x, rows, hidden), {{results.get(), factors, nullptr, kExperts}, {}}, norm,
+                             bf16(z, rows, hidden));
+      });
+      b.row(label("finalize, add_rms_norm", at), (2 * kExperts + 10) * d, 0, calls, [&](int) {
+        sluice::sm90::launch_finalize(
+            {results.get(), factors, nullptr, y.get(), false, rows, nullptr, static_cast<int>(hidden), kExperts},
+            b.ops().ctx().queue.stream(), true);
+        b.ops().add_rms_norm(bf16(x, rows, hidden), bf16(y, rows, hidden), norm, bf16(z, rows, hidden));
       });
     }
     b.row(label("silu_multiply 2048", at), 6 * d, 0, calls,

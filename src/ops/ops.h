@@ -32,11 +32,23 @@ struct RmsNorm {
   explicit operator bool() const { return !weight.empty(); }
 };
 
-// What is added to the residual stream: D(first + second), or first alone where second.data is null.
+// The results of a layer's experts before they are added up. Row r of the sum is D(sum over k of weight[r, k] *
+// result[r, k]), k ascending, in float32 with fused multiply-adds; rows from *num_rows on are zeros.
+struct ExpertResults {
+  const void* results = nullptr;      // D [R, top_k, cols], aligned to 16 bytes; null: none
+  const float* weights = nullptr;     // [R, top_k]; null: 1
+  const int32_t* num_rows = nullptr;  // [1], as Batch::num_rows: nothing in a step writes it; null: R
+  int64_t top_k = 0;                  // at most 64 on a GPU
+};
+
+// What is added to the residual stream: D(first + second), or first alone where second.data is null. `first` may be a
+// sum that has not been computed yet.
 struct Change {
   ConstMatrix first, second;
+  ExpertResults experts;  // where it has results, their sum is `first`
   Change(ConstMatrix one, ConstMatrix two = {}) : first(one), second(two) {}
   Change(Matrix one) : first(one) {}
+  Change(const ExpertResults& one, ConstMatrix two) : second(two), experts(one) {}
 };
 
 // cos and sin of the batch's positions, each float32 [rows, half], rounded to D as Hugging Face's are.

@@ -55,6 +55,8 @@ class CpuOps : public Ops {
   void log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) override;
 
  private:
+  // In scratch memory, of as many rows and columns as x has.
+  Matrix sum_of(const ExpertResults& experts, Matrix x);
   std::vector<sampling::ChooseScratch> scratch_;  // per thread of the pool
   std::vector<sampling::Sampled> begun_[2];       // of batches that were begun, by turns
   int64_t batches_begun_ = 0, batches_ended_ = 0;

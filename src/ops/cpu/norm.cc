@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "format/quantize.h"
+#include "kernels/cpu/cpu_kernel.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/row.h"
@@ -106,8 +108,33 @@ void CpuOps::rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y, const Rounde
   });
 }
 
+Matrix CpuOps::sum_of(const ExpertResults& experts, Matrix x) {
+  const Matrix sum = workspace().matrix(x.dtype, x.rows, x.cols);
+  const int64_t rows = experts.num_rows == nullptr ? x.rows : std::clamp<int64_t>(*experts.num_rows, 0, x.rows);
+  const std::vector<float> ones(static_cast<size_t>(experts.top_k), 1.0f);
+  const kernels::cpu::KernelTable& kernels = kernels::cpu::row_operations(isa_);
+  parallel_rows(ctx(), x.rows, x.cols * experts.top_k, [&](int64_t begin, int64_t end) {
+    std::vector<const void*> results(static_cast<size_t>(experts.top_k));
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t k = 0; k < experts.top_k; ++k)
+        results[static_cast<size_t>(k)] = offset(experts.results, x.dtype, (r * experts.top_k + k) * x.cols);
+      kernels::cpu::WeightedSumArgs args;
+      args.rows = results.data();
+      args.weights = experts.weights == nullptr ? ones.data() : experts.weights + r * experts.top_k;
+      args.count = r < rows ? static_cast<int>(experts.top_k) : 0;
+      args.bf16 = x.dtype == DType::bf16;
+      args.cols = x.cols;
+      args.out = sum.row(r);
+      kernels.weighted_sum(args);
+    }
+  });
+  return sum;
+}
+
 void CpuOps::add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) {
-  const ConstMatrix &one = change.first, &two = change.second;
+  const Workspace::Scope scope(workspace());
+  const ConstMatrix one = change.experts.results == nullptr ? change.first : sum_of(change.experts, x);
+  const ConstMatrix& two = change.second;
   parallel_rows(ctx(), x.rows, x.cols * 3, [&](int64_t begin, int64_t end) {
     float a[kPiece], b[kPiece], c[kPiece];
     for (int64_t r = begin; r < end; ++r) {

@@ -2,6 +2,7 @@
 // Rows, norms, rotary embedding: what the CPU's folder has in elementwise, norm and rope.
 #include "kernels/sm90/attention/prefill.h"
 #include "kernels/sm90/elementwise/elementwise.h"
+#include "kernels/sm90/finalize/finalize.h"
 #include "kernels/sm90/flashinfer/expanded.h"
 #include "kernels/sm90/flashinfer/latent.h"
 #include "kernels/sm90/mla/head_product.h"
@@ -10,6 +11,7 @@
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/rope/rope.h"
 #include "kernels/sm90/route/random_logits.h"
+#include "kernels/sm90/route/route.h"
 #include "kernels/sm90/sample/sample.h"
 #include "kernels/sm90/ssm/ssm.h"
 #include "ops/sm90/sm90_ops.h"
@@ -114,15 +116,43 @@ void Sm90Ops::rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y, const Round
   launch_norm(norm_args(source, norm, y, rounded), stream());
 }
 
+// In scratch memory, of as many rows and columns as x has.
+ConstMatrix Sm90Ops::sum_of(const ExpertResults& experts, Matrix x) {
+  check(experts.top_k <= kMaxTopK, "the results of {} experts are to be added; at most {} are supported on the GPU",
+        experts.top_k, kMaxTopK);
+  const Matrix sum = workspace().matrix(x.dtype, x.rows, x.cols);
+  if (experts.num_rows != nullptr) ctx().queue.zero(sum.data, x.rows * x.cols * bytes_of(x.dtype));
+  FinalizeArgs args{};
+  args.results = experts.results;
+  args.weights = experts.weights;
+  args.out = sum.data;
+  args.f32 = is_f32(x.dtype, "x");
+  args.tokens = x.rows;
+  args.num_tokens = experts.num_rows;
+  args.columns = static_cast<int>(x.cols);
+  args.top_k = static_cast<int>(experts.top_k);
+  launch_finalize(args, stream(), true);
+  return sum;
+}
+
 void Sm90Ops::add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) {
   check_same_type(x.dtype, y.dtype, "add_rms_norm");
-  check_same_type(x.dtype, change.first.dtype, "add_rms_norm");
   const DeviceGuard guard(index_);
+  const Workspace::Scope scope(workspace());
   RmsNormArgs args = norm_args(view(x, "x"), norm, y, rounded);
-  args.change = view(change.first, "change");
   if (change.second.data != nullptr) {
     check_same_type(x.dtype, change.second.dtype, "add_rms_norm");
     args.change2 = view(change.second, "change");
+  }
+  if (const ExpertResults& e = change.experts; e.results != nullptr) {
+    args.sum = {e.results, e.weights, e.num_rows, static_cast<int>(e.top_k)};
+    if (!adds_results(args)) {
+      args.sum = {};
+      args.change = view(sum_of(e, x), "change");
+    }
+  } else {
+    check_same_type(x.dtype, change.first.dtype, "add_rms_norm");
+    args.change = view(change.first, "change");
   }
   launch_norm(args, stream());
 }

@@ -60,6 +60,7 @@ class Sm90Ops : public Ops {
   void log_likelihoods(ConstMatrix logits, std::span<const int32_t> ids, std::span<double> out) override;
 
  private:
+  ConstMatrix sum_of(const ExpertResults& experts, Matrix x);
   // Attends the sequences of many new rows, and tells `args` to leave them alone.
   void prefill(const Batch& batch, sluice::sm90::AttentionArgs& args);
   void latent_attention(const sluice::sm90::AttentionBounds& bounds, bool row_invariant,

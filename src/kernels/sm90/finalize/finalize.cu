@@ -2,6 +2,7 @@
 #include "base/bf16.h"
 #include "kernels/ptx/bf16x2.cuh"
 #include "kernels/ptx/sync.cuh"
+#include "kernels/sm90/finalize/add_results.cuh"
 #include "kernels/sm90/finalize/finalize.h"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/route/route.h"
@@ -13,37 +14,19 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Adds eight columns of the results of a token's experts. Eight reads are under way at once.
-__device__ inline void add_bf16(const FinalizeArgs& a, int64_t token, int column, const int* present,
-                                const float* weights, float (&acc)[8]) {
-  constexpr int kBatch = 8;
-  const uint16_t* from = static_cast<const uint16_t*>(a.results) + token * a.top_k * a.columns + column;
-  for (int first = 0; first < a.top_k; first += kBatch) {
-    uint4 v[kBatch];
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      v[k] = uint4{};
-      if (first + k < a.top_k && present[first + k] != 0)
-        v[k] = *reinterpret_cast<const uint4*>(from + int64_t{first + k} * a.columns);
-    }
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const float w = first + k < a.top_k ? weights[first + k] : 0.0f;  // an absent one adds 0
-      const uint32_t words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        acc[2 * i] = fmaf(w, __uint_as_float(words[i] << 16), acc[2 * i]);
-        acc[2 * i + 1] = fmaf(w, __uint_as_float(words[i] & 0xffff0000u), acc[2 * i + 1]);
-      }
+template <int kWidth>
+__device__ inline void add_columns(const FinalizeArgs& a, int64_t token, int column, const int* present,
+                                   const float* weights, float (&acc)[1][kWidth]) {
+  if constexpr (kWidth == 8) {
+    if (!a.f32) {
+      const uint16_t* from = static_cast<const uint16_t*>(a.results) + token * a.top_k * a.columns + column;
+      const auto load = [&](int, int k) {
+        return present[k] != 0 ? *reinterpret_cast<const uint4*>(from + int64_t{k} * a.columns) : uint4{};
+      };
+      return add_results(
+          a.top_k, load, [&](int k) { return weights[k]; }, acc);  // the weight of an absent one is 0
     }
   }
-}
-
-template <int kWidth>
-__device__ inline void add_results(const FinalizeArgs& a, int64_t token, int column, const int* present,
-                                   const float* weights, float (&acc)[kWidth]) {
-  if constexpr (kWidth == 8)
-    if (!a.f32) return add_bf16(a, token, column, present, weights, acc);
   for (int k = 0; k < a.top_k; ++k) {
     if (present[k] == 0) continue;
     const int64_t at = (token * a.top_k + k) * a.columns + column;
@@ -51,7 +34,7 @@ __device__ inline void add_results(const FinalizeArgs& a, int64_t token, int col
     for (int i = 0; i < kWidth; ++i) {
       const float v = a.f32 ? static_cast<const float*>(a.results)[at + i]
                             : bf16_to_float(static_cast<const uint16_t*>(a.results)[at + i]);
-      acc[i] = fmaf(weights[k], v, acc[i]);
+      acc[0][i] = fmaf(weights[k], v, acc[0][i]);
     }
   }
 }
@@ -61,8 +44,9 @@ template <int kWidth>
 __device__ void finalize_token(const FinalizeArgs& a, int64_t token, const int* present, const float* weights) {
   for (int column = (blockIdx.y * kThreads + threadIdx.x) * kWidth; column < a.columns;
        column += gridDim.y * kThreads * kWidth) {
-    float acc[kWidth] = {};
-    add_results(a, token, column, present, weights, acc);
+    float sum[1][kWidth] = {};
+    add_columns(a, token, column, present, weights, sum);
+    const float(&acc)[kWidth] = sum[0];
     const int64_t at = token * a.columns + column;
     if (a.f32) {
 #pragma unroll
@@ -88,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) finalize_kernel(const __grid_constan
   if (token >= tokens) return;
   if (static_cast<int>(threadIdx.x) < a.top_k) {
     const int64_t pair = token * a.top_k + threadIdx.x;
-    const bool here = a.pair_row[pair] >= 0;
+    const bool here = a.pair_row == nullptr || a.pair_row[pair] >= 0;
     present[threadIdx.x] = here;
     weights[threadIdx.x] = !here ? 0.0f : a.weights != nullptr ? a.weights[pair] : 1.0f;
   }

@@ -10,7 +10,7 @@ namespace sluice::sm90 {
 struct FinalizeArgs {
   const void* results;      // [pairs, columns] bf16 or float32
   const float* weights;     // [pairs]; null: 1
-  const int32_t* pair_row;  // -1: absent
+  const int32_t* pair_row;  // -1: absent; null: all are present
   void* out;                // [T, columns], the same type
   bool f32;
   int64_t tokens;

@@ -2,6 +2,7 @@
 #include "base/math.h"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/elements.cuh"
+#include "kernels/sm90/finalize/add_results.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/norm/norm.h"
 #include "kernels/sm90/quantize/round.cuh"
@@ -110,11 +111,50 @@ __device__ __forceinline__ void store_group_codes(const RmsNormArgs& a, int64_t 
     }
 }
 
-// A block computes one row. How the sum is split depends on the row's length alone.
-template <class S, Codes kCodes>
-__global__ void __launch_bounds__(S::threads) rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
+// What a thread reads of a row whose change is a sum of experts' results. All of it is under way at once: x and the
+// second change stay as they come until the sums are there.
+template <class S>
+struct SummedRow {
+  static constexpr int kAtOnce = S::threads > 256 ? 1 : S::pieces;  // pieces; of 512 threads two would spill
+  uint4 x[S::pieces], change2[S::pieces];
+  float sums[S::pieces / kAtOnce][kAtOnce][8];
+
+  __device__ __forceinline__ const float (&sum(int p) const)[8] { return sums[p / kAtOnce][p % kAtOnce]; }
+  __device__ __forceinline__ void read(const RmsNormArgs& a, int64_t row, bool counts, const bf16_t* from,
+                                       const bf16_t* from2) {
+    S::held(a.cols, [&](int column, int p) { x[p] = *reinterpret_cast<const uint4*>(from + column); });
+    if (from2 != nullptr)
+      S::held(a.cols, [&](int column, int p) { change2[p] = *reinterpret_cast<const uint4*>(from2 + column); });
+    const int first = static_cast<int>(threadIdx.x) * 8;
+    const auto* results = static_cast<const bf16_t*>(a.sum.results) + row * a.sum.top_k * a.cols + first;
+    const float* weights = a.sum.weights == nullptr ? nullptr : a.sum.weights + row * a.sum.top_k;
+#pragma unroll
+    for (int group = 0; group < S::pieces / kAtOnce; ++group) {
+#pragma unroll
+      for (int p = 0; p < kAtOnce; ++p)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[group][p][i] = 0.0f;
+      const auto load = [&](int p, int k) {
+        const int at = (group * kAtOnce + p) * S::step;
+        return first + at < a.cols ? *reinterpret_cast<const uint4*>(results + int64_t{k} * a.cols + at) : uint4{};
+      };
+      add_results(
+          a.sum.top_k, load, [&](int k) { return weights == nullptr ? 1.0f : weights[k]; }, sums[group]);
+#pragma unroll
+      for (int p = 0; p < kAtOnce; ++p)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[group][p][i] = counts ? rounded<bf16_t>(sums[group][p][i]) : 0.0f;
+    }
+  }
+};
+
+// A block computes one row. How the sum is split depends on the row's length alone. kSums: a.sum is the change; without
+// a least number of blocks ptxas would save registers by waiting for each result before it reads the next one.
+template <class S, Codes kCodes, bool kSums>
+__global__ void __launch_bounds__(S::threads, kSums ? 1 : 0) rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
   using D = typename S::D;
   constexpr int N = S::N;
+  static_assert(!kSums || (N == 8 && !S::more));
   __shared__ float sums[S::threads / 32];
   ptx::griddepcontrol_launch_dependents();
   const int64_t row = blockIdx.x;
@@ -124,31 +164,50 @@ __global__ void __launch_bounds__(S::threads) rms_norm_kernel(const __grid_const
     return v.data == nullptr ? nullptr : static_cast<const D*>(v.data) + row * v.stride;
   };
   const D *change = part(a.change), *change2 = part(a.change2);
-  // Nothing that runs beside this kernel writes the weight.
+  // Nothing that runs beside this kernel writes the weight, or the number of rows.
   float weight[S::pieces][N];
   S::held(a.cols, [&](int column, int p) { load_elements<N>(a.weight + column, weight[p]); });
+  bool counts = true;
+  if constexpr (kSums) counts = row < real_tokens(a.sum.num_rows, a.rows);
   ptx::griddepcontrol_wait();
 
   float held[S::pieces][N];
   float sum = 0.0f;
-  const auto take = [&](int column, float(&v)[N]) {
-    float c[N], more[N];
-    load_elements<N>(x + column, v);
-    if (change != nullptr) load_elements<N>(change + column, c);
-    if (change2 != nullptr) load_elements<N>(change2 + column, more);
-    if (change != nullptr) {
+  // v becomes D(v + D(c + more)), or D(v + c) without a second change.
+  const auto add = [&](int column, float(&v)[N], const float(&c)[N], const float(&more)[N]) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) v[i] = rounded<D>(v[i] + (change2 != nullptr ? rounded<D>(c[i] + more[i]) : c[i]));
-      store_elements<N>(v, x + column);
-    }
+    for (int i = 0; i < N; ++i) v[i] = rounded<D>(v[i] + (change2 != nullptr ? rounded<D>(c[i] + more[i]) : c[i]));
+    store_elements<N>(v, x + column);
+  };
+  const auto add_squares = [&](const float(&v)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) sum = fmaf(v[i], v[i], sum);
   };
-  S::held(a.cols, [&](int column, int p) { take(column, held[p]); });
-  S::others(a.cols, [&](int column) {
-    float v[N];
-    take(column, v);
-  });
+  if constexpr (kSums) {
+    SummedRow<S> from;
+    from.read(a, row, counts, x, change2);
+    S::held(a.cols, [&](int column, int p) {
+      float more[N];
+      load_elements<N>(reinterpret_cast<const D*>(&from.x[p]), held[p]);
+      load_elements<N>(reinterpret_cast<const D*>(&from.change2[p]), more);
+      add(column, held[p], from.sum(p), more);
+      add_squares(held[p]);
+    });
+  } else {
+    const auto take = [&](int column, float(&v)[N]) {
+      float c[N], more[N];
+      load_elements<N>(x + column, v);
+      if (change != nullptr) load_elements<N>(change + column, c);
+      if (change2 != nullptr) load_elements<N>(change2 + column, more);
+      if (change != nullptr) add(column, v, c, more);
+      add_squares(v);
+    };
+    S::held(a.cols, [&](int column, int p) { take(column, held[p]); });
+    S::others(a.cols, [&](int column) {
+      float v[N];
+      take(column, v);
+    });
+  }
   sum = block_sum<S::threads>(sum, sums);
   const float factor = __frcp_rn(__fsqrt_rn(sum / static_cast<float>(a.cols) + a.eps));
   const auto give = [&](int column, float(&v)[N], const float(&w)[N]) {
@@ -222,10 +281,10 @@ __global__ void __launch_bounds__(S::threads) gated_norm_kernel(const __grid_con
 }
 
 // As many threads as hold one access each, so that all of a row is under way at once; of long rows two.
-template <class D, Codes kCodes>
+template <class D, Codes kCodes, bool kSums>
 void launch_wide(const RmsNormArgs& a, Stream stream, bool pdl) {
   const auto run = [&]<class S>(S) {
-    launch(rms_norm_kernel<S, kCodes>, static_cast<unsigned>(a.rows), S::threads, 0, stream, pdl, a);
+    launch(rms_norm_kernel<S, kCodes, kSums>, static_cast<unsigned>(a.rows), S::threads, 0, stream, pdl, a);
   };
   if (a.cols <= 1024)
     run(Split<D, 8, 128, 1, false>());
@@ -233,24 +292,31 @@ void launch_wide(const RmsNormArgs& a, Stream stream, bool pdl) {
     run(Split<D, 8, 256, 1, false>());
   else if (a.cols <= 4096)
     run(Split<D, 8, 256, 2, false>());
-  else if (a.cols <= 8192)
+  else if (kSums || a.cols <= 8192)
     run(Split<D, 8, 512, 2, false>());
-  else
+  else if constexpr (!kSums)
     run(Split<D, 8, 512, 2, true>());
+}
+
+template <class D, bool kSums>
+void launch_in_eights(const RmsNormArgs& a, Stream stream, bool pdl) {
+  const Round round = a.rounded.round;
+  if (round == Round::plain)
+    launch_wide<D, Codes::none, kSums>(a, stream, pdl);
+  else if (round == Round::fp8_static || round == Round::fp8_token)
+    launch_wide<D, Codes::rows, kSums>(a, stream, pdl);
+  else
+    launch_wide<D, Codes::groups, kSums>(a, stream, pdl);
 }
 
 template <class D>
 void launch_of(const RmsNormArgs& a, Stream stream, bool pdl) {
   using Narrow = Split<D, 1, 256, 8, true>;
-  const Round round = a.rounded.round;
-  if (round == Round::fp8_static || round == Round::fp8_token)
-    launch_wide<D, Codes::rows>(a, stream, pdl);
-  else if (round != Round::plain)
-    launch_wide<D, Codes::groups>(a, stream, pdl);
-  else if (in_eights(a))
-    launch_wide<D, Codes::none>(a, stream, pdl);
+  if (a.rounded.round != Round::plain || in_eights(a))
+    launch_in_eights<D, false>(a, stream, pdl);
   else
-    launch(rms_norm_kernel<Narrow, Codes::none>, static_cast<unsigned>(a.rows), Narrow::threads, 0, stream, pdl, a);
+    launch(rms_norm_kernel<Narrow, Codes::none, false>, static_cast<unsigned>(a.rows), Narrow::threads, 0, stream, pdl,
+           a);
 }
 
 template <class D>
@@ -271,6 +337,7 @@ void launch_groups_of(const GatedNormArgs& a, bool aligned, Stream stream, bool 
 
 void launch_rms_norm(const RmsNormArgs& a, Stream stream, bool pdl) {
   if (a.rows == 0) return;
+  if (a.sum.results != nullptr) return launch_in_eights<bf16_t, true>(a, stream, pdl);
   a.x.f32 ? launch_of<float>(a, stream, pdl) : launch_of<bf16_t>(a, stream, pdl);
 }
 

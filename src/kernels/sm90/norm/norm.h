@@ -17,9 +17,19 @@ struct RowCodes {
   void* scales;       // [rows, groups]: float32 of fp8_group, bytes of mxfp8
 };
 
+// The results of experts that a norm adds up itself, for a launch less: D(sum over k of weight * result), exactly as
+// finalize.h. Rows from *num_rows on get zeros.
+struct UnsummedResults {
+  const void* results;      // D [rows, top_k, cols], aligned to 16 bytes; null: none
+  const float* weights;     // [rows, top_k]; null: 1
+  const int32_t* num_rows;  // [1]; null: all
+  int top_k;
+};
+
 struct RmsNormArgs {
   RowsView x;             // [rows, cols]; with `change`, x = D(x + change) is stored first
   ConstRowsView change;   // [rows, cols] of x's type; data null: none
+  UnsummedResults sum;    // in the place of `change`, only if adds_results()
   ConstRowsView change2;  // the same; D(change + change2) is the change; data null: none
   const float* weight;    // [cols]
   float eps;
@@ -34,7 +44,13 @@ inline bool in_eights(const RmsNormArgs& a) {
   return a.cols % 8 == 0 && rows_aligned(a.x) && rows_aligned(a.y) && fits(a.change) && fits(a.change2) &&
          reinterpret_cast<uintptr_t>(a.weight) % 16 == 0;
 }
-// Both norms read their weight while the kernels before them in the stream may still run: none of those may write it.
+// Whether the kernel adds up `sum`. Longer rows are read twice, and float32 is not what experts run in.
+inline constexpr int kSummedColumns = 8192;
+inline bool adds_results(const RmsNormArgs& a) {
+  return !a.x.f32 && in_eights(a) && a.cols <= kSummedColumns && reinterpret_cast<uintptr_t>(a.sum.results) % 16 == 0;
+}
+// Both norms read their weight, and `sum.num_rows`, while the kernels before them in the stream may still run: none of
+// those may write it.
 void launch_rms_norm(const RmsNormArgs& args, Stream stream, bool pdl);
 
 struct GatedNormArgs {
