@@ -86,15 +86,36 @@ bool has_shared_experts(const Sublayer& s) {
   const auto* m = std::get_if<MoeBlock>(&s.mixer);
   return m != nullptr && m->shared;
 }
+
+// Experts whose results the norm of the next sublayer adds up. An observer wants each change by itself, and after the
+// last sublayer comes no such norm.
+bool sum_waits(const ForwardContext& forward, const std::vector<Sublayer>& sublayers, const Sublayer& s) {
+  const auto* m = std::get_if<MoeBlock>(&s.mixer);
+  return m != nullptr && &s != &sublayers.back() && forward.observer == nullptr && m->sum_can_wait(forward.rows());
+}
+
+// Enough for each of those.
+MoeBlock::Unsummed unsummed_memory(const ForwardContext& forward, const std::vector<Sublayer>& sublayers,
+                                   int64_t hidden) {
+  int64_t top_k = 0;
+  for (const Sublayer& s : sublayers)
+    if (sum_waits(forward, sublayers, s))
+      top_k = std::max<int64_t>(top_k, std::get<MoeBlock>(s.mixer).experts->spec().top_k);
+  if (top_k == 0) return {};
+  ops::Workspace& workspace = forward.ops.workspace();
+  const int64_t rows = forward.rows() * top_k;
+  return {workspace.matrix(forward.dtype, rows, hidden), workspace.take<float>(rows)};
+}
 }  // namespace
 
-// A mixer's change is added to the residual stream together with the norm that follows it, which also rounds its rows
-// for the mixer's first product where that takes them so.
+// A mixer's change is added to the residual stream together with the norm that follows it, which may add up the results
+// of experts for that, and also rounds its rows for the mixer's first product where that takes them so.
 void Decoder::run_sublayers(const ForwardContext& forward, const std::vector<Sublayer>& sublayers,
                             ops::Matrix x) const {
   const ops::Matrix normed = forward.matrix(x.cols), one = forward.matrix(x.cols);
   const bool shared = std::any_of(sublayers.begin(), sublayers.end(), has_shared_experts);
   const ops::Matrix two = shared ? forward.matrix(x.cols) : ops::Matrix{};
+  const MoeBlock::Unsummed unsummed = unsummed_memory(forward, sublayers, x.cols);
   std::optional<ops::Change> change;  // that is not in x yet
   const auto add_change = [&] {
     if (change->second.data != nullptr) forward.ops.add(one, two);
@@ -114,7 +135,8 @@ void Decoder::run_sublayers(const ForwardContext& forward, const std::vector<Sub
     change = std::visit(
         [&](const auto& mixer) -> ops::Change {
           if constexpr (std::is_same_v<decltype(mixer), const MoeBlock&>) {
-            return mixer.run(forward, input, one, two);
+            return mixer.run(forward, input, one, two,
+                             sum_waits(forward, sublayers, s) ? unsummed : MoeBlock::Unsummed());
           } else {
             mixer.run(forward, input, one);
             return one;

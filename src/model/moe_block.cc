@@ -8,8 +8,8 @@ ops::Rounding MoeBlock::rounding(int64_t rows) const {
   return shared ? shared->rounding(rows) : ops::Rounding{};
 }
 
-ops::Change MoeBlock::run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y,
-                          ops::Matrix more) const {
+ops::Change MoeBlock::run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more,
+                          const Unsummed& unsummed) const {
   ops::Workspace::Scope scope(forward.ops.workspace());
   ops::Workspace& workspace = forward.ops.workspace();
   const MoeSpec& spec = experts->spec();
@@ -42,12 +42,23 @@ ops::Change MoeBlock::run(const ForwardContext& forward, const ops::LinearInput&
     args.chosen_weights = workspace.take<float>(choices);
     if (forward.observer->activations() != nullptr) args.trace = &trace;
   }
+  const bool sums = unsummed.results.data == nullptr;
+  if (!sums) {
+    args.finalize = false;
+    args.output = unsummed.results.data;
+    args.chosen_weights = unsummed.weights;
+  }
   experts->run(forward.ops.ctx(), args);
   if (args.trace != nullptr && args.tokens > 0 && trace.input.empty())
     fail(ErrorCode::unsupported, "this MoE backend keeps no traces, which calibration reads; cpu and reference do");
   if (latent_out) latent_out->run(forward, routed, y);
 
   if (shared) shared->run(forward, x, more);
+  if (!sums) {
+    const ops::ExpertResults results{unsummed.results.data, spec.weight_on_input ? nullptr : unsummed.weights,
+                                     forward.batch.num_rows, spec.top_k};
+    return {results, shared ? ops::ConstMatrix(more) : ops::ConstMatrix()};
+  }
   if (forward.observer == nullptr) return shared ? ops::Change(y, more) : y;
   ops::Matrix before_shared = y;
   if (shared) {

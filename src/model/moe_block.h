@@ -23,8 +23,17 @@ struct MoeBlock {
   std::shared_ptr<const moe::MoeLayer> experts;
   std::optional<Mlp> shared;  // sees the full hidden state, added with weight 1
 
-  // The result: y, or where shared experts have not been added yet y and `more`, which is memory like y.
-  ops::Change run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more) const;
+  // Memory for results that are not added up here.
+  struct Unsummed {
+    ops::Matrix results;       // D [R * top_k, hidden]; no data: there is none
+    float* weights = nullptr;  // [R * top_k]
+  };
+  // Whether the norm that follows does well to add up the results of a step of `rows` rows: it saves a launch.
+  bool sum_can_wait(int64_t rows) const { return !latent_out && experts->finalize_can_wait(rows); }
+  // The result: y, or where shared experts have not been added yet y and `more`, which is memory like y. In the place
+  // of y the results in `unsummed`, where it has memory: only if sum_can_wait(), and without an observer.
+  ops::Change run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more,
+                  const Unsummed& unsummed) const;
   ops::Rounding rounding(int64_t rows) const;
   int64_t weight_bytes() const;
 
