@@ -106,6 +106,13 @@ MoeBlock::Unsummed unsummed_memory(const ForwardContext& forward, const std::vec
   const int64_t rows = forward.rows() * top_k;
   return {workspace.matrix(forward.dtype, rows, hidden), workspace.take<float>(rows)};
 }
+
+// The experts of a sublayer if its norm may compute the router's product as well. Calibration observes what routers
+// read.
+const MoeBlock* multiplied_router(const ForwardContext& forward, const Sublayer& s) {
+  const auto* m = std::get_if<MoeBlock>(&s.mixer);
+  return m != nullptr && forward.observer == nullptr && m->router.linear() != nullptr ? m : nullptr;
+}
 }  // namespace
 
 // A mixer's change is added to the residual stream together with the norm that follows it, which may add up the results
@@ -127,15 +134,21 @@ void Decoder::run_sublayers(const ForwardContext& forward, const std::vector<Sub
     ops::Workspace::Scope scope(forward.ops.workspace());
     const ops::Rounding rounding = std::visit([&](const auto& mixer) { return mixer.rounding(x.rows); }, s.mixer);
     const ops::RoundedRows rounded = forward.ops.workspace().rounded_rows(rounding, x.rows, x.cols);
-    if (change)
+    const MoeBlock* experts = multiplied_router(forward, s);
+    ops::Matrix logits;
+    if (change && experts != nullptr) {
+      logits = experts->logits(forward);
+      forward.ops.add_rms_norm_multiply(x, *change, s.norm, normed, rounded, {experts->router.linear(), logits});
+    } else if (change) {
       forward.ops.add_rms_norm(x, *change, s.norm, normed, rounded);
-    else
+    } else {
       forward.ops.rms_norm(x, s.norm, normed, rounded);
+    }
     const ops::LinearInput input(normed, rounded);
     change = std::visit(
         [&](const auto& mixer) -> ops::Change {
           if constexpr (std::is_same_v<decltype(mixer), const MoeBlock&>) {
-            return mixer.run(forward, input, one, two,
+            return mixer.run(forward, input, logits, one, two,
                              sum_waits(forward, sublayers, s) ? unsummed : MoeBlock::Unsummed());
           } else {
             mixer.run(forward, input, one);

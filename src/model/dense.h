@@ -24,6 +24,8 @@ class Dense {
   // How products of `rows` rows take rows that are rounded already; plain: as values.
   ops::Rounding rounding(int64_t rows) const;
 
+  // The product, if it is one.
+  const ops::Linear* linear() const { return products_.size() == 1 ? products_[0].linear.get() : nullptr; }
   int64_t rows() const { return rows_; }
   int64_t weight_bytes() const;
 

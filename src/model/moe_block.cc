@@ -8,13 +8,14 @@ ops::Rounding MoeBlock::rounding(int64_t rows) const {
   return shared ? shared->rounding(rows) : ops::Rounding{};
 }
 
-ops::Change MoeBlock::run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more,
-                          const Unsummed& unsummed) const {
+ops::Change MoeBlock::run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix given, ops::Matrix y,
+                          ops::Matrix more, const Unsummed& unsummed) const {
   ops::Workspace::Scope scope(forward.ops.workspace());
   ops::Workspace& workspace = forward.ops.workspace();
   const MoeSpec& spec = experts->spec();
-  ops::Matrix logits = router_floats ? forward.floats(spec.experts) : forward.matrix(spec.experts);
-  router.run(forward, x, logits);
+  const bool multiplied = given.data != nullptr;
+  ops::Matrix logits = multiplied ? given : this->logits(forward);
+  if (!multiplied) router.run(forward, x, logits);
   if (random_routing) logits = forward.random_logits.rows_from(number * forward.rows(), forward.rows());
 
   ops::ConstMatrix input = x.rows;

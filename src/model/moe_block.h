@@ -30,10 +30,15 @@ struct MoeBlock {
   };
   // Whether the norm that follows does well to add up the results of a step of `rows` rows: it saves a launch.
   bool sum_can_wait(int64_t rows) const { return !latent_out && experts->finalize_can_wait(rows); }
+  // Memory for the router's logits of the batch.
+  ops::Matrix logits(const ForwardContext& forward) const {
+    return router_floats ? forward.floats(router.rows()) : forward.matrix(router.rows());
+  }
+  // given: the router's logits, if the norm before has computed them; else no data.
   // The result: y, or where shared experts have not been added yet y and `more`, which is memory like y. In the place
   // of y the results in `unsummed`, where it has memory: only if sum_can_wait(), and without an observer.
-  ops::Change run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix y, ops::Matrix more,
-                  const Unsummed& unsummed) const;
+  ops::Change run(const ForwardContext& forward, const ops::LinearInput& x, ops::Matrix given, ops::Matrix y,
+                  ops::Matrix more, const Unsummed& unsummed) const;
   ops::Rounding rounding(int64_t rows) const;
   int64_t weight_bytes() const;
 

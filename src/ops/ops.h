@@ -14,6 +14,7 @@
 
 #include "device/context.h"
 #include "ops/batch.h"
+#include "ops/linear.h"
 #include "ops/mamba.h"
 #include "ops/matrix.h"
 #include "ops/mla.h"
@@ -49,6 +50,12 @@ struct Change {
   Change(ConstMatrix one, ConstMatrix two = {}) : first(one), second(two) {}
   Change(Matrix one) : first(one) {}
   Change(const ExpertResults& one, ConstMatrix two) : second(two), experts(one) {}
+};
+
+// A product of the rows that a norm gives, which may be computed with it: z [rows, outputs] = y W^T.
+struct NormProduct {
+  const Linear* linear = nullptr;
+  Matrix z;
 };
 
 // cos and sin of the batch's positions, each float32 [rows, half], rounded to D as Hugging Face's are.
@@ -119,6 +126,9 @@ class Ops {
   // x = D(x + change), then y = rms_norm(x): the residual stream's two steps between mixers.
   virtual void add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y,
                             const RoundedRows& rounded = {}) = 0;
+  // add_rms_norm(), then the product. On a GPU one launch where rows are few and the matrix is a small one of bfloat16.
+  virtual void add_rms_norm_multiply(Matrix x, const Change& change, const RmsNorm& norm, Matrix y,
+                                     const RoundedRows& rounded, const NormProduct& product);
   // x float32 [rows, cols]; gate D. v = x * silu(gate); each group of cols / groups values is normalised by itself;
   // y = D(v * rsqrt(mean + eps) * weight). Everything before the last rounding in float32.
   virtual void gated_group_rms_norm(ConstMatrix x, ConstMatrix gate, int64_t groups, const RmsNorm& norm, Matrix y) = 0;

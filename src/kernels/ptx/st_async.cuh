@@ -14,6 +14,8 @@ namespace sluice::ptx {
 __device__ inline void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
 }
+// What this thread has read and written comes before what others do after their wait.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory"); }
 
 // Whether the phase with this parity is complete, without waiting.

@@ -107,6 +107,7 @@ Sm90Linear::Sm90Linear(Context& ctx, std::span<const weights::QuantTensor> parts
     widest_ = std::max(widest_, w.rows);
   }
   const Tensor biases = float_bias(bias, outputs_);
+  biased_ = !biases.empty();
   const DeviceGuard guard(ctx.device().id().index);
   int64_t first = 0;
   for (const weights::QuantTensor& w : matrices) {
@@ -126,6 +127,13 @@ int64_t Sm90Linear::weight_bytes() const {
   int64_t bytes = 0;
   for (const DenseGemm& g : parts_) bytes += g.weight_bytes();
   return bytes;
+}
+
+const uint8_t* Sm90Linear::plain_weights() const {
+  const sluice::sm90::DenseSpec& spec = parts_[0].spec();
+  const bool plain = parts_.size() == 1 && !biased_ && !options_.deterministic && columns_ == inputs_ &&
+                     spec.weights == format::Format::bf16 && spec.inputs == format::InputFormat::plain;
+  return plain ? parts_[0].matrix().weights.as<uint8_t>() : nullptr;
 }
 
 int64_t Sm90Linear::lay_out(void* base, int64_t rows, Memory* out) const {

@@ -21,6 +21,8 @@ class Sm90Linear : public Linear {
   int64_t workspace_bytes(int64_t rows) const override;
   Rounding rounding(int64_t rows) const override;
   void run(Context& ctx, const LinearInput& x, Matrix y, void* workspace, int64_t workspace_size) const override;
+  // The repacked weights of one bfloat16 matrix without bias, whose sums may take any order; else null.
+  const uint8_t* plain_weights() const;
 
  private:
   struct Memory;
@@ -37,6 +39,7 @@ class Sm90Linear : public Linear {
   LinearOptions options_;
   std::vector<sluice::sm90::DenseGemm> parts_;  // one, unless their scales could not be put into one matrix
   int64_t inputs_ = 0, outputs_ = 0, widest_ = 0;
+  bool biased_ = false;
   int64_t columns_ = 0;  // the kernels' K: inputs_, padded with zeros to whole groups of the format
 };
 

@@ -14,6 +14,7 @@
 #include "kernels/sm90/route/route.h"
 #include "kernels/sm90/sample/sample.h"
 #include "kernels/sm90/ssm/ssm.h"
+#include "ops/sm90/linear.h"
 #include "ops/sm90/sm90_ops.h"
 #include "ops/sm90/views.h"
 
@@ -101,6 +102,16 @@ RmsNormArgs norm_args(RowsView x, const RmsNorm& norm, Matrix y, const RoundedRo
   return args;
 }
 
+// All of x's change but results that have not been added up.
+void set_change(RmsNormArgs& args, DType dtype, const Change& change) {
+  const auto matrix = [&](const ConstMatrix& m) {
+    check_same_type(dtype, m.dtype, "add_rms_norm");
+    return view(m, "change");
+  };
+  if (change.experts.results == nullptr) args.change = matrix(change.first);
+  if (change.second.data != nullptr) args.change2 = matrix(change.second);
+}
+
 void launch_norm(const RmsNormArgs& args, void* stream) {
   check(args.rounded.round == Round::plain || in_eights(args),
         "a norm is to make codes of rows of {} columns; multiples of 8 in rows aligned to 16 bytes have them",
@@ -140,20 +151,28 @@ void Sm90Ops::add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, 
   const DeviceGuard guard(index_);
   const Workspace::Scope scope(workspace());
   RmsNormArgs args = norm_args(view(x, "x"), norm, y, rounded);
-  if (change.second.data != nullptr) {
-    check_same_type(x.dtype, change.second.dtype, "add_rms_norm");
-    args.change2 = view(change.second, "change");
-  }
+  set_change(args, x.dtype, change);
   if (const ExpertResults& e = change.experts; e.results != nullptr) {
     args.sum = {e.results, e.weights, e.num_rows, static_cast<int>(e.top_k)};
     if (!adds_results(args)) {
       args.sum = {};
       args.change = view(sum_of(e, x), "change");
     }
-  } else {
-    check_same_type(x.dtype, change.first.dtype, "add_rms_norm");
-    args.change = view(change.first, "change");
   }
+  launch_norm(args, stream());
+}
+
+void Sm90Ops::add_rms_norm_multiply(Matrix x, const Change& change, const RmsNorm& norm, Matrix y,
+                                    const RoundedRows& rounded, const NormProduct& product) {
+  const auto* linear = dynamic_cast<const Sm90Linear*>(product.linear);
+  const uint8_t* weights = linear == nullptr ? nullptr : linear->plain_weights();
+  RmsNormArgs args = norm_args(view(x, "x"), norm, y, rounded);
+  set_change(args, x.dtype, change);
+  args.product = {weights, static_cast<int>(product.linear->outputs()), view(product.z, "z")};
+  if (weights == nullptr || change.experts.results != nullptr || !multiplies_rows(args))
+    return Ops::add_rms_norm_multiply(x, change, norm, y, rounded, product);
+  check_same_type(x.dtype, y.dtype, "add_rms_norm_multiply");
+  const DeviceGuard guard(index_);
   launch_norm(args, stream());
 }
 

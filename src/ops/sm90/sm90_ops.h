@@ -27,6 +27,8 @@ class Sm90Ops : public Ops {
 
   void rms_norm(ConstMatrix x, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) override;
   void add_rms_norm(Matrix x, const Change& change, const RmsNorm& norm, Matrix y, const RoundedRows& rounded) override;
+  void add_rms_norm_multiply(Matrix x, const Change& change, const RmsNorm& norm, Matrix y, const RoundedRows& rounded,
+                             const NormProduct& product) override;
   void gated_group_rms_norm(ConstMatrix x, ConstMatrix gate, int64_t groups, const RmsNorm& norm, Matrix y) override;
 
   // At most 256 pairs; heads of at most 1024 values in the stores.

@@ -23,6 +23,7 @@ class DenseGemm {
   void set_weights(const weights::QuantTensor& w, float input_scale, const Tensor& bias, Stream stream);
   const DenseSpec& spec() const { return spec_; }
   RepackedMatrix& matrix() { return matrix_; }  // for callers that fill it themselves (benchmarks)
+  const RepackedMatrix& matrix() const { return matrix_; }
   int64_t weight_bytes() const { return matrix_.bytes(); }
   // What any call of up to `tokens` tokens needs; with `force` what a call of exactly `tokens` does.
   int64_t workspace_bytes(int64_t tokens) const;

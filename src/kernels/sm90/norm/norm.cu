@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/math.h"
+#include "kernels/ptx/st_async.cuh"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/elements.cuh"
 #include "kernels/sm90/finalize/add_results.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/norm/norm.h"
+#include "kernels/sm90/norm/row_product.cuh"
 #include "kernels/sm90/quantize/round.cuh"
 
 namespace sluice::sm90 {
@@ -150,23 +152,29 @@ struct SummedRow {
 
 // A block computes one row. How the sum is split depends on the row's length alone. kSums: a.sum is the change; without
 // a least number of blocks ptxas would save registers by waiting for each result before it reads the next one.
-template <class S, Codes kCodes, bool kSums>
-__global__ void __launch_bounds__(S::threads, kSums ? 1 : 0) rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
+// kProduct: the blocks of a cluster all compute the row, the first one stores it, and each has a share of the product.
+template <class S, Codes kCodes, bool kSums, bool kProduct>
+__global__ void __launch_bounds__(S::threads, kSums || kProduct ? 1 : 0)
+    rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
   using D = typename S::D;
   constexpr int N = S::N;
-  static_assert(!kSums || (N == 8 && !S::more));
+  static_assert(!(kSums && kProduct) && (!(kSums || kProduct) || (N == 8 && !S::more)));
   __shared__ float sums[S::threads / 32];
   ptx::griddepcontrol_launch_dependents();
-  const int64_t row = blockIdx.x;
+  const int64_t row = kProduct ? blockIdx.x / kRowProductBlocks : blockIdx.x;
+  const int rank = kProduct ? static_cast<int>(blockIdx.x % kRowProductBlocks) : 0;
   D* x = static_cast<D*>(a.x.data) + row * a.x.stride;
   D* y = static_cast<D*>(a.y.data) + row * a.y.stride;
   const auto part = [&](const ConstRowsView& v) {
     return v.data == nullptr ? nullptr : static_cast<const D*>(v.data) + row * v.stride;
   };
   const D *change = part(a.change), *change2 = part(a.change2);
-  // Nothing that runs beside this kernel writes the weight, or the number of rows.
+  // Nothing that runs beside this kernel writes the weight, the product's matrix or the number of rows.
   float weight[S::pieces][N];
   S::held(a.cols, [&](int column, int p) { load_elements<N>(a.weight + column, weight[p]); });
+  using Product = RowProduct<S::pieces * S::threads / 32, S::threads / 32>;
+  std::conditional_t<kProduct, Product, int> product;
+  if constexpr (kProduct) product.read(a.product, a.cols, rank);
   bool counts = true;
   if constexpr (kSums) counts = row < real_tokens(a.sum.num_rows, a.rows);
   ptx::griddepcontrol_wait();
@@ -177,7 +185,7 @@ __global__ void __launch_bounds__(S::threads, kSums ? 1 : 0) rms_norm_kernel(con
   const auto add = [&](int column, float(&v)[N], const float(&c)[N], const float(&more)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = rounded<D>(v[i] + (change2 != nullptr ? rounded<D>(c[i] + more[i]) : c[i]));
-    store_elements<N>(v, x + column);
+    if constexpr (!kProduct) store_elements<N>(v, x + column);
   };
   const auto add_squares = [&](const float(&v)[N]) {
 #pragma unroll
@@ -208,12 +216,20 @@ __global__ void __launch_bounds__(S::threads, kSums ? 1 : 0) rms_norm_kernel(con
       take(column, v);
     });
   }
+  if constexpr (kProduct) ptx::cluster_arrive();
   sum = block_sum<S::threads>(sum, sums);
+  if constexpr (kProduct) {
+    ptx::cluster_wait();  // the first block overwrites x when all have read it
+    if (rank == 0 && change != nullptr)
+      S::held(a.cols, [&](int column, int p) { store_elements<N>(held[p], x + column); });
+  }
   const float factor = __frcp_rn(__fsqrt_rn(sum / static_cast<float>(a.cols) + a.eps));
+  __shared__ uint4 normed[kProduct ? S::pieces * S::threads : 1];
   const auto give = [&](int column, float(&v)[N], const float(&w)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = rounded<D>(rounded<D>(v[i] * factor) * w[i]);
-    store_elements<N>(v, y + column);
+    if (rank == 0) store_elements<N>(v, y + column);
+    if constexpr (kProduct) store_elements<N>(v, reinterpret_cast<D*>(normed) + column);
   };
   S::held(a.cols, [&](int column, int p) { give(column, held[p], weight[p]); });
   S::others(a.cols, [&](int column) {
@@ -222,8 +238,14 @@ __global__ void __launch_bounds__(S::threads, kSums ? 1 : 0) rms_norm_kernel(con
     load_elements<N>(a.weight + column, w);
     give(column, v, w);
   });
-  if constexpr (kCodes == Codes::rows) store_row_codes<S>(a, row, held, y);
-  if constexpr (kCodes == Codes::groups) store_group_codes<S>(a, row, held, y);
+  if (rank == 0) {
+    if constexpr (kCodes == Codes::rows) store_row_codes<S>(a, row, held, y);
+    if constexpr (kCodes == Codes::groups) store_group_codes<S>(a, row, held, y);
+  }
+  if constexpr (kProduct) {
+    __syncthreads();
+    product.multiply(a.product, a.cols, rank, row, normed);
+  }
 }
 
 // A block computes one group of one row. Values that a thread does not hold are computed twice: x and gate stay in the
@@ -281,42 +303,46 @@ __global__ void __launch_bounds__(S::threads) gated_norm_kernel(const __grid_con
 }
 
 // As many threads as hold one access each, so that all of a row is under way at once; of long rows two.
-template <class D, Codes kCodes, bool kSums>
+template <class D, Codes kCodes, bool kSums, bool kProduct>
 void launch_wide(const RmsNormArgs& a, Stream stream, bool pdl) {
   const auto run = [&]<class S>(S) {
-    launch(rms_norm_kernel<S, kCodes, kSums>, static_cast<unsigned>(a.rows), S::threads, 0, stream, pdl, a);
+    constexpr int kCluster = kProduct ? kRowProductBlocks : 1;
+    launch_clusters(rms_norm_kernel<S, kCodes, kSums, kProduct>, kCluster, static_cast<unsigned>(a.rows * kCluster),
+                    S::threads, 0, stream, pdl, a);
   };
   if (a.cols <= 1024)
     run(Split<D, 8, 128, 1, false>());
   else if (a.cols <= 2048)
     run(Split<D, 8, 256, 1, false>());
-  else if (a.cols <= 4096)
+  else if (kProduct || a.cols <= 4096)
     run(Split<D, 8, 256, 2, false>());
-  else if (kSums || a.cols <= 8192)
-    run(Split<D, 8, 512, 2, false>());
-  else if constexpr (!kSums)
-    run(Split<D, 8, 512, 2, true>());
+  else if constexpr (!kProduct) {
+    if (kSums || a.cols <= 8192)
+      run(Split<D, 8, 512, 2, false>());
+    else if constexpr (!kSums)
+      run(Split<D, 8, 512, 2, true>());
+  }
 }
 
-template <class D, bool kSums>
+template <class D, bool kSums, bool kProduct>
 void launch_in_eights(const RmsNormArgs& a, Stream stream, bool pdl) {
   const Round round = a.rounded.round;
   if (round == Round::plain)
-    launch_wide<D, Codes::none, kSums>(a, stream, pdl);
+    launch_wide<D, Codes::none, kSums, kProduct>(a, stream, pdl);
   else if (round == Round::fp8_static || round == Round::fp8_token)
-    launch_wide<D, Codes::rows, kSums>(a, stream, pdl);
+    launch_wide<D, Codes::rows, kSums, kProduct>(a, stream, pdl);
   else
-    launch_wide<D, Codes::groups, kSums>(a, stream, pdl);
+    launch_wide<D, Codes::groups, kSums, kProduct>(a, stream, pdl);
 }
 
 template <class D>
 void launch_of(const RmsNormArgs& a, Stream stream, bool pdl) {
   using Narrow = Split<D, 1, 256, 8, true>;
   if (a.rounded.round != Round::plain || in_eights(a))
-    launch_in_eights<D, false>(a, stream, pdl);
+    launch_in_eights<D, false, false>(a, stream, pdl);
   else
-    launch(rms_norm_kernel<Narrow, Codes::none, false>, static_cast<unsigned>(a.rows), Narrow::threads, 0, stream, pdl,
-           a);
+    launch(rms_norm_kernel<Narrow, Codes::none, false, false>, static_cast<unsigned>(a.rows), Narrow::threads, 0,
+           stream, pdl, a);
 }
 
 template <class D>
@@ -337,7 +363,8 @@ void launch_groups_of(const GatedNormArgs& a, bool aligned, Stream stream, bool 
 
 void launch_rms_norm(const RmsNormArgs& a, Stream stream, bool pdl) {
   if (a.rows == 0) return;
-  if (a.sum.results != nullptr) return launch_in_eights<bf16_t, true>(a, stream, pdl);
+  if (a.product.weights != nullptr) return launch_in_eights<bf16_t, false, true>(a, stream, pdl);
+  if (a.sum.results != nullptr) return launch_in_eights<bf16_t, true, false>(a, stream, pdl);
   a.x.f32 ? launch_of<float>(a, stream, pdl) : launch_of<bf16_t>(a, stream, pdl);
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/sm90/device.h"
 #include "kernels/sm90/grouped_gemm/args.h"
+#include "kernels/sm90/norm/row_product.h"
 #include "kernels/sm90/rows.h"
 
 namespace sluice::sm90 {
@@ -37,6 +38,8 @@ struct RmsNormArgs {
   int64_t rows;
   int cols;
   RowCodes rounded;  // only if in_eights()
+  // What y is multiplied by; only if multiplies_rows(), and without `sum`.
+  RowProductArgs product;
 };
 // Whether rows are read and written 16 bytes at a time.
 inline bool in_eights(const RmsNormArgs& a) {
@@ -49,8 +52,12 @@ inline constexpr int kSummedColumns = 8192;
 inline bool adds_results(const RmsNormArgs& a) {
   return !a.x.f32 && in_eights(a) && a.cols <= kSummedColumns && reinterpret_cast<uintptr_t>(a.sum.results) % 16 == 0;
 }
-// Both norms read their weight, and `sum.num_rows`, while the kernels before them in the stream may still run: none of
-// those may write it.
+// Whether the kernel multiplies its rows by `product`.
+inline bool multiplies_rows(const RmsNormArgs& a) {
+  return !a.x.f32 && in_eights(a) && row_product_fits(a.rows, a.cols, a.product.outputs);
+}
+// Both norms read their weight, `sum.num_rows` and the product's matrix while the kernels before them in the stream may
+// still run: none of those may write them.
 void launch_rms_norm(const RmsNormArgs& args, Stream stream, bool pdl);
 
 struct GatedNormArgs {
