@@ -7,33 +7,10 @@
 #include "device/cuda.h"
 #include "moe/backend_sm90.h"
 #include "tests/kernels_sm90/device_problem.h"
+#include "tests/kernels_sm90/graph.h"
 
 namespace sluice::test {
 namespace {
-
-struct Graph {
-  cudaGraphExec_t exec = nullptr;
-  template <class Body>
-  Graph(cudaStream_t stream, Body&& body) {
-    cudaGraph_t graph;
-    cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-    body();
-    cuda(cudaStreamEndCapture(stream, &graph), "end of capture");
-    cuda(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-    cudaGraphDestroy(graph);
-  }
-  ~Graph() { cudaGraphExecDestroy(exec); }
-  void replay(cudaStream_t stream) const {
-    cuda(cudaGraphLaunch(exec, stream), "replay");
-    cuda(cudaStreamSynchronize(stream), "replay");
-  }
-};
-
-struct OwnStream {
-  cudaStream_t get = nullptr;
-  OwnStream() { cuda(cudaStreamCreateWithFlags(&get, cudaStreamNonBlocking)); }
-  ~OwnStream() { cudaStreamDestroy(get); }
-};
 
 std::vector<MoeSpec> specs() {
   std::vector<MoeSpec> out;
