@@ -126,9 +126,12 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
       forces.push_back({instance, {0, 0}});
       for (size_t i = 0; i + 1 < o.splits.size(); i += 2) forces.push_back({instance, {o.splits[i], o.splits[i + 1]}});
     }
+    if (o.separate_rounding)
+      for (size_t i = 0, count = forces.size(); i < count; ++i)
+        forces.push_back({forces[i].instance, {forces[i].splits[0], forces[i].splits[1]}, true});
     for (const sm90::GemmForce& force : forces) {
       const sm90::GemmChoice choice = layers[0].choice(tokens, force);
-      const bool forced = !force.instance.empty() || force.splits[0] != 0;
+      const bool forced = !force.none();
       const bool one_token = !forced && sm90::runs_one_token(layers[0].spec(), sm90::multiprocessors(), tokens);
       sm90::DeviceBuffer workspace(layers[0].workspace_bytes(tokens, force));
       const double us = replayed_us(calls, o.replays, [&](cudaStream_t stream, int c) {
@@ -144,7 +147,7 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
             us,
             floor_us,
             bound_by,
-            one_token ? "one_token" : choice.instance.name(),
+            one_token ? "one_token" : choice.instance.name() + (force.separate_rounding ? " separate" : ""),
             {one_token ? 1 : choice.splits[0], one_token ? 1 : choice.splits[1]},
             forced});
     }

@@ -25,7 +25,8 @@ struct Options {
   std::vector<int64_t> tokens{1, 8, 32, 128, 512, 2048, 8192};
   double copy_tbs = 0, bf16_tflops = 790, fp8_tflops = 1497;
   bool pdl = true, logits = false;
-  int64_t cold_mb = 2400;  // weights in rotation, at least
+  bool separate_rounding = false;  // also with GemmForce::separate_rounding
+  int64_t cold_mb = 2400;          // weights in rotation, at least
   int replays = 20;
 };
 struct Cell {

@@ -32,6 +32,8 @@ int main(int argc, char** argv) {
   app.add_option("--replays", o.replays);
   app.add_option("--bf16-tflops", o.bf16_tflops);
   app.add_option("--fp8-tflops", o.fp8_tflops);
+  app.add_flag("--separate-rounding", o.separate_rounding,
+               "also with a kernel between the GEMMs for rows that have a scale each");
   app.add_flag("!--no-pdl", o.pdl);
   app.add_flag("--logits", o.logits, "route from logits instead of given top-k");
   app.add_flag("--repack", repack, "the repacking of weights in device memory instead");

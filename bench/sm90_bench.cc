@@ -16,6 +16,7 @@ const std::vector<Kind> kKinds = {
     {"nvfp4", format::Format::nvfp4, format::InputFormat::nvfp4, 4.5, false},
     {"nvfp4tok", format::Format::nvfp4, format::InputFormat::nvfp4_token, 4.5, false},
     {"fp8tok", format::Format::fp8_channel, format::InputFormat::fp8_token, 8.0, true},
+    {"fp8tok32", format::Format::fp8_channel, format::InputFormat::fp8_token, 8.25, false, true},
     {"mxfp4", format::Format::mxfp4, format::InputFormat::plain, 4.25, false},
 };
 

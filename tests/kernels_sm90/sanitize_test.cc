@@ -51,6 +51,26 @@ TEST(Sanitize, EveryTile) {
       }
 }
 
+// FP8 per token: rows of one, two and four parts that the warpgroup which completes a tile rounds, several at a time
+// and one after the other; and the kernel between two launches.
+TEST(Sanitize, CompletedRows) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (bool f32_sums : {false, true})
+    for (int64_t inter : {96, 1056, 2080}) {
+      Case c = case_of(format::Format::fp8_channel, format::InputFormat::fp8_token, 9);
+      c.spec.inter = inter;
+      c.spec.fp8_f32_sums = f32_sums;
+      c.spec.act = inter == 1056 ? activation::Activation::gelu : activation::Activation::swiglu;
+      const Problem p = make_problem(c, rng);
+      const DeviceProblem d(p);
+      const auto moe = prepared(p);
+      for (const sm90::Instance& i : sm90::instances())
+        if (sm90::completes_rows(c.spec, i.operand, i.max_n) && i.operand == sm90::gemm_problem(c.spec, 9).operand)
+          for (bool separate : {false, true}) run_plain(*moe, d, {i.name(), {1, 1}, separate});
+    }
+}
+
 // Several k-blocks per warp, clusters, a sum and none.
 TEST(Sanitize, OneToken) {
   SLUICE_SKIP_WITHOUT_DEVICE();

@@ -130,8 +130,8 @@ void FusedMoe::round_between(const MoePlan& p, const GemmArgs& first, RowsArgs r
 void FusedMoe::multiply(const MoeCall& call, const MoePlan& p, GroupedGemmArgs gemm, const RowsArgs& rows,
                         Stream stream) const {
   const Instance& tile = p.choice.instance;
-  const bool completes = completes_rows(spec_, tile.operand, tile.max_n);
-  if (p.middle == nullptr && (completes || !rounds_in_place(spec_))) {
+  const bool completes = completes_rows(spec_, tile.operand, tile.max_n) && !call.force.separate_rounding;
+  if (completes || (p.middle == nullptr && !rounds_in_place(spec_))) {
     gemm.gemms = 2;
     gemm.token_scale = completes ? p.x2_row_scale : nullptr;
     return launch_grouped_gemm(gemm, tile, multiprocessors_, stream, call.pdl);

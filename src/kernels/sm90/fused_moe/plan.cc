@@ -31,8 +31,7 @@ MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const
   MoePlan p{};
   p.choice = choose_gemm(gemm_problem(spec, tokens), multiprocessors, force);
   const Instance& tile = p.choice.instance;
-  p.one_token = runs_one_token(spec, multiprocessors, tokens) && force.instance.empty() && force.splits[0] == 0 &&
-                force.splits[1] == 0;
+  p.one_token = runs_one_token(spec, multiprocessors, tokens) && force.none();
   if (p.one_token) p.choice.splits[0] = p.choice.splits[1] = 1;
   p.store = p.one_token ? Store::activated : store_of(spec, tile);
   const int64_t pairs = tokens * spec.top_k, locals = spec.locals();

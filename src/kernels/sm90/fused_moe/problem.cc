@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/sm90/fused_moe/problem.h"
 
+#include <algorithm>
+
 #include "base/math.h"
+#include "kernels/sm90/grouped_gemm/config.h"
 #include "kernels/sm90/one_token/one_token.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/repack/repack.h"
@@ -13,6 +16,18 @@ namespace sluice::sm90 {
 namespace {
 
 WeightOperand operand_of(const MoeSpec& spec) { return sm90::operand_of(spec.weights, spec.fp8_f32_sums); }
+
+// FP8 per token: the most values of a full tile that the warpgroup which completes it rounds
+// (docs/kernels/sm90_grouped_gemm.md). Tiles of 16 and 32 rows take rows of 4096 columns, tiles of 64 rows those of
+// 2048. What is beyond was not measured.
+constexpr int64_t kCompletedValues = 128 * 1024;
+
+// The longest rows that the block which completes a tile rounds.
+int64_t completed_columns(WeightOperand operand, int max_n) {
+  if (completes_token_rows(operand, max_n)) return kCompletedColumns;
+  if (!completes_by_warpgroup(operand, max_n)) return 0;
+  return std::min<int64_t>(kCompletedPieces * 8 * 128, kCompletedValues / max_n);
+}
 
 }  // namespace
 
@@ -50,7 +65,9 @@ WeightShape first_shape(const MoeSpec& s) {
 bool rounds_in_place(const MoeSpec& s) { return round_of(s.inputs) == Round::nvfp4_token && s.dtype == DType::bf16; }
 
 bool completes_rows(const MoeSpec& s, WeightOperand operand, int max_n) {
-  return rounds_in_place(s) && completes_token_rows(operand, max_n) && s.inter <= kCompletedColumns;
+  // GEMM1's float32 rows are read in whole eights of columns.
+  const bool codes = round_of(s.inputs) == Round::fp8_token && s.inter % 8 == 0;
+  return (rounds_in_place(s) || codes) && s.inter <= completed_columns(operand, max_n);
 }
 
 bool runs_one_token(const MoeSpec& s, int multiprocessors, int64_t tokens) {

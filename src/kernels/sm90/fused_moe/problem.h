@@ -28,9 +28,10 @@ WeightShape first_shape(const MoeSpec& spec);
 WeightShape second_shape(const MoeSpec& spec);
 
 // NVFP4 per token rounds the activation to the bf16 of the run before it looks for the largest value of a row. So GEMM1
-// writes bf16 rows to where GEMM2 reads them, and they are rounded in place: by the block that completes a tile if that
-// is quick (completes_rows), or by a kernel between the GEMMs.
+// writes bf16 rows to where GEMM2 reads them, and they are rounded in place.
 bool rounds_in_place(const MoeSpec& spec);
+// Whether the block that completes a tile rounds its rows of GEMM2, where a row has a scale of its own and that is
+// quick. Then one launch has both GEMMs. Else a kernel between two launches rounds them.
 bool completes_rows(const MoeSpec& spec, WeightOperand operand, int max_n);
 
 }  // namespace sluice::sm90

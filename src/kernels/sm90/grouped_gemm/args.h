@@ -103,8 +103,8 @@ struct GroupedGemmArgs {
   const int* row_pair;      // [rows] token * top_k + slot
   int* arrivals[2];         // [tiles * M-tile groups] cleared counters; null if that GEMM has one split
   int* ready;               // [tiles] cleared counters of finished parts; read only if gemms is 2
-  float* token_scale;       // [rows]: not null only if gemms is 2 and completes_token_rows(): the block that finishes a
-                            // tile rounds the rows of GEMM2 to NVFP4 per token and writes their factors here
+  float* token_scale;       // [rows]: not null only if gemms is 2, in tiles with completes_token_rows: the block that
+                            // finishes a tile rounds its rows to gemm[1].x.data and writes their factors here
   int ticket;               // which of the header's counters deals the tasks
   TensorMap rows_in_place;  // of gemm[0], read only if its x.data is null: boxes of max_n / cluster rows. Row n of a
                             // tile is row row_base + n. Tiles for which reads_in_place()

@@ -6,6 +6,13 @@
 
 namespace sluice::sm90 {
 
+// FP8 per token: in tiles of up to how many rows the warpgroup that stores the last part of a tile rounds its rows
+// (complete_rows.cuh), and how many pieces of eight columns each of its threads then holds at once.
+HD constexpr bool completes_by_warpgroup(WeightOperand o, int max_n) {
+  return (o == WeightOperand::fp8 && max_n <= 64) || (o == WeightOperand::fp8_f32 && max_n <= 32);
+}
+inline constexpr int kCompletedPieces = 4;
+
 // kOp: operand. kMTiles: M-tiles of 128 weight rows per task. kMaxN: most rows (tokens) of a tile. kKBlocks: k-blocks
 // per stage. kBlocks: blocks per SM. kCluster: blocks that share the rows of a tile; each copies a part of them for
 // all.
@@ -23,7 +30,9 @@ struct GemmTile {
   static constexpr int w_bytes = kMTiles * kKBlocks * k_block_bytes(kOp);
   static constexpr int x_bytes = kKBlocks * kMaxN * 128;
   static constexpr bool block_scaled = sm90::block_scaled(kOp);
-  static constexpr bool completes_token_rows = sm90::completes_token_rows(kOp, kMaxN);
+  static constexpr bool completes_by_warp = sm90::completes_token_rows(kOp, kMaxN);
+  static constexpr bool completes_by_warpgroup = sm90::completes_by_warpgroup(kOp, kMaxN);
+  static constexpr bool completes_token_rows = completes_by_warp || completes_by_warpgroup;
   static constexpr bool reads_in_place = sm90::reads_in_place(kOp);
   // A gated group of 128 columns is two M-tiles.
   static constexpr bool rounds_gated = !block_scaled || kMTiles == 2;

@@ -103,7 +103,7 @@ __device__ __forceinline__ void publish_rows(const GroupedGemmArgs& args, const 
     ptx::mbarrier_wait(smem.stored + slot, phase);
     const int at = params.task.tile,
               parts = params.task.which == 0 && args.gemms == 2 ? params.parts[0] + params.parts[1] : 0;
-    if constexpr (T::completes_token_rows) {
+    if constexpr (T::completes_by_warp) {
       const RowTile tile = params.tile;
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(smem.params_empty + slot);

@@ -44,12 +44,12 @@ bool one_matrix(const GemmProblem& p) { return p.m_tiles[1] == 0; }
 // not decoded and only wait for memory (BF16, Qwen3, one token, 31.7 us against 34.2). It does not count for decoded
 // weights (NVFP4 26.1 against 25.4), unless GEMM2 is a separate launch (NVFP4 per token, Nemotron-3-Super, one token,
 // 50 us against 56).
-bool one_block_per_sm(const GemmProblem& p, const Instance& i, int multiprocessors) {
+bool one_block_per_sm(const GemmProblem& p, const Instance& i, int multiprocessors, bool separate) {
   if (one_matrix(p) || p.k_blocks[1] * k_block_columns(p.operand) < tuning::kOneBlockMinColumns) return false;
   double tasks = 0;
   for (const int m_tiles : p.m_tiles) {
     const double of_one = expected_tiles(p, i) * m_tiles / multiprocessors;
-    if (p.needs_separate_launch && of_one > tuning::kTwoBlocksFrom && of_one < tuning::kTwoBlocksTo) return false;
+    if (separate && of_one > tuning::kTwoBlocksFrom && of_one < tuning::kTwoBlocksTo) return false;
     tasks += of_one;
   }
   if (!decodes(p.operand))
@@ -135,7 +135,9 @@ GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForc
     if (i.operand != p.operand) continue;
     if (forced.empty() ? !i.rounds(p.gated) : i.name() != forced) continue;
     if (forced.empty() && p.deterministic && !sums_alike(i)) continue;
-    if (forced.empty() && has_other_occupancy(i) && (i.blocks_per_sm == 1) != one_block_per_sm(p, i, multiprocessors))
+    if (forced.empty() && has_other_occupancy(i) &&
+        (i.blocks_per_sm == 1) !=
+            one_block_per_sm(p, i, multiprocessors, p.needs_separate_launch || force.separate_rounding))
       continue;
     // Instances are in ascending order of max_n. The choice is the first whose tile holds expected_rows(), or the
     // largest. But if that leaves more than three of four blocks without work (one small matrix), several narrow tiles

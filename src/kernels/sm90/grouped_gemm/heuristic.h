@@ -39,6 +39,8 @@ struct GemmChoice {
 struct GemmForce {
   std::string instance;
   int splits[2] = {0, 0};
+  bool separate_rounding = false;  // rows of GEMM2 with a scale each are rounded by a kernel between two launches
+  bool none() const { return instance.empty() && splits[0] == 0 && splits[1] == 0 && !separate_rounding; }
 };
 // Whether a row's sums are added in the order of most tiles of its operand: an instruction of every tile adds the same
 // 16 (e4m3: 32) products to the sum of those before, however many rows it has. So they have the same bits
