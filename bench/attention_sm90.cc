@@ -244,6 +244,22 @@ void bench_tokens(Bench& b, const sm90::AttentionShape& shape, const Sequences& 
     rotate(i);
     launch_attention(a, b.stream(), true);
   });
+  // The planned way with the rotation in it.
+  const auto together = [&](int i) {
+    set_pages(i);
+    const sm90::HeadsArgs h = rotation(a, arrays, q.get(), reinterpret_cast<const float*>(angles.get()));
+    sm90::AttentionArgs fused = a;
+    sm90::ProjectedHeads& p = fused.projected;
+    p.keys = static_cast<const bf16_t*>(h.groups[1].x.data);
+    p.values = static_cast<const bf16_t*>(h.groups[2].x.data);
+    p.cosine = h.cosine, p.sine = h.sine;
+    p.kv_slots = h.kv_slots;
+    p.key_pages = h.groups[1].pages, p.value_pages = h.groups[2].pages;
+    p.key_scale = 1;
+    launch_attention(fused, b.stream(), true);
+  };
+  set_pages(0);
+  if (takes_projected(a)) b.row(name + ", planned way that rotates", bytes, 0, std::max(sets, 8), together);
   row("planned way", planned);
   // As a recorded launch has it.
   row("planned way, twice the bound", plan_of(false, 2 * s.length()));

@@ -13,10 +13,9 @@ void AttentionLayer::run(const ForwardContext& forward, const ops::LinearInput& 
   ops::Pages keys = forward.cache.keys(cache_layer), values = forward.cache.values(cache_layer);
   keys.scale = key_scale;
   values.scale = value_scale;
-  forward.ops.norm_rope_store(forward.batch, layout, forward.angles, projected, keys, values);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(layout.head_dim)));
-  forward.ops.attention(forward.batch, projected.columns(0, width), keys, values, layout.head_dim,
-                        {scale, forward.row_invariant}, mixed);
+  forward.ops.norm_rope_attention(forward.batch, layout, forward.angles, projected, keys, values,
+                                  {scale, forward.row_invariant}, mixed);
   o.run(forward, mixed, y);
 }
 

@@ -154,6 +154,11 @@ class Ops {
   virtual void attention(const Batch& batch, ConstMatrix q, const Pages& keys, const Pages& values, int64_t value_width,
                          const AttentionOptions& options, Matrix out) = 0;
 
+  // norm_rope_store(), then attention() over the pages with the queries of qkv, bit for bit. A GPU does both in one
+  // kernel where every sequence has one new row and they are not too many. What qkv holds afterwards is not specified.
+  virtual void norm_rope_attention(const Batch& batch, const QkvLayout& layout, const RopeAngles& angles, Matrix qkv,
+                                   const Pages& keys, const Pages& values, const AttentionOptions& options, Matrix out);
+
   // --- latent attention (DeepSeek) ------------------------------------------------------------------------------
   // latent D [rows, latent + rope]: norms the latent part, rotates the rest and the last `rope` columns of each head of
   // q D [rows, heads * (nope + rope)], and stores the latent row in the pages. What `latent` holds afterwards is not

@@ -162,5 +162,68 @@ TEST(Sanitize, DenseAndQuantisers) {
   }
 }
 
+// New tokens: whole sequences, parts that a second kernel folds, clusters. Pages end in the middle of a block. q, k and
+// v come as they were projected, or q alone, beside pages that hold the new rows.
+TEST(Sanitize, AttentionOfNewTokens) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  sm90::allow_attention();
+  constexpr int kBlock = 64, kSequences = 3;
+  const std::vector<int32_t> row_begin{0, 1, 2, 3}, contexts{70, 1, 700}, block_begin{0, 2, 3, 14},
+      blocks{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, new_slots{70, 129, -1};
+  const auto ints = [](const std::vector<int32_t>& v) { return upload(v.data(), static_cast<int64_t>(v.size() * 4)); };
+  const sm90::DeviceBuffer rows_at = ints(row_begin), contexts_at = ints(contexts), begin_at = ints(block_begin),
+                           blocks_at = ints(blocks), slots = ints(new_slots);
+  for (const sm90::AttentionShape& shape : {sm90::AttentionShape{8, 2, 128, 128}, {5, 1, 64, 64}})
+    for (const bool e4m3 : {false, true})
+      for (const bool row_invariant : {true, false})
+        for (const int multiprocessors : {1, 132}) {
+          const int64_t width = shape.key_width, cols = shape.heads * width;
+          const int64_t qkv_cols = cols + 2 * shape.key_heads * width;
+          const int64_t page_values = static_cast<int64_t>(blocks.size()) * shape.key_heads * kBlock * width;
+          const std::vector<uint16_t> q(static_cast<size_t>(kSequences * qkv_cols), 0x3f00);
+          const std::vector<uint16_t> pages(static_cast<size_t>(page_values), e4m3 ? 0x3838 : 0x3f80);
+          const sm90::DeviceBuffer queries = upload(q.data(), kSequences * qkv_cols * 2),
+                                   keys = upload(pages.data(), page_values * (e4m3 ? 1 : 2)),
+                                   values = upload(pages.data(), page_values * (e4m3 ? 1 : 2)),
+                                   out(kSequences * cols * 2);
+          sm90::AttentionArgs a{};
+          a.q = {queries.data(), qkv_cols, false};
+          a.keys = keys.data();
+          a.values = values.data();
+          a.pages_e4m3 = e4m3;
+          a.out = {out.data(), cols, false};
+          a.shape = shape;
+          a.block_size = kBlock;
+          a.scale = 0.1f;
+          a.rows = a.sequences = kSequences;
+          a.one_row_each = true;
+          a.row_begin = rows_at.as<int32_t>();
+          a.block_begin = begin_at.as<int32_t>();
+          a.blocks = blocks_at.as<int32_t>();
+          a.contexts = contexts_at.as<int32_t>();
+          a.plan = sm90::plan_attention(shape, true, {kSequences, kSequences, 1, 701}, row_invariant, multiprocessors);
+          const sm90::DeviceBuffer partial(std::max<int64_t>(sm90::partial_bytes(shape, a.plan), 1)),
+              stats(std::max<int64_t>(sm90::partial_stats_bytes(shape, a.plan), 1));
+          a.partial = partial.as<float>();
+          a.partial_stats = stats.as<float>();
+          sm90::launch_attention(a, nullptr, true);
+          cuda(cudaDeviceSynchronize(), "attention");
+          const std::vector<float> ones(static_cast<size_t>(kSequences * width), 1.0f);
+          const sm90::DeviceBuffer floats = upload(ones.data(), kSequences * width * 4);
+          auto& heads = a.projected;
+          heads.keys = queries.as<bf16_t>() + cols;
+          heads.values = heads.keys + shape.key_heads * width;
+          heads.q_norm = heads.k_norm = heads.cosine = heads.sine = floats.as<float>();
+          heads.kv_slots = slots.as<int32_t>();
+          heads.key_pages = keys.data();
+          heads.value_pages = values.data();
+          heads.key_scale = 1.0f;
+          a.plan.token_tiles = 3;  // blocks of two tiles take no projected heads
+          ASSERT_TRUE(sm90::takes_projected(a));
+          sm90::launch_attention(a, nullptr, true);
+          cuda(cudaDeviceSynchronize(), "attention");
+        }
+}
+
 }  // namespace
 }  // namespace sluice::test

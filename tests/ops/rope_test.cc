@@ -4,6 +4,7 @@
 
 #include <complex>
 
+#include "tests/ops/angles.h"
 #include "tests/ops/conformance.h"
 #include "tests/ops/test_batch.h"
 
@@ -90,26 +91,6 @@ TEST_P(Conformance, RopeAngles) {
       ops->rope_angles(f, nullptr, 0, d, nullptr, nullptr);
     }
 }
-
-// Angles of each row of a batch, as exact values of D.
-struct Angles {
-  Rows cosine, sine;
-  Angles(Conformance& t, DType d, int64_t rows, int64_t half)
-      : cosine(t.rows(DType::f32, rows, half, 0)), sine(cosine) {
-    std::uniform_real_distribution<float> uniform(0, 6.2831853f);
-    const auto rounded = [&](float v) { return d == DType::f32 ? v : round_to_bf16(v); };
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < half; ++i) {
-        const float angle = uniform(random());
-        cosine.set(r, i, rounded(std::cos(angle)));
-        sine.set(r, i, rounded(std::sin(angle)));
-      }
-  }
-  RopeAngles view(int64_t row = 0) {
-    if (cosine.cols() == 0) return {};
-    return {cosine.floats() + row * cosine.cols(), sine.floats() + row * sine.cols(), cosine.cols()};
-  }
-};
 
 // What the rotated value i of `dim` values x(i) is, and the size of its pair.
 struct Rotated {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention begins to read older positions before the kernel that stores the new ones has finished: what it reads of
-// the new ones must be what was stored, whether steps are launched or replayed.
+// Attention begins to read older positions before the kernel ahead has finished, which stores the new ones or makes the
+// rows that they come from: what it reads of these must be what that kernel wrote, whether steps are launched or
+// replayed.
 #include "tests/ops_sm90/gpu.h"
 
 namespace sluice::test {
@@ -33,34 +34,49 @@ class Layers {
     batch_.contexts = ints_[4].get();
     slots_ = slots;
     for (int64_t i = 0; i < kLayers; ++i)
-      layers_.push_back({random_values(batch_.rows * kCols), random_values(page_values()), random_values(page_values()),
+      layers_.push_back({random_values(batch_.rows * kCols), random_values(batch_.rows * kCols),
+                         random_values(page_values()), random_values(page_values()),
                          random_values(batch_.rows * kHeads * kWidth)});
   }
 
-  // NaN where this step's keys and values go, and in the results.
+  // NaN where this step's keys and values go, in the rows that they come from, and in the results.
   void forget() {
-    const std::vector<bf16_t> nan(static_cast<size_t>(std::max(kWidth, batch_.rows * kHeads * kWidth)), 0x7fc0);
+    const std::vector<bf16_t> nan(static_cast<size_t>(batch_.rows * kCols), 0x7fc0);
     for (const Layer& l : layers_) {
       for (const auto& pages : {l.keys, l.values})
         for (const int32_t slot : slots_)
           for (int64_t h = 0; h < kKeyHeads; ++h)
             gpu_.queue->copy(pages.get() + ((slot / kBlock * kKeyHeads + h) * kBlock + slot % kBlock) * kWidth,
                              nan.data(), kWidth * 2);
+      gpu_.queue->copy(l.qkv.get(), nan.data(), batch_.rows * kCols * 2);
       gpu_.queue->copy(l.out.get(), nan.data(), batch_.rows * kHeads * kWidth * 2);
     }
     gpu_.queue->wait();
   }
-  void step(bool wait_between) {
+  // together: one operation from projected to attended rows.
+  void step(bool wait_between, bool together) {
     const ops::QkvLayout layout{kHeads, kKeyHeads, kWidth, {}, {}, false};
+    const ops::AttentionOptions options{0.09f, false};
+    const auto wait = [&] {
+      if (wait_between) gpu_.queue->wait();
+    };
     for (const Layer& l : layers_) {
-      const ops::Matrix qkv{l.qkv.get(), DType::bf16, batch_.rows, kCols, kCols};
+      const auto rows = [&](const std::shared_ptr<bf16_t>& data, int64_t cols) {
+        return ops::Matrix{data.get(), DType::bf16, batch_.rows, cols, cols};
+      };
+      const ops::Matrix qkv = rows(l.qkv, kCols), out = rows(l.out, kHeads * kWidth);
       const ops::Pages keys{l.keys.get(), DType::bf16, num_blocks_, kBlock, kKeyHeads, kWidth};
       const ops::Pages values{l.values.get(), DType::bf16, num_blocks_, kBlock, kKeyHeads, kWidth};
-      ops_->norm_rope_store(batch_, layout, {}, qkv, keys, values);
-      if (wait_between) gpu_.queue->wait();
-      ops_->attention(batch_, qkv.columns(0, kHeads * kWidth), keys, values, kWidth, {0.09f, false},
-                      {l.out.get(), DType::bf16, batch_.rows, kHeads * kWidth, kHeads * kWidth});
-      if (wait_between) gpu_.queue->wait();
+      ops_->copy(rows(l.projected, kCols), qkv);
+      wait();
+      if (together) {
+        ops_->norm_rope_attention(batch_, layout, {}, qkv, keys, values, options, out);
+      } else {
+        ops_->norm_rope_store(batch_, layout, {}, qkv, keys, values);
+        wait();
+        ops_->attention(batch_, qkv.columns(0, kHeads * kWidth), keys, values, kWidth, options, out);
+      }
+      wait();
     }
   }
   std::vector<std::vector<bf16_t>> results() const {
@@ -72,7 +88,7 @@ class Layers {
 
  private:
   struct Layer {
-    std::shared_ptr<bf16_t> qkv, keys, values, out;
+    std::shared_ptr<bf16_t> projected, qkv, keys, values, out;
   };
   int64_t page_values() const { return num_blocks_ * kKeyHeads * kBlock * kWidth; }
   std::shared_ptr<bf16_t> random_values(int64_t count) const {
@@ -97,16 +113,19 @@ TEST(AttentionOrder, NewKeysAndValuesAreReadAfterTheyAreStored) {
        {std::vector<int32_t>{1000}, {0}, {63}, {64}, {127, 200}, {1000, 64, 5, 319}, std::vector<int32_t>(24, 700)}) {
     Layers layers(gpu, contexts);
     layers.forget();
-    layers.step(true);
+    layers.step(true, false);
     const auto expected = layers.results();
-    const auto graph = gpu.queue->capture([&] { layers.step(false); });
-    for (int round = 0; round < 20; ++round) {
-      layers.forget();
-      if (round % 2 == 0)
-        layers.step(false);
-      else
-        graph->launch();
-      ASSERT_EQ(layers.results(), expected) << contexts.size() << " sequences, round " << round;
+    for (const bool together : {false, true}) {
+      const auto graph = gpu.queue->capture([&] { layers.step(false, together); });
+      for (int round = 0; round < 20; ++round) {
+        layers.forget();
+        if (round % 2 == 0)
+          layers.step(false, together);
+        else
+          graph->launch();
+        ASSERT_EQ(layers.results(), expected)
+            << contexts.size() << " sequences, round " << round << ", together " << together;
+      }
     }
   }
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "base/math.h"
@@ -59,7 +61,7 @@ class Problem {
     std::vector<int32_t> deck(static_cast<size_t>(blocks));
     std::iota(deck.begin(), deck.end(), 0);
     std::shuffle(deck.begin(), deck.end(), random());
-    keys_.assign(static_cast<size_t>(blocks) * shape.key_heads * block_size * shape.key_width, 0x7fc0);
+    keys_.assign(static_cast<size_t>(blocks) * shape.key_heads * block_size * shape.key_width, kNaN);
     values_ = keys_;
     row_begin_ = block_begin_ = {0};
     blocks_ = deck;
@@ -84,7 +86,9 @@ class Problem {
   std::vector<bf16_t> run(int multiprocessors, int s = -1, int first = 0, int count = 0) const {
     return run(Way{.multiprocessors = multiprocessors}, s, first, count);
   }
-  std::vector<bf16_t> run(const Way& way, int s = -1, int first = 0, int count = 0) const {
+  // change: of the arguments, before they are planned.
+  std::vector<bf16_t> run(const Way& way, int s = -1, int first = 0, int count = 0,
+                          const std::function<void(AttentionArgs&)>& change = {}) const {
     Sequences own = sequences_;
     std::vector<int32_t> row_begin = row_begin_, block_begin = block_begin_, contexts = contexts_;
     int first_row = 0;
@@ -106,7 +110,7 @@ class Problem {
     a.pages_e4m3 = e4m3_;
     a.value_scale = value_scale();
     const int64_t out_stride = int64_t{shape_.heads} * shape_.value_width;
-    const auto out = gpu_.upload(std::vector<bf16_t>(static_cast<size_t>(rows * out_stride), 0x7fc0));
+    const auto out = gpu_.upload(std::vector<bf16_t>(static_cast<size_t>(rows * out_stride), kNaN));
     a.out = {out.get(), out_stride, false};
     a.block_size = block_size_;
     a.scale = 1.0f / std::sqrt(static_cast<float>(shape_.key_width));
@@ -116,12 +120,14 @@ class Problem {
     a.block_begin = block.get();
     a.blocks = blocks.get();
     a.contexts = context.get();
+    if (change) change(a);
     if (way.prefill_rows > 0) prefill(a, own, way);
     a.plan = sm90::plan_attention(shape_, true,
                                   {rows, a.sequences, own.longest_rows(), int64_t{way.slack} * own.longest_context()},
                                   way.row_invariant, way.multiprocessors);
     clusters_ = a.plan.cluster;
     if (way.token_tiles > 0) a.plan.token_tiles = way.token_tiles;
+    if (a.projected.keys != nullptr) a.plan.token_tiles = 3;  // blocks of two tiles take no projected heads
     if (way.token_blocks > 0) {
       const int64_t items = a.sequences * shape_.key_heads * a.plan.parts;
       a.plan.token_blocks = std::max(way.token_blocks, ceil_div<int64_t>(items, sm90::kTokenItems));
@@ -133,6 +139,7 @@ class Problem {
     const auto stats = bytes(partial_stats_bytes(shape_, a.plan));
     a.partial = reinterpret_cast<float*>(partial.get());
     a.partial_stats = reinterpret_cast<float*>(stats.get());
+    EXPECT_TRUE(a.projected.keys == nullptr || takes_projected(a));
     sm90::launch_attention(a, gpu_.queue->stream(), true);
     splits_ = a.plan.parts;
     return gpu_.download(out, static_cast<size_t>(rows * out_stride));
@@ -187,9 +194,33 @@ class Problem {
   const Sequences& sequences() const { return sequences_; }
   int64_t row_elements() const { return int64_t{shape_.heads} * shape_.value_width; }
   int first_row(int s) const { return row_begin_[s]; }
+  int block_size() const { return block_size_; }
+  bool e4m3() const { return e4m3_; }
+  float value_scale() const { return e4m3_ ? 0.3f : 1.0f; }
+  // Where a position lies in the pages: block * block_size + offset.
+  int slot(size_t s, int position) const {
+    return blocks_[static_cast<size_t>(block_begin_[s] + position / block_size_)] * block_size_ +
+           position % block_size_;
+  }
+  // The pages' bytes before any new row is stored: there they are NaN.
+  std::vector<uint8_t> old_pages(bool values) const {
+    std::vector<bf16_t> pages = values ? values_ : keys_;
+    for (size_t s = 0; s < sequences_.each.size(); ++s)
+      for (int p = contexts_[s]; p < contexts_[s] + sequences_.each[s].second; ++p)
+        for (int h = 0; h < shape_.key_heads; ++h)
+          std::fill_n(pages.begin() + static_cast<int64_t>(at(s, p, h)), shape_.key_width, kNaN);
+    std::vector<uint8_t> bytes(pages.size() * (e4m3_ ? 1 : 2));
+    if (e4m3_)
+      std::transform(pages.begin(), pages.end(), bytes.begin(),
+                     [](bf16_t v) { return format::float_to_e4m3(bf16_to_float(v)); });
+    else
+      std::memcpy(bytes.data(), pages.data(), bytes.size());
+    return bytes;
+  }
 
  private:
-  float value_scale() const { return e4m3_ ? 0.3f : 1.0f; }
+  static constexpr bf16_t kNaN = 0x7fc0;
+
   // Of e4m3 pages the codes, to whose values the pages are rounded.
   std::shared_ptr<void> upload_pages(std::vector<bf16_t>& pages) const {
     if (!e4m3_) return gpu_.upload(pages);

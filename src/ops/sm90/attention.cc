@@ -39,8 +39,10 @@ void Sm90Ops::latent_attention(const AttentionBounds& bounds, bool row_invariant
   launch_latent_attention(call, stream(), true);
 }
 
-void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, const Pages& values, int64_t value_width,
-                        const AttentionOptions& options, Matrix out) {
+namespace {
+// All but what a plan decides.
+AttentionArgs attention_args(const Batch& batch, ConstMatrix q, const Pages& keys, const Pages& values,
+                             int64_t value_width, const AttentionOptions& options, Matrix out) {
   AttentionArgs args{};
   args.q = view(q, "q");
   args.keys = keys.data;
@@ -60,6 +62,13 @@ void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, co
   args.block_begin = batch.block_begin;
   args.blocks = batch.blocks;
   args.contexts = batch.contexts;
+  return args;
+}
+}  // namespace
+
+void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, const Pages& values, int64_t value_width,
+                        const AttentionOptions& options, Matrix out) {
+  AttentionArgs args = attention_args(batch, q, keys, values, value_width, options, out);
   const bool shared = values.data == nullptr;
   const bool tensor_cores = attention_on_tensor_cores(args.shape, args.q.f32, args.pages_f32, shared);
   if (!tensor_cores && f32_shared_bytes(args.shape, shared) > kMaxSharedBytes)
@@ -77,12 +86,45 @@ void Sm90Ops::attention(const Batch& batch, ConstMatrix q, const Pages& keys, co
   }
   args.plan = plan_attention(args.shape, tensor_cores, {q.rows, batch.sequences, longest_rows, batch.longest_context},
                              options.row_invariant, multiprocessors_);
+  launch_planned(args);
+}
+
+void Sm90Ops::launch_planned(AttentionArgs& args) {
+  const Workspace::Scope scope(workspace());
   if (args.plan.split()) {
     args.partial = static_cast<float*>(workspace().take_bytes(partial_bytes(args.shape, args.plan)));
     args.partial_stats = static_cast<float*>(workspace().take_bytes(partial_stats_bytes(args.shape, args.plan)));
   }
   const DeviceGuard guard(index_);
   launch_attention(args, stream(), true);
+}
+
+void Sm90Ops::norm_rope_attention(const Batch& batch, const QkvLayout& layout, const RopeAngles& angles, Matrix qkv,
+                                  const Pages& keys, const Pages& values, const AttentionOptions& options, Matrix out) {
+  const int64_t dim = layout.head_dim, keys_at = layout.heads * dim, values_at = keys_at + layout.kv_heads * dim;
+  check_page_type(qkv.dtype, keys, "norm_rope_attention");
+  check_page_type(qkv.dtype, values, "norm_rope_attention");
+  AttentionArgs args = attention_args(batch, qkv.columns(0, keys_at), keys, values, dim, options, out);
+  const auto* columns = static_cast<const bf16_t*>(qkv.data);
+  ProjectedHeads& heads = args.projected;
+  heads.keys = columns + keys_at;
+  heads.values = columns + values_at;
+  heads.q_norm = floats(layout.q_norm.weight, "a head's norm");
+  heads.k_norm = floats(layout.k_norm.weight, "a head's norm");
+  heads.q_eps = layout.q_norm.eps;
+  heads.k_eps = layout.k_norm.eps;
+  if (layout.rotary) heads.cosine = angles.cosine, heads.sine = angles.sine;
+  heads.kv_slots = batch.kv_slots;
+  heads.key_pages = keys.data;
+  heads.value_pages = values.data;
+  heads.key_scale = keys.scale;
+  if (attention_on_tensor_cores(args.shape, args.q.f32, args.pages_f32, false) && keys.dtype == values.dtype &&
+      (!layout.rotary || 2 * angles.half == dim)) {
+    args.plan = plan_attention(args.shape, true, {qkv.rows, batch.sequences, batch.longest_rows, batch.longest_context},
+                               options.row_invariant, multiprocessors_);
+    if (takes_projected(args)) return launch_planned(args);
+  }
+  Ops::norm_rope_attention(batch, layout, angles, qkv, keys, values, options, out);
 }
 
 DType Sm90Ops::absorbed_type(const MlaShape& shape, DType dtype) const {

@@ -38,6 +38,9 @@ class Sm90Ops : public Ops {
                        const Pages& keys, const Pages& values) override;
   void attention(const Batch& batch, ConstMatrix q, const Pages& keys, const Pages& values, int64_t value_width,
                  const AttentionOptions& options, Matrix out) override;
+  void norm_rope_attention(const Batch& batch, const QkvLayout& layout, const RopeAngles& angles, Matrix qkv,
+                           const Pages& keys, const Pages& values, const AttentionOptions& options,
+                           Matrix out) override;
 
   void mla_norm_rope_store(const Batch& batch, const MlaShape& shape, RopeLayout layout, const RopeAngles& angles,
                            const RmsNorm& norm, Matrix q, Matrix latent, const Pages& keys) override;
@@ -63,6 +66,8 @@ class Sm90Ops : public Ops {
 
  private:
   ConstMatrix sum_of(const ExpertResults& experts, Matrix x);
+  // What is planned, with its workspace.
+  void launch_planned(sluice::sm90::AttentionArgs& args);
   // Attends the sequences of many new rows, and tells `args` to leave them alone.
   void prefill(const Batch& batch, sluice::sm90::AttentionArgs& args);
   void latent_attention(const sluice::sm90::AttentionBounds& bounds, bool row_invariant,

@@ -16,6 +16,7 @@
 // block leaves one result, and its part may begin at any tile. attention_f32.cuh never splits a sequence's positions.
 #pragma once
 
+#include "base/bf16.h"
 #include "kernels/sm90/attention/plan.h"
 #include "kernels/sm90/device.h"
 #include "kernels/sm90/rows.h"
@@ -51,13 +52,36 @@ struct AttentionBatch {
   int prefill_rows;            // sequences of at least this many rows are left to prefill.h; 0: none is
 };
 
+// q, k and v of new tokens as they were projected, in bfloat16: what HeadsArgs (rope.h) says of them, for the kernels
+// that norm and rotate q and k and store k and v themselves.
+struct ProjectedHeads {
+  const bf16_t *keys, *values;   // [rows, key_heads * width], rows q.stride apart, as q is; null: q is queries, and the
+                                 // pages hold the new keys and values
+  const float *q_norm, *k_norm;  // [width] each; null: none
+  float q_eps, k_eps;
+  const float *cosine, *sine;  // [rows, width / 2]; null: no rotation
+  const int32_t* kv_slots;     // [rows]: block * block_size + offset; -1: not stored
+  void *key_pages, *value_pages;
+  float key_scale;  // of e4m3 pages; the values' is value_scale
+};
+
 // out = softmax(scale q k^T) v per row and head, causal.
 struct AttentionArgs : AttentionOperands, AttentionBatch {
   // Workspace: results of chunks or parts, where the plan splits sequences; else not used.
   AttentionPlan plan;
-  float* partial;        // [partial_rows * heads, results, value_width]
-  float* partial_stats;  // [partial_rows * heads, results, 2]: maximum times scale times log2 e, sum
+  float* partial;            // [partial_rows * heads, results, value_width]
+  float* partial_stats;      // [partial_rows * heads, results, 2]: maximum times scale times log2 e, sum
+  ProjectedHeads projected;  // only if takes_projected()
 };
+
+// Whether the kernels can take q, k and v as they were projected: new tokens on tensor cores, aligned to 16 bytes.
+inline bool takes_projected(const AttentionArgs& a) {
+  const ProjectedHeads& h = a.projected;
+  const auto aligned = [](const auto*... p) { return ((reinterpret_cast<uintptr_t>(p) % 16 == 0) && ...); };
+  return a.plan.tensor_cores && a.plan.tokens && !a.plan.tiles && a.one_row_each && a.prefill_rows == 0 &&
+         (a.plan.cluster > 0 || takes_projected_heads(a.plan.token_tiles)) && rows_aligned(a.q) &&
+         aligned(h.keys, h.values, h.q_norm, h.k_norm, h.cosine, h.sine, a.keys, a.values, h.key_pages, h.value_pages);
+}
 
 // On the current device, once before the first launch there: allows the kernels' shared memory.
 void allow_attention();

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kTokenThreads, token_blocks_per_multiprocessor
     copy_items<kWidth, Page, kClusterTiles>(a, attention_smem, 1, rest);
   else
     attend_items<kWidth, Page, kClusterTiles>(
-        a, attention_smem, 1, [](const TokenItem&, int, AttentionSums<kWidth / 32>&) {},
+        a, attention_smem, 1, [] {}, [](const TokenItem&, int, AttentionSums<kWidth / 32>&) {},
         [&](const TokenItem&, const AttentionSums<kWidth / 32>& sums) {
           ptx::bar_sync(1, kAttentionThreads);
           const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first_column = warp * (kWidth / 4);

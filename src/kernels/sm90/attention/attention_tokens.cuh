@@ -12,15 +12,15 @@
 // the same bits in both.
 #pragma once
 
-#include "kernels/sm90/attention/token_copies.cuh"
+#include "kernels/sm90/attention/new_heads.cuh"
 
 namespace sluice::sm90 {
 
-// The computing warps: chunk_done(item, chunk, sums) after each chunk of an item, with the sums since the last time
-// that it cleared them, and item_done(item, sums).
-template <int kWidth, class Page, int kTiles, class ChunkDone, class ItemDone>
-__device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* smem, int count, ChunkDone&& chunk_done,
-                                             ItemDone&& item_done) {
+// The computing warps: item_begins() when an item's queries are there, chunk_done(item, chunk, sums) after each chunk
+// of it, with the sums since the last time that it cleared them, and item_done(item, sums).
+template <int kWidth, class Page, int kTiles, class ItemBegins, class ChunkDone, class ItemDone>
+__device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* smem, int count, ItemBegins&& item_begins,
+                                             ChunkDone&& chunk_done, ItemDone&& item_done) {
   using Shared = TokensShared<kWidth, Page, kTiles>;
   using Queries = PageTile<kWidth, bf16_t>;
   constexpr int kStages = Shared::stages;
@@ -31,6 +31,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
   const float scale = a.scale * 1.4426950408889634f;  // exponents are of 2
   auto* items = reinterpret_cast<const TokenItem*>(smem + Shared::items);
   auto* shared_maxima = reinterpret_cast<float*>(smem + Shared::maxima);
+  auto* fresh = reinterpret_cast<Page*>(smem + Shared::fresh);
   auto& barriers = *reinterpret_cast<TokenBarriers<kStages>*>(smem + Shared::barriers);
   const uint32_t keys = ptx::smem_address(smem + Shared::keys), values = ptx::smem_address(smem + Shared::values);
   const auto arrive = [&](uint64_t* barrier) {
@@ -43,7 +44,15 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
   for (int i = 0; i < count; ++i) {
     const TokenItem& item = items[i];
     if (item.first_tile >= item.last_tile) continue;
-    ptx::mbarrier_wait(&barriers.queries_ready, parities >> 1);
+    const bool projected = comes_projected<kTiles>(a);
+    if (projected)
+      prepare_heads<kWidth, Page>(a, item, smem + Shared::queries, fresh, [&] {
+        ptx::mbarrier_wait(&barriers.queries_ready, parities >> 1);
+        // The rows `fresh` of the item before have been read by all warps.
+        ptx::bar_sync(1, kAttentionThreads);
+      });
+    else
+      ptx::mbarrier_wait(&barriers.queries_ready, parities >> 1);
     parities ^= 2;
     uint32_t q[kWidth / 16][4];
 #pragma unroll
@@ -61,12 +70,18 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
       }
     }
     arrive(&barriers.queries_read);
+    item_begins();
     AttentionSums<kWidth / 32> sums;
     sums.clear();
 #pragma unroll 1
     for (int tile = item.first_tile, last = item.last_tile; tile < last; ++tile) {
       float s[2][4];
       ptx::mbarrier_wait(barriers.keys_ready + stage, parities & 1);
+      const int new_row = item.end - 1 - tile * kAttentionTile;  // of the tile, if it has the new position
+      const bool places = projected && new_row < kAttentionTile;
+      if (places && new_row / 16 == warp)  // this warp alone reads that key
+        place_row<kWidth, Page>(smem + Shared::keys + stage * Shared::tile_bytes, new_row, 0,
+                                PageTile<kWidth, Page>::pieces, fresh);
       multiply_keys<kWidth, Page>(
           [&](int k) {
             return uint4{q[k][0], q[k][1], q[k][2], q[k][3]};
@@ -104,6 +119,10 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
         }
       ptx::bar_sync(1, kAttentionThreads);
       ptx::mbarrier_wait(barriers.values_ready + stage, parities & 1);
+      if (places)  // each warp its own columns
+        place_row<kWidth, Page>(smem + Shared::values + stage * Shared::tile_bytes, new_row,
+                                warp * (PageTile<kWidth, Page>::pieces / 4), PageTile<kWidth, Page>::pieces / 4,
+                                fresh + kWidth);
 #pragma unroll(kValueUnroll)
       for (int k = 0; k < kAttentionTile / 16; ++k) {
         const int row = lane & 15, piece = 2 * k + lane / 16;
@@ -150,9 +169,8 @@ __global__ void __launch_bounds__(kTokenThreads, token_blocks_per_multiprocessor
   const auto* items = reinterpret_cast<const TokenItem*>(attention_smem + TokensShared<kWidth, Page, kTiles>::items);
   const auto number_of = [&](const TokenItem& item) { return block + static_cast<int>(&item - items) * blocks; };
   AttentionSums<kWidth / 32> sums;
-  sums.clear();
   attend_items<kWidth, Page, kTiles>(
-      a, attention_smem, count,
+      a, attention_smem, count, [&] { sums.clear(); },
       [&](const TokenItem& item, int chunk, AttentionSums<kWidth / 32>& chunk_sums) {
         if (!a.plan.chunk_results()) return;
         if (item.split())
@@ -167,7 +185,6 @@ __global__ void __launch_bounds__(kTokenThreads, token_blocks_per_multiprocessor
                                           item_sums);
         if (item.split()) return;
         store_sums<kWidth, Page>(a, task_of(a, item, number_of(item)), 0, first_column, false, -1, sums);
-        sums.clear();
       });
 }
 

@@ -2,6 +2,7 @@
 // How the blocks of attention_tokens.cuh find their work and bring it to shared memory.
 #pragma once
 
+#include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/sm90/attention/attention_bf16.cuh"
@@ -20,6 +21,8 @@ struct alignas(16) TokenItem {
   int32_t first_tile, last_tile;  // of this item; none: nothing to do
 
   __device__ bool split() const { return part >= 0; }
+  // Whether its tiles have the last position.
+  __device__ bool holds_new() const { return last_tile * kAttentionTile >= end; }
 };
 
 // As large as kTiles tiles of bfloat16 keys and of values, and the rest.
@@ -33,7 +36,8 @@ struct TokensShared {
   static constexpr int high = queries + kAttentionFewRows * kWidth * 2;          // bf16 [16][64], swizzled
   static constexpr int low = high + probability_bytes;                           // the same
   static constexpr int maxima = low + probability_bytes;                         // float [4 warps][16]
-  static constexpr int items = maxima + 4 * kAttentionFewRows * 4;               // TokenItem [kTokenItems]
+  static constexpr int fresh = maxima + 4 * kAttentionFewRows * 4;               // Page [2][kWidth]: new_heads.cuh
+  static constexpr int items = fresh + 2 * kWidth * int{sizeof(Page)};           // TokenItem [kTokenItems]
   static constexpr int barriers = items + kTokenItems * int{sizeof(TokenItem)};  // TokenBarriers
   static constexpr int bytes = barriers + (4 * stages + 2) * 8;
   static_assert(token_blocks_per_multiprocessor(kTiles) * (bytes + 1024) <= 228 * 1024);
@@ -119,6 +123,18 @@ __device__ __forceinline__ TokenTile find_tile(const AttentionArgs& a, const Tok
   return {at.item, at.tile, whole_tiles(a) ? token_page_row(a, items[at.item], at.tile * kAttentionTile) : 0};
 }
 
+// Whether q, k and v come as they were projected.
+template <int kTiles>
+__device__ __forceinline__ bool comes_projected(const AttentionArgs& a) {
+  if constexpr (!takes_projected_heads(kTiles)) return false;
+  return a.projected.keys != nullptr;
+}
+// Positions of the item's sequence whose keys and values are in the pages before the kernel ends.
+template <int kTiles>
+__device__ __forceinline__ int positions_in_pages(const AttentionArgs& a, const TokenItem& item) {
+  return comes_projected<kTiles>(a) ? item.context : item.end;
+}
+
 // By one warp: copies the rows [from, until) of a tile of keys or values to shared memory, all of which exist.
 template <int kWidth, class Page>
 __device__ __forceinline__ void copy_rows(const AttentionArgs& a, const TokenItem& item, const TokenTile& t,
@@ -177,10 +193,10 @@ __device__ __forceinline__ void clear_rows(const void* pages, uint32_t to, int f
 }
 
 // By one warp: a tile of keys or values, and the arrival on `ready`.
-template <int kWidth, class Page>
+template <int kWidth, class Page, int kTiles>
 __device__ __forceinline__ void copy_tile(const AttentionArgs& a, const TokenItem& item, const TokenTile& t,
                                           bool values, uint32_t to, uint64_t* ready) {
-  const int seen = min(item.end - t.tile * kAttentionTile, kAttentionTile);
+  const int seen = min(positions_in_pages<kTiles>(a, item) - t.tile * kAttentionTile, kAttentionTile);
   const void* pages = values ? a.values : a.keys;
   copy_rows<kWidth, Page>(a, item, t, pages, to, 0, seen);
   if (values && seen < kAttentionTile) clear_rows<kWidth, Page>(pages, to, seen);
@@ -220,6 +236,15 @@ __device__ __forceinline__ void copy_queries(const AttentionArgs& a, const Token
     ptx::cp_async_arrive(ready);
   else
     ptx::mbarrier_arrive(ready);
+}
+
+// Asks for the norms' weights, which lie in memory and which no step writes. By one warp.
+template <int kWidth>
+__device__ __forceinline__ void prefetch_norms(const ProjectedHeads& h) {
+  const int lane = threadIdx.x & 31;
+  constexpr int kLines = kWidth / 32;  // of 128 bytes
+  const float* norm = lane < kLines ? h.q_norm : h.k_norm;
+  if (lane < 2 * kLines && norm != nullptr) ptx::prefetch_l1(norm + lane % kLines * 32);
 }
 
 // What comes after the tiles that a block begins with.
@@ -269,7 +294,7 @@ __device__ __forceinline__ bool begin_items(const AttentionArgs& a, uint8_t* sme
       if (t.item < 0) return;
       const TokenItem& item = items[t.item];
       const bool values = i % 2 != 0;
-      const int seen = min(item.end - t.tile * kAttentionTile, kAttentionTile);
+      const int seen = min(positions_in_pages<kTiles>(a, item) - t.tile * kAttentionTile, kAttentionTile);
       const int old = min(max(item.context - t.tile * kAttentionTile, 0), seen);
       const void* pages = values ? a.values : a.keys;
       const uint32_t to =
@@ -280,7 +305,10 @@ __device__ __forceinline__ bool begin_items(const AttentionArgs& a, uint8_t* sme
       if (!older || old == seen) ptx::cp_async_arrive((values ? barriers.values_ready : barriers.keys_ready) + i / 2);
     }
   };
-  if (warp < kWarps) first_tiles(true);
+  if (warp < kWarps)
+    first_tiles(true);
+  else if (comes_projected<kTiles>(a))
+    prefetch_norms<kWidth>(a.projected);
   ptx::griddepcontrol_wait();
   if (warp == kWarps)
     copy_queries<kWidth>(a, items[rest.first_item], rest.pair_rows, smem + Shared::queries, &barriers.queries_ready);
@@ -316,9 +344,10 @@ __device__ __forceinline__ void copy_items(const AttentionArgs& a, uint8_t* smem
     rest.tile = find_tile(a, items, count, rest.next);  // its block is on its way meanwhile
     const TokenItem& item = items[t.item];
     ptx::mbarrier_wait(barriers.keys_read + stage, read);
-    copy_tile<kWidth, Page>(a, item, t, false, keys + stage * Shared::tile_bytes, barriers.keys_ready + stage);
+    copy_tile<kWidth, Page, kTiles>(a, item, t, false, keys + stage * Shared::tile_bytes, barriers.keys_ready + stage);
     ptx::mbarrier_wait(barriers.values_read + stage, read);
-    copy_tile<kWidth, Page>(a, item, t, true, values + stage * Shared::tile_bytes, barriers.values_ready + stage);
+    copy_tile<kWidth, Page, kTiles>(a, item, t, true, values + stage * Shared::tile_bytes,
+                                    barriers.values_ready + stage);
     last_item = t.item;
     if (++stage == kStages) stage = 0, read ^= 1;
   }

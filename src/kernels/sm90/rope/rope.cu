@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/math.h"
 #include "kernels/ptx/sync.cuh"
-#include "kernels/sm90/elements.cuh"
 #include "kernels/sm90/launch.cuh"
+#include "kernels/sm90/rope/halves.cuh"
 #include "kernels/sm90/rope/rope.h"
 
 namespace sluice::sm90 {
@@ -22,26 +22,6 @@ __global__ void __launch_bounds__(kThreads) rope_angles_kernel(const __grid_cons
   c = __fmul_rn(c, a.attention_factor), s = __fmul_rn(s, a.attention_factor);
   a.cosine[i] = a.round_bf16 ? rounded<bf16_t>(c) : c;
   a.sine[i] = a.round_bf16 ? rounded<bf16_t>(s) : s;
-}
-
-// The element of the pages that head h of slot `slot` begins with.
-__device__ __forceinline__ int64_t page_element(const HeadsArgs& a, const HeadGroup& g, int slot, int h) {
-  const int block = slot / a.block_size, offset = slot % a.block_size;
-  return ((static_cast<int64_t>(block) * g.heads + h) * a.block_size + offset) * static_cast<int64_t>(g.dim);
-}
-// N codes of v / scale; N 1 or a multiple of 4, and then at an address that is one.
-template <int N>
-__device__ __forceinline__ void store_codes(const float (&v)[N], float scale, uint8_t* to) {
-  if constexpr (N == 1) {
-    *to = static_cast<uint8_t>(ptx::cvt_e4m3x2_f32(0.0f, __fdiv_rn(v[0], scale)));
-  } else {
-    static_assert(N % 4 == 0);
-#pragma unroll
-    for (int i = 0; i < N; i += 4)
-      *reinterpret_cast<uint32_t*>(to + i) =
-          ptx::cvt_e4m3x2_f32(__fdiv_rn(v[i + 1], scale), __fdiv_rn(v[i], scale)) |
-          static_cast<uint32_t>(ptx::cvt_e4m3x2_f32(__fdiv_rn(v[i + 3], scale), __fdiv_rn(v[i + 2], scale))) << 16;
-  }
 }
 
 // A warp computes one head of one row. The head goes through shared memory, where both values of a pair can be read
@@ -92,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const __grid_constant__
     __syncwarp();
   }
   const int slot = g.pages != nullptr ? a.kv_slots[row] : -1;
-  const int64_t page = slot >= 0 ? page_element(a, g, slot, h) : 0;
+  const int64_t page = slot >= 0 ? page_element(slot, h, g.heads, a.block_size, g.dim) : 0;
   const bool stays = g.pages == nullptr && (g.norm != nullptr || g.half > 0);
   for (int i = lane * N; i < g.dim; i += 32 * N) {
     float v[N];
@@ -114,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const __grid_constant__
 // their bytes.
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads) halves_kernel(const __grid_constant__ HeadsArgs a, int heads) {
-  constexpr int kHalf = 8 * kLanes, kN = 8;
+  constexpr int kHalf = 8 * kLanes, kN = kHalfValues;
   ptx::griddepcontrol_launch_dependents();
   touch_parameters(a);
   const int lane = threadIdx.x % kLanes;
@@ -131,39 +111,26 @@ __global__ void __launch_bounds__(kThreads) halves_kernel(const __grid_constant_
     load_elements<kN>(x, p);
     load_elements<kN>(x + kHalf, q);
   }
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kN; ++i) sum = fmaf(q[i], q[i], fmaf(p[i], p[i], sum));
-  sum = lanes_sum<kLanes>(sum);  // every lane of the warp is still here
+  const float squares = halves_squares<kLanes>(p, q);  // every lane of the warp is still here
   if (!exists) return;
   if (g.norm != nullptr) {
-    const float factor = __frcp_rn(__fsqrt_rn(sum / static_cast<float>(2 * kHalf) + g.eps));
     float first[kN], second[kN];
     load_elements<kN>(g.norm + kN * lane, first);
     load_elements<kN>(g.norm + kHalf + kN * lane, second);
-#pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      p[i] = rounded<bf16_t>(rounded<bf16_t>(p[i] * factor) * first[i]);
-      q[i] = rounded<bf16_t>(rounded<bf16_t>(q[i] * factor) * second[i]);
-    }
+    norm_halves<kLanes>(p, q, squares, g.eps, first, second);
   }
   if (g.half > 0) {
     float c[kN], s[kN];
     load_elements<kN>(a.cosine + row * kHalf + kN * lane, c);
     load_elements<kN>(a.sine + row * kHalf + kN * lane, s);
-#pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      const float first = p[i], second = q[i];
-      p[i] = __fsub_rn(rounded<bf16_t>(__fmul_rn(first, c[i])), rounded<bf16_t>(__fmul_rn(second, s[i])));
-      q[i] = __fadd_rn(rounded<bf16_t>(__fmul_rn(second, c[i])), rounded<bf16_t>(__fmul_rn(first, s[i])));
-    }
+    rotate_halves(p, q, c, s);
   }
   if (g.pages == nullptr) {
     if (g.norm == nullptr && g.half == 0) return;
   } else {
     const int slot = a.kv_slots[row];
     if (slot < 0) return;
-    const int64_t page = page_element(a, g, slot, h) + kN * lane;
+    const int64_t page = page_element(slot, h, g.heads, a.block_size, g.dim) + kN * lane;
     if (g.e4m3) {
       auto* codes = static_cast<uint8_t*>(g.pages) + page;
 #pragma unroll
