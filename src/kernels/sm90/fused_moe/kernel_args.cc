@@ -64,7 +64,9 @@ RowsArgs FusedMoe::row_args(const MoeCall& call, const MoePlan& p, const RouteAr
   rows.gather.row_pair = p.tables.row_pair;
   rows.gather.local_offset = spec_.local_offset;
   rows.gather.experts = spec_.experts;
-  rows.gather.zero_absent = finalizes(call) ? nullptr : call.output;
+  // Experts that logits choose are distinct ones of all, none of which is then absent.
+  const bool all_here = call.logits != nullptr && spec_.locals() == spec_.experts;
+  rows.gather.zero_absent = finalizes(call) || all_here ? nullptr : call.output;
   rows.gather.result_bytes = spec_.hidden * bytes_of(spec_.dtype);
   return rows;
 }
