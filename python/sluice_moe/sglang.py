@@ -19,6 +19,8 @@ METHODS = (
     "mxfp4.Mxfp4MoEMethod", "compressed_tensors.compressed_tensors.CompressedTensorsFusedMoEMethod",
     "unquant.UnquantizedFusedMoEMethod",
 )
+# Whose instances are of MXFP8 and of other FP8 formats.
+MXFP8 = "fp8.Fp8Config"
 _log = logging.getLogger("sglang.sluice_moe")
 _done = False
 
@@ -46,6 +48,7 @@ def register() -> None:
     for method in METHODS:
         HookRegistry.register(f"{_QUANT}{method}.create_weights", take_over, HookType.AROUND)
     HookRegistry.register(f"{_QUANT}{METHODS[0]}.__init__", _make_nvfp4, HookType.AROUND)
+    HookRegistry.register(f"{_QUANT}{MXFP8}.get_min_capability", _least_capability, HookType.AROUND)
 
 
 def is_chosen() -> bool:
@@ -61,6 +64,11 @@ def _make_nvfp4(original: Any, self: Any, quant_config: Any) -> None:
     self.quant_config = quant_config
     self._lora_marlin = self.enable_flashinfer_trtllm_moe = self.use_flashinfer_trtllm_weight_layout = False
     self._cache_permute_indices = {}
+
+
+def _least_capability(original: Any, self: Any) -> Any:
+    """SGLang refuses an MXFP8 checkpoint before Blackwell; its linears, where a checkpoint has any in MXFP8, still need that."""
+    return 90 if is_chosen() and getattr(self, "use_mxfp8", False) else original(self)
 
 
 def take_over(original: Any, self: Any, layer: Any, *arguments: Any, **named: Any) -> Any:

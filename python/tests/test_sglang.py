@@ -150,6 +150,7 @@ def test_registration(monkeypatch):
     plugin.register()
     assert s.choices == s.mxfp8_choices == ["sluice"] and list(s.cores) == ["sluice"]
     assert all(f"sglang.srt.layers.quantization.{m}.create_weights" in s.hooks for m in plugin.METHODS)
+    assert f"sglang.srt.layers.quantization.{plugin.MXFP8}.get_min_capability" in s.hooks
     assert all(kind == "around" for _, kind in s.hooks.values())
 
 
@@ -205,6 +206,13 @@ def test_nvfp4_without_the_check_for_blackwell(monkeypatch):
     method = Own()
     plugin._make_nvfp4(None, method, "config")
     assert method.quant_config == "config" and method.enable_flashinfer_trtllm_moe is False
+
+
+@pytest.mark.parametrize("backend, use_mxfp8, least", [("sluice", True, 90), ("sluice", False, 80), ("triton", True, 100)])
+def test_mxfp8_without_the_check_for_blackwell(monkeypatch, backend, use_mxfp8, least):
+    """SGLang asks a format for the least GPU before it makes a layer."""
+    StandIns(monkeypatch, backend=backend)
+    assert plugin._least_capability(lambda self: 100 if self.use_mxfp8 else 80, types.SimpleNamespace(use_mxfp8=use_mxfp8)) == least
 
 
 def test_refusals(monkeypatch):
@@ -323,7 +331,7 @@ def test_registration_in_sglangs_own_registries():
     seen = json.loads(run.stdout.splitlines()[-1])
     if "skipped" in seen:
         pytest.skip(f"SGLang does not load here, or has no registry of runners: {seen['skipped']}")
-    assert seen["hooked"] == seen["asked for"] and len(seen["hooked"]) == len(plugin.METHODS) + 1
+    assert seen["hooked"] == seen["asked for"] and len(seen["hooked"]) == len(plugin.METHODS) + 2
     assert (seen["backend"], seen["core"]) == ("sluice", "SluiceRunnerCore")
 
 
