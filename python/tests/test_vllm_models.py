@@ -132,8 +132,8 @@ def apart(mine, other, scored):
     return math.expm1((sum(other) - sum(mine)) / scored), error
 
 
-def rows(out):
-    yield "| model | experts | Sluice's engine | vLLM with the plug-in | difference | standard error | vLLM alone | difference |"
+def rows(out, engine="vLLM"):
+    yield f"| model | experts | Sluice's engine | {engine} with the plug-in | difference | standard error | {engine} alone | difference |"
     yield "|---|---|---|---|---|---|---|---|"
     for (model, form), (mine, there, own, scored) in out.items():
         cells = [model, form, f"{perplexity(mine, scored):.5f}"]

@@ -37,6 +37,13 @@ class PluginTable(unittest.TestCase):
         text = "\n".join(plugin_table.table(state, ""))
         self.assertIn("the plug-in ran 0 of 48 layers; the plug-in ran in vLLM's own column", text)
 
+    def test_the_other_engine_has_its_name(self):
+        state = {"about": {"engine": "sglang", "version": "0.5"}, "runs": {
+            "bf16 sglang": {"tok_s": {"8": 4.0}, "sluice_layers": 0}, "bf16 sluice": {"tok_s": {"8": 5.0}, "sluice_layers": 48}}}
+        text = "\n".join(plugin_table.table(state, ""))
+        self.assertIn("SGLang 0.5, torch ?", text)
+        self.assertIn("| BF16 | 4 / 5 (1.25) |  |", text)
+
 
 if __name__ == "__main__":
     unittest.main()
