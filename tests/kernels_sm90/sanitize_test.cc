@@ -2,6 +2,7 @@
 // One small call through every kernel and tile, for compute-sanitizer (tools/gpu.sh): no reference, and no memory is
 // cleared that the library does not clear itself, so that initcheck sees what it reads.
 #include "format/quantize_weights.h"
+#include "kernels/sm90/attention/attention.h"
 #include "kernels/sm90/dense/dense_gemm.h"
 #include "tests/kernels_sm90/device_problem.h"
 
@@ -163,8 +164,9 @@ TEST(Sanitize, DenseAndQuantisers) {
 }
 
 // New tokens: whole sequences, parts that a second kernel folds, clusters. Pages end in the middle of a block. q, k and
-// v come as they were projected, or q alone, beside pages that hold the new rows.
-TEST(Sanitize, AttentionOfNewTokens) {
+// v come as they were projected, or q alone, beside pages that hold the new rows. Not for racecheck, which does not
+// follow copies (cp.async) whose end counts on a barrier in shared memory and reports every read after one.
+TEST(SanitizeCopies, AttentionOfNewTokens) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   sm90::allow_attention();
   constexpr int kBlock = 64, kSequences = 3;

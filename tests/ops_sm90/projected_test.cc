@@ -7,8 +7,6 @@
 namespace sluice::test {
 namespace {
 
-using sm90::Round;
-
 // The steps between the projection and attention.
 struct Steps {
   bool q_norm, k_norm, rotary;
