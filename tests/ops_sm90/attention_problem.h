@@ -116,6 +116,7 @@ class Problem {
     a.scale = 1.0f / std::sqrt(static_cast<float>(shape_.key_width));
     a.rows = rows;
     a.sequences = static_cast<int>(own.each.size());
+    a.one_row_each = own.longest_rows() == 1 && rows == a.sequences;
     a.row_begin = begin.get();
     a.block_begin = block.get();
     a.blocks = blocks.get();
