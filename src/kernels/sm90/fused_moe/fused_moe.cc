@@ -130,7 +130,8 @@ void FusedMoe::round_between(const MoePlan& p, const GemmArgs& first, RowsArgs r
 void FusedMoe::multiply(const MoeCall& call, const MoePlan& p, GroupedGemmArgs gemm, const RowsArgs& rows,
                         Stream stream) const {
   const Instance& tile = p.choice.instance;
-  const bool completes = completes_rows(spec_, tile.operand, tile.max_n) && !call.force.separate_rounding;
+  const bool completes = completes_rows(spec_, tile.operand, tile.max_n) && !call.force.separate_rounding &&
+                         (!call.force.none() || completing_pays(spec_, call.tokens));
   if (completes || (p.middle == nullptr && !rounds_in_place(spec_))) {
     gemm.gemms = 2;
     gemm.token_scale = completes ? p.x2_row_scale : nullptr;

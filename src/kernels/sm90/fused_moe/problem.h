@@ -33,5 +33,7 @@ bool rounds_in_place(const MoeSpec& spec);
 // Whether the block that completes a tile rounds its rows of GEMM2, where a row has a scale of its own and that is
 // quick. Then one launch has both GEMMs. Else a kernel between two launches rounds them.
 bool completes_rows(const MoeSpec& spec, WeightOperand operand, int max_n);
+// Whether a call of `tokens` tokens that can do so does well to.
+bool completing_pays(const MoeSpec& spec, int64_t tokens);
 
 }  // namespace sluice::sm90
