@@ -83,21 +83,14 @@ struct AmxWeightTiles {
   int64_t panel_stride, row_stride, k_stride;
 };
 
-// Which weights multiply_chunk() prefetches: none, as decoded weights lie in L1; those kBf16PrefetchBytes ahead, to L1;
-// or the same and before that those of eight pages to L2, interleaved (prefetch_codes()), for more than 16 input rows:
-// they come from L2 for every N-tile and keep L1's misses busy, which weights from memory would wait for.
-enum class WeightPrefetch { none, in_order, stream };
-
 // Adds the products of k inputs to the sums.
-template <int kRowTiles, int kPanels, WeightPrefetch kPrefetch>
-SLUICE_INLINE void multiply_chunk(const AmxWeightTiles& w, const uint8_t* x, int64_t x_stride, int64_t k,
-                                  const PrefetchStream& stream) {
+template <int kRowTiles, int kPanels, bool kPrefetch>
+SLUICE_INLINE void multiply_chunk(const AmxWeightTiles& w, const uint8_t* x, int64_t x_stride, int64_t k) {
   const uint8_t* b = w.base;
   for (int64_t at = 0; at < k; at += kAmxK, b += w.k_stride) {
-    if constexpr (kPrefetch == WeightPrefetch::in_order)
+    if constexpr (kPrefetch)
 #pragma GCC unroll 4
       for (int64_t i = 0; i < kAmxTileBytes * kPanels; i += 64) Avx512::prefetch_near(b + kBf16PrefetchBytes + i);
-    if constexpr (kPrefetch == WeightPrefetch::stream) prefetch_codes<kAmxTileBytes * kPanels / 64>(b, stream);
     _tile_loadd(6, b, w.row_stride);
     if constexpr (kPanels > 1) _tile_loadd(7, b + w.panel_stride, w.row_stride);
     _tile_loadd(4, x + 2 * at, x_stride);
@@ -126,7 +119,7 @@ static void add_scaled(const GemmArgs& a, int row, int64_t group, const float* s
 }
 
 // Up to 16 * kRowTiles input rows from `row` on, over the k of a chunk at k0.
-template <class C, int kRowTiles, int kPanels, WeightPrefetch kPrefetch = WeightPrefetch::in_order>
+template <class C, int kRowTiles, int kPanels>
 static void multiply_rows(const GemmArgs& a, const AmxWeightTiles& w, int row, int64_t k0, int64_t k) {
   const uint8_t* x = a.x.data + row * a.x.stride + 2 * k0;
   float* out = a.out + static_cast<int64_t>(row) * kNTile;
@@ -137,8 +130,7 @@ static void multiply_rows(const GemmArgs& a, const AmxWeightTiles& w, int row, i
       AmxWeightTiles part = w;
       part.base += at / kAmxK * w.k_stride;
       clear_sums<kRowTiles, kPanels>();
-      multiply_chunk<kRowTiles, kPanels, WeightPrefetch::none>(part, x + 2 * at, a.x.stride,
-                                                               k - at < 128 ? k - at : 128, a.task.stream);
+      multiply_chunk<kRowTiles, kPanels, false>(part, x + 2 * at, a.x.stride, k - at < 128 ? k - at : 128);
       store_sums<kRowTiles, kPanels>(sums);
       add_scaled<kRowTiles, kPanels>(a, row, (k0 + at) / 128, sums, out, k0 + at == 0);
     }
@@ -147,8 +139,7 @@ static void multiply_rows(const GemmArgs& a, const AmxWeightTiles& w, int row, i
       clear_sums<kRowTiles, kPanels>();
     else
       load_sums<kRowTiles, kPanels>(out);
-    multiply_chunk<kRowTiles, kPanels, C::kBits == 16 ? kPrefetch : WeightPrefetch::none>(w, x, a.x.stride, k,
-                                                                                          a.task.stream);
+    multiply_chunk<kRowTiles, kPanels, C::kBits == 16>(w, x, a.x.stride, k);
     store_sums<kRowTiles, kPanels>(out);
   }
 }
@@ -164,8 +155,8 @@ static void decode_and_multiply(const GemmArgs& a) {
   uint8_t *now = a.scratch, *next = a.scratch + kSlotBytes;
   const auto multiply = [&](int64_t k, uint8_t * from) __attribute__((always_inline)) {
     before_tile_loads();
-    multiply_chunk<kRowTiles, kPanels, WeightPrefetch::none>(
-        {from, kAmxTileBytes, 64, kSlotBytes}, n_tile.x.data + 2 * k, n_tile.x.stride, kAmxK, n_tile.task.stream);
+    multiply_chunk<kRowTiles, kPanels, false>({from, kAmxTileBytes, 64, kSlotBytes}, n_tile.x.data + 2 * k,
+                                              n_tile.x.stride, kAmxK);
   };
   const auto end_group = [&](int64_t k) __attribute__((always_inline)) {
     if constexpr (C::kGroup == 128) {
@@ -241,7 +232,7 @@ static void run_amx_n_tiles(const GemmArgs& a) {
       run_chunks<C, kPanels>(n_tile);
     } else {
       const AmxWeightTiles w = {n_tile.w.codes, 64, 64 * kPanels, kAmxTileBytes * kPanels};
-      a.x.m > 16 ? multiply_rows<C, 2, kPanels, WeightPrefetch::stream>(n_tile, w, 0, 0, a.w.k)
+      a.x.m > 16 ? multiply_rows<C, 2, kPanels>(n_tile, w, 0, 0, a.w.k)
                  : multiply_rows<C, 1, kPanels>(n_tile, w, 0, 0, a.w.k);
     }
     n_tile = next_n_tile(n_tile);
