@@ -11,9 +11,9 @@
 namespace sluice::routing {
 
 // The logit of an expert for row `row`, at position `position`, of expert layer `layer`: of either sign, from 2^-5 up
-// to 1 in size, each of its 2^26 values as likely. bfloat16 keeps 1280 of these by cutting the lower half off, so two
-// experts are equal once in 1280 pairs, and the lower one is then chosen. Sizes below 1 keep the weights of the chosen
-// experts near each other; smaller ones would become equal as probabilities or sigmoids.
+// to 1 in size, each of its 10 * 2^23 values as likely. bfloat16 keeps 1280 of these by cutting the lower half off, so
+// two experts are equal once in 1280 pairs, and the lower one is then chosen. Sizes below 1 keep the weights of the
+// chosen experts near each other; smaller ones would become equal as probabilities or sigmoids.
 HD inline float random_logit(int64_t layer, int32_t position, int64_t row, int64_t expert) {
   const auto mix = [](uint64_t z) {  // splitmix64's finaliser (Steele et al., 2014)
     z += 0x9e3779b97f4a7c15u;

@@ -24,7 +24,7 @@ inline constexpr int kTokenItems = 32;        // that a block of it takes at mos
 constexpr int token_blocks_per_multiprocessor(int tiles) { return tiles == 2 ? 3 : 2; }
 inline constexpr int kClusterTiles = 3;
 // Whether a kernel of new tokens can norm and rotate their heads as well (AttentionArgs::projected). That takes
-// registers, which blocks of two tiles, three to a multiprocessor, do not have: theirs are spilled as it is.
+// registers, which blocks of two tiles, three to a multiprocessor, do not have: some are spilled already.
 HD constexpr bool takes_projected_heads(int tiles) { return tiles == 3; }
 inline constexpr int kMaxCluster = 16;              // blocks: more than the 8 that every GPU has room for
 inline constexpr int kLeastPartTiles = 4;           // for each part of a split sequence; one may have fewer
