@@ -209,9 +209,10 @@ ReferenceMoe reference_moe(const MoeSpec& s, const weights::ExpertWeights& w, co
     }
     for (size_t i = 0; i < h_count; ++i) {
       double sum = 0, slack = 0;
-      for (size_t k = 0; k < k_count; ++k) {
-        const Bounded& y = r.down[(t * k_count + k) * h_count + i];
-        const double factor = s.weight_on_input ? 1.0 : weights[t * k_count + k];
+      for (size_t slot = t * k_count; slot < (t + 1) * k_count; ++slot) {
+        if (!r.local[slot]) continue;
+        const Bounded& y = r.down[slot * h_count + i];
+        const double factor = s.weight_on_input ? 1.0 : weights[slot];
         sum += factor * y.value;
         slack += std::fabs(factor) * y.slack + static_cast<double>(k_count) * m.unit * std::fabs(factor * y.value);
       }

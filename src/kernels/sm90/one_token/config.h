@@ -92,9 +92,9 @@ OneTokenPlan plan_one_token(const OneTokenShape& s, int multiprocessors) {
   p.second_parts = choose_parts(units, rows, Second::warps);
   const int of_segment = ceil_div(units, p.second_parts) * Second::sub;
   p.warp_k_blocks = of_segment * ceil_div(rows * p.second_parts, Second::warps);
-  // Rounded columns, block scales; sums; results.
+  // Rounded columns, block scales; sums; results, weights, which pairs are here.
   const int fixed =
-      4 * (Second::warps * p.warp_k_blocks * (kTokenWords<op> + 1) + rows * p.second_parts * 16 + s.top_k * 17);
+      4 * (Second::warps * p.warp_k_blocks * (kTokenWords<op> + 1) + rows * p.second_parts * 16 + s.top_k * 17 + 1);
   // Blocks that a multiprocessor has at the same time when the first product has left.
   const int resident = std::clamp(ceil_div(groups * p.cluster, multiprocessors), 1, 4);
   const int stage = Second::warps * (Second::stage_bytes + 8);

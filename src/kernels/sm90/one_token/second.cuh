@@ -54,9 +54,6 @@ __device__ __forceinline__ float store_rounded(const TokenRounding& f, const Inp
   return of_group;
 }
 
-// No weight of a pair: those of experts are finite.
-__device__ constexpr float kAbsent = -__builtin_inff();
-
 __device__ __forceinline__ void store_result(const EpilogueArgs& e, int64_t at, float v) {
   if (e.out_f32)
     static_cast<float*>(e.out)[at] = v;
@@ -73,7 +70,8 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
   const int parts = plan.second_parts, stages = plan.stages, most = plan.warp_k_blocks;
   const int most_rows = ceil_div(a.top_k, plan.cluster);
-  // The ring of each warp, its rounded columns, the scales of its units, its barriers; sums, results, weights.
+  // The ring of each warp, its rounded columns, the scales of its units, its barriers; sums, results, weights, and a
+  // bit for each pair that has a row: a caller's weight may be any value.
   uint8_t* own = ring + warp * stages * T::stage_bytes;
   uint32_t* words = reinterpret_cast<uint32_t*>(ring + T::warps * stages * T::stage_bytes);
   float* unit_scales = reinterpret_cast<float*>(words + T::warps * most * kTokenWords<op>);
@@ -81,6 +79,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   float* sums = reinterpret_cast<float*>(full + T::warps * stages);
   float* results = sums + most_rows * parts * 16;  // [top_k][16]
   float* pair_weights = results + a.top_k * 16;    // [top_k]
+  uint32_t* present = reinterpret_cast<uint32_t*>(pair_weights + a.top_k);
   words += warp * most * kTokenWords<op>, unit_scales += warp * most, full += warp * stages;
   for (int i = lane; i < stages; i += 32) ptx::mbarrier_init(full + i, 1);
   ptx::fence_mbarrier_init();
@@ -136,7 +135,6 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   const float first_scale = scale_of(thread >> 4);
   const auto pair_of = [&](int segment) { return a.row_pair[rows.row_of(first + min(segment, max(segments - 1, 0)))]; };
   const int first_pair = segments > 0 ? pair_of(thread >> 4) : 0;
-  if (thread < a.top_k) pair_weights[thread] = kAbsent;
   const InputScale scale = *g.x.scale;
   const int inter = a.gemm[0].epilogue.columns, max_groups = groups_of(inter, a.gemm[0].epilogue.gated);
   const Round round = a.gemm[0].epilogue.round;
@@ -150,9 +148,11 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   ptx::griddepcontrol_wait();
   __syncthreads();
   if (plan.cluster > 1) ptx::cluster_arrive_relaxed();
-  if (warp == 0 && lane < num) {
-    const int pair = a.row_pair[rows.row];
-    pair_weights[pair] = a.weights != nullptr ? a.weights[pair] : 1.0f;
+  if (warp == 0) {
+    const int pair = lane < num ? a.row_pair[rows.row] : 0;
+    if (lane < num) pair_weights[pair] = a.weights != nullptr ? a.weights[pair] : 1.0f;
+    const uint32_t all = __reduce_or_sync(0xffffffffu, lane < num ? 1u << pair : 0u);
+    if (lane == 0) *present = all;
   }
 
   // The warp's columns, rounded.
@@ -269,10 +269,11 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   else
     __syncthreads();
   if (!a.finalize || none || rank != 0 || thread >= 16 || !inside) return;
+  const uint32_t here = *present;
   float r = 0.0f;
 #pragma unroll 8
   for (int pair = 0; pair < a.top_k; ++pair)
-    if (pair_weights[pair] != kAbsent) r = fmaf(pair_weights[pair], results[pair * 16 + row16], r);
+    if ((here >> pair & 1u) != 0) r = fmaf(pair_weights[pair], results[pair * 16 + row16], r);
   store_result(g.epilogue, weight_row, r);
 }
 
