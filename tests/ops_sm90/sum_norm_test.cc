@@ -2,12 +2,11 @@
 // A norm that adds up the results of experts itself gives the bits of the finalize kernel and a norm after it, which
 // tests/ops and tests/kernels_sm90 hold against their definitions.
 #include <algorithm>
-#include <cstring>
 #include <span>
 
 #include "kernels/sm90/finalize/finalize.h"
-#include "kernels/sm90/norm/norm.h"
 #include "tests/ops_sm90/gpu.h"
+#include "tests/ops_sm90/norm_outcome.h"
 
 namespace sluice::test {
 namespace {
@@ -52,28 +51,16 @@ class Problem {
     }
   }
 
-  struct Outcome {
-    std::vector<bf16_t> x, y;
-    std::vector<uint8_t> codes, scales;
-    std::vector<float> row_scales;
-    bool operator==(const Outcome& o) const {
-      const auto same = [](const auto& a, const auto& b) {
-        return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
-      };
-      return same(x, o.x) && same(y, o.y) && same(codes, o.codes) && same(scales, o.scales) &&
-             same(row_scales, o.row_scales);
-    }
-  };
-
   // fused: the norm adds up the results; else finalize does.
-  Outcome run(bool fused) const {
+  NormOutcome run(bool fused) const {
     const auto rows = static_cast<size_t>(s_.rows), cols = static_cast<size_t>(s_.cols);
+    const size_t scale_size = rows * scale_bytes(s_.round, s_.cols);
     const auto x = gpu_.upload(x_), second = gpu_.upload(second_), results = gpu_.upload(results_);
     const auto y = gpu_.upload(std::vector<bf16_t>(x_.size(), kNan));
     const auto weight = gpu_.upload(weight_), weights = gpu_.upload(weights_);
     const auto pair_row = gpu_.upload(pair_row_), num_rows = gpu_.upload(std::vector<int32_t>{s_.num_rows});
     const auto codes = gpu_.upload(std::vector<uint8_t>(rows * cols, 0xff));
-    const auto scales = gpu_.upload(std::vector<uint8_t>(rows * scale_bytes(), 0xff));
+    const auto scales = gpu_.upload(std::vector<uint8_t>(scale_size, 0xff));
     const auto row_scales = gpu_.upload(std::vector<float>(rows, NAN));
     const auto sum = gpu_.upload(std::vector<bf16_t>(rows * cols, 0));  // of rows that do not count
     const int64_t stride = s_.cols + kGap;
@@ -99,11 +86,11 @@ class Problem {
     }
     launch_rms_norm(args, gpu_.queue->stream(), pdl);
     return {gpu_.download(x, x_.size()), gpu_.download(y, x_.size()), gpu_.download(codes, rows * cols),
-            gpu_.download(scales, rows * scale_bytes()), gpu_.download(row_scales, rows)};
+            gpu_.download(scales, scale_size), gpu_.download(row_scales, rows)};
   }
 
   // Every row was written, nothing around the rows, and of codes and scales what the rounding has.
-  void check_written(const Outcome& o) const {
+  void check_written(const NormOutcome& o) const {
     const auto stride = static_cast<size_t>(s_.cols + kGap);
     for (size_t i = 0; i < o.y.size(); ++i) {
       const bool gap = i < kGap || (i - kGap) % stride >= static_cast<size_t>(s_.cols);
@@ -120,11 +107,6 @@ class Problem {
         v[static_cast<size_t>(kGap + r * (s_.cols + kGap) + c)] = float_to_bf16(normal(3));
     return v;
   }
-  size_t scale_bytes() const {  // of a row
-    const auto cols = static_cast<size_t>(s_.cols);
-    if (s_.round == Round::fp8_group) return (cols + 127) / 128 * 4;
-    return s_.round == Round::mxfp8 ? (cols + 31) / 32 : 0;
-  }
 
   const Gpu& gpu_;
   Shape s_;
@@ -136,19 +118,19 @@ class Problem {
 TEST(SumNorm, GivesTheBitsOfFinalizeAndANorm) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   const Gpu gpu;
-  constexpr Round kRounds[] = {Round::plain, Round::fp8_static, Round::fp8_token, Round::fp8_group, Round::mxfp8};
   int turn = 0;
   for (const int cols : {1024, 2048, 2688, 7168})
     for (const int top_k : {1, 2, 6, 8, 22})
       for (const int rows : {1, 2, 7, 8, 64, 129, 300}) {
         const int part = 1 + static_cast<int>(random()() % static_cast<uint64_t>(rows));
         // Each rounding, with and without a second change and weights, by turns.
-        const Shape s{cols, top_k, rows, turn % 3 == 0 ? rows : part, turn % 2 == 0, turn % 5 != 2, kRounds[turn % 5]};
+        const Shape s{
+            cols, top_k, rows, turn % 3 == 0 ? rows : part, turn % 2 == 0, turn % 5 != 2, kNormRounds[turn % 5]};
         ++turn;
         SCOPED_TRACE(fmt::format("{} columns, {} experts, {} of {} rows, rounding {}, second change {}, weights {}",
                                  cols, top_k, s.num_rows, rows, static_cast<int>(s.round), s.second, s.weighted));
         const Problem p(gpu, s);
-        const Problem::Outcome fused = p.run(true);
+        const NormOutcome fused = p.run(true);
         ASSERT_NO_FATAL_FAILURE(p.check_written(fused));
         ASSERT_TRUE(fused == p.run(false));
       }
@@ -159,11 +141,11 @@ TEST(SumNorm, EveryRoundingOfEveryWidth) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   const Gpu gpu;
   for (const int cols : {8, 136, 1024, 1032, 2048, 2056, 4096, 4104, 8192})
-    for (const Round round : {Round::plain, Round::fp8_static, Round::fp8_token, Round::fp8_group, Round::mxfp8})
+    for (const Round round : kNormRounds)
       for (const bool second : {false, true}) {
         SCOPED_TRACE(fmt::format("{} columns, rounding {}, second change {}", cols, static_cast<int>(round), second));
         const Problem p(gpu, {cols, 9, 3, 2, second, true, round});
-        const Problem::Outcome fused = p.run(true);
+        const NormOutcome fused = p.run(true);
         ASSERT_NO_FATAL_FAILURE(p.check_written(fused));
         ASSERT_TRUE(fused == p.run(false));
       }
