@@ -9,6 +9,7 @@
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/row.h"
 #include "ops/cpu/tile.h"
+#include "ops/linear_checks.h"
 
 namespace sluice::ops::cpu {
 
@@ -21,9 +22,7 @@ constexpr int64_t kMaxRows = 1024;
 // The workspace has room for `threads`.
 void check_run(const Linear& linear, const Context& ctx, int threads, ConstMatrix x, Matrix y, int64_t workspace_size) {
   check(ctx.pool.size() <= threads, "the layer was prepared for {} threads and is run by {}", threads, ctx.pool.size());
-  check(x.cols == linear.inputs() && y.cols == linear.outputs() && x.rows == y.rows,
-        "x is [{}, {}] and y [{}, {}]; the layer maps [T, {}] to [T, {}]", x.rows, x.cols, y.rows, y.cols,
-        linear.inputs(), linear.outputs());
+  check_shapes(linear, x, y);
   check((x.dtype == DType::bf16 || x.dtype == DType::f32) && (y.dtype == DType::bf16 || y.dtype == DType::f32),
         "x is {} and y {}; both must be bfloat16 or float32", to_string(x.dtype), to_string(y.dtype));
   const int64_t needed = linear.workspace_bytes(x.rows);
@@ -46,9 +45,7 @@ void check_memory(const WeightMemory& memory, std::span<const weights::QuantTens
 // As float32; empty stays empty.
 Tensor float_bias(const Tensor& bias, int64_t rows) {
   if (bias.empty()) return {};
-  check(bias.elements() == rows && (bias.dtype() == DType::f32 || bias.dtype() == DType::bf16),
-        "bias has {} elements of {}; {} of float32 or bfloat16 are expected", bias.elements(), to_string(bias.dtype()),
-        rows);
+  check_bias(bias, rows);
   Tensor out(DType::f32, {rows});
   load(bias.data(), bias.dtype(), out.as<float>(), rows);
   return out;
@@ -64,15 +61,8 @@ struct CpuLinear::Memory {
 CpuLinear::CpuLinear(Context& ctx, std::span<const weights::QuantTensor> parts, const Tensor& bias,
                      const LinearOptions& options, std::optional<kernels::cpu::Isa> isa, const WeightMemory& memory)
     : options_(options), threads_(ctx.pool.size()) {
-  check(!parts.empty(), "a linear layer takes at least one matrix");
-  for (const weights::QuantTensor& w : parts) {
-    check(w.experts == 1, "a linear layer takes one matrix, not a stack of {}", w.experts);
-    check(w.format == parts[0].format && w.cols == parts[0].cols,
-          "matrices of one product are [{}, {}] of {} and [{}, {}] of {}; K and format must be equal", parts[0].rows,
-          parts[0].cols, name_of(format::kFormats, parts[0].format), w.rows, w.cols,
-          name_of(format::kFormats, w.format));
-    outputs_ += w.rows;
-  }
+  check_parts(parts);
+  for (const weights::QuantTensor& w : parts) outputs_ += w.rows;
   const kernels::cpu::Isa level = isa.value_or(kernels::cpu::best_isa());
   check_supported(level, parts[0].format, options.inputs);
   choice_ = kernels::cpu::choose_cpu_kernel(level, parts[0].format, options.inputs, options.dtype);

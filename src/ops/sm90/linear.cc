@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "kernels/sm90/elementwise/elementwise.h"
 #include "kernels/sm90/float_linear/float_linear.h"
+#include "ops/linear_checks.h"
 #include "ops/sm90/views.h"
 #include "weights/pad.h"
 
@@ -28,9 +29,7 @@ RoundedRows rows_from(RoundedRows r, int64_t first, int64_t cols) {
 }
 
 void check_run(const Linear& linear, ConstMatrix x, Matrix y, const void* workspace, int64_t workspace_size) {
-  check(x.cols == linear.inputs() && y.cols == linear.outputs() && x.rows == y.rows,
-        "x is [{}, {}] and y [{}, {}]; the layer maps [T, {}] to [T, {}]", x.rows, x.cols, y.rows, y.cols,
-        linear.inputs(), linear.outputs());
+  check_shapes(linear, x, y);
   is_f32(x.dtype, "x");
   is_f32(y.dtype, "y");
   const int64_t needed = linear.workspace_bytes(x.rows);
@@ -41,25 +40,12 @@ void check_run(const Linear& linear, ConstMatrix x, Matrix y, const void* worksp
 // float32 in host memory; empty stays empty.
 Tensor float_bias(const Tensor& bias, int64_t rows) {
   if (bias.empty()) return {};
-  check(bias.elements() == rows && (bias.dtype() == DType::f32 || bias.dtype() == DType::bf16),
-        "bias has {} elements of {}; {} of float32 or bfloat16 are expected", bias.elements(), to_string(bias.dtype()),
-        rows);
+  check_bias(bias, rows);
   if (bias.dtype() == DType::f32) return bias;
   Tensor out(DType::f32, {rows});
   std::transform(bias.as<bf16_t>(), bias.as<bf16_t>() + rows, out.as<float>(),
                  [](bf16_t b) { return bf16_to_float(b); });
   return out;
-}
-
-void check_parts(std::span<const weights::QuantTensor> parts) {
-  check(!parts.empty(), "a linear layer takes at least one matrix");
-  for (const weights::QuantTensor& w : parts) {
-    check(w.experts == 1, "a linear layer takes one matrix, not a stack of {}", w.experts);
-    check(w.format == parts[0].format && w.cols == parts[0].cols,
-          "matrices of one product are [{}, {}] of {} and [{}, {}] of {}; K and format must be equal", parts[0].rows,
-          parts[0].cols, name_of(format::kFormats, parts[0].format), w.rows, w.cols,
-          name_of(format::kFormats, w.format));
-  }
 }
 
 // Parts whose whole matrices have different scales, as one format in which each row has its own: the kernels read both
