@@ -76,6 +76,26 @@ struct Layer {
   }
 };
 
+sluice_moe_args args_of(const Device<uint16_t>& hidden, const Device<uint16_t>& logits, const Device<uint16_t>& output,
+                        const Device<uint8_t>& workspace) {
+  auto args = SLUICE_INIT(sluice_moe_args);
+  args.tokens = kTokens;
+  args.hidden = hidden.get();
+  args.logits = logits.get();
+  args.logits_dtype = SLUICE_BF16;
+  args.output = output.get();
+  args.workspace = workspace.get();
+  args.workspace_size = workspace.bytes();
+  return args;
+}
+sluice_moe_weights stacks_of(const Device<uint16_t>& up, const Device<uint16_t>& gate, const Device<uint16_t>& down) {
+  auto w = SLUICE_INIT(sluice_moe_weights);
+  w.up.codes = up.get();
+  w.gate.codes = gate.get();
+  w.down.codes = down.get();
+  return w;
+}
+
 // First in the file and run alone by tools/gpu.sh: from the program's start to the first result on the host.
 TEST(CudaStart, FirstResultWithinASecond) {
   SKIP_WITHOUT_DEVICE();
@@ -86,14 +106,7 @@ TEST(CudaStart, FirstResultWithinASecond) {
   const sluice::cuda::MoeLayer layer(kSpec, 0, l.weights());
   const Device<uint16_t> hidden(l.hidden), logits(l.logits), output(kTokens * kHidden);
   const Device<uint8_t> workspace(static_cast<size_t>(layer.workspace_bytes(kTokens)));
-  auto args = SLUICE_INIT(sluice_moe_args);
-  args.tokens = kTokens;
-  args.hidden = hidden.get();
-  args.logits = logits.get();
-  args.logits_dtype = SLUICE_BF16;
-  args.output = output.get();
-  args.workspace = workspace.get();
-  args.workspace_size = workspace.bytes();
+  const auto args = args_of(hidden, logits, output, workspace);
   layer.run(args, SLUICE_INIT(sluice_cuda_queue));
   const auto first = output.host();
   const auto end = std::chrono::steady_clock::now();
@@ -124,11 +137,7 @@ TEST(CudaMoe, EqualsTheHostInterface) {
   const Device<uint16_t> hidden(l.hidden), logits(l.logits), output(on_cpu.size());
   const Device<uint8_t> workspace(static_cast<size_t>(layer.workspace_bytes(kTokens)));
   const Device<int32_t> count(std::vector<int32_t>{17});
-  args.hidden = hidden.get();
-  args.logits = logits.get();
-  args.output = output.get();
-  args.workspace = workspace.get();
-  args.workspace_size = workspace.bytes();
+  args = args_of(hidden, logits, output, workspace);
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   auto queue = SLUICE_INIT(sluice_cuda_queue);
@@ -146,11 +155,7 @@ TEST(CudaMoe, EqualsTheHostInterface) {
 
   // A count in device memory: later rows keep what they had. Weights from device memory.
   const Device<uint16_t> up(l.up), gate(l.gate), down(l.down);
-  auto w = SLUICE_INIT(sluice_moe_weights);
-  w.up.codes = up.get();
-  w.gate.codes = gate.get();
-  w.down.codes = down.get();
-  layer.refit(w, stream);
+  layer.refit(stacks_of(up, gate, down), stream);
   cudaMemset(output.get(), 0xff, on_cpu.size() * 2);
   queue.num_tokens = count.get();
   queue.no_pdl = 1;
@@ -296,10 +301,7 @@ TEST(CudaMoe, InTheCallersMemory) {
   const Layer l;
   const Device<uint16_t> up(l.up), gate(l.gate), down(l.down), hidden(l.hidden), logits(l.logits);
   const Device<uint16_t> output(kTokens * kHidden), zeros(std::vector<uint16_t>(l.up.size()));
-  auto w = SLUICE_INIT(sluice_moe_weights);
-  w.up.codes = up.get();
-  w.gate.codes = gate.get();
-  w.down.codes = down.get();
+  sluice_moe_weights w = stacks_of(up, gate, down);
   sluice::cuda::MoeLayer own(kSpec, 0, w);
   const int64_t bytes = sluice::cuda::MoeLayer::prepared_bytes(kSpec);
   const Device<uint8_t> memory(std::vector<uint8_t>(static_cast<size_t>(bytes) + 2 * kAround, 0xa5));
@@ -327,14 +329,7 @@ TEST(CudaMoe, InTheCallersMemory) {
     return true;
   };
   const Device<uint8_t> workspace(static_cast<size_t>(layer.workspace_bytes(kTokens)));
-  auto args = SLUICE_INIT(sluice_moe_args);
-  args.tokens = kTokens;
-  args.hidden = hidden.get();
-  args.logits = logits.get();
-  args.logits_dtype = SLUICE_BF16;
-  args.output = output.get();
-  args.workspace = workspace.get();
-  args.workspace_size = workspace.bytes();
+  const auto args = args_of(hidden, logits, output, workspace);
   auto queue = SLUICE_INIT(sluice_cuda_queue);
   own.run(args, queue);
   const auto expected = output.host();
