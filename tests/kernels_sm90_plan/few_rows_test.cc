@@ -4,15 +4,10 @@
 
 #include "kernels/sm90/few_rows/config.h"
 #include "kernels/sm90/tuning.h"
+#include "tests/kernels_sm90_plan/operands.h"
 
 namespace sluice::sm90 {
 namespace {
-
-constexpr WeightOperand kOperands[] = {WeightOperand::bf16,    WeightOperand::fp8,          WeightOperand::fp8_block,
-                                       WeightOperand::mxfp8,   WeightOperand::nvfp4,        WeightOperand::mxfp4,
-                                       WeightOperand::fp8_f32, WeightOperand::fp8_block_f32};
-
-int copies(const WeightShape& s) { return ceil_div(s.k_blocks(), k_blocks_per_copy(s.operand)); }
 
 TEST(FewRowsPlan, PartsArePowersOfTwoWithWorkForEach) {
   for (const WeightOperand op : kOperands)
