@@ -7,6 +7,7 @@
 
 #include "tests/engine/fixture.h"
 #include "tests/support/random.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::engine {
 namespace {
@@ -115,9 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, BatchIndependence,
                          testing::Values(Case{"qwen3-moe"}, Case{"nemotron-h"}, Case{"deepseek-v3"},
                                          Case{"nemotron-h", DType::bf16}, Case{"deepseek-v3", DType::bf16}),
                          [](const auto& p) {
-                           std::string name = p.param.folder + "_" + std::string(to_string(p.param.dtype));
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
+                           return test::test_name(p.param.folder + "_" + std::string(to_string(p.param.dtype)));
                          });
 
 class Trained : public testing::TestWithParam<const char*> {};
@@ -158,11 +157,7 @@ TEST_P(Trained, GreedyTextAmongOthers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Trained, testing::Values("tiny-qwen3-moe", "tiny-nemotron-h", "tiny-deepseek-v3"),
-                         [](const auto& p) {
-                           std::string name = p.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         test::kNamedByText);
 
 }  // namespace
 }  // namespace sluice::engine

@@ -7,6 +7,7 @@
 #include "io/json_value.h"
 #include "tests/engine/fixture.h"
 #include "tests/support/random.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::engine {
 namespace {
@@ -212,11 +213,7 @@ TEST_P(Constrained, BeginsAfterTheThoughts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, Constrained, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),
-                         [](const auto& p) {
-                           std::string name = p.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         test::kNamedByText);
 
 }  // namespace
 }  // namespace sluice::engine

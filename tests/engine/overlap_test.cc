@@ -4,6 +4,7 @@
 
 #include "tests/engine/fixture.h"
 #include "tests/support/random.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::engine {
 namespace {
@@ -96,11 +97,7 @@ TEST_P(Overlap, GivesTheAnswersOfWaiting) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, Overlap, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),
-                         [](const auto& p) {
-                           std::string name = p.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         test::kNamedByText);
 
 // A text that a stop token ends costs one more step; one that its length ends does not.
 TEST(OverlapSteps, AreSurplusAfterAStopTokenOnly) {

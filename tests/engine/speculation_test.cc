@@ -10,6 +10,7 @@
 #include "tests/engine/fixture.h"
 #include "tests/model/guessing_model.h"
 #include "tests/support/random.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::engine {
 namespace {
@@ -100,9 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, Speculation,
                          testing::Values(Case{"qwen3-moe", DType::f32}, Case{"nemotron-h", DType::f32},
                                          Case{"nemotron-h", DType::bf16}, Case{"deepseek-v3", DType::f32}),
                          [](const auto& p) {
-                           std::string name = std::string(p.param.folder) + "_" + std::string(to_string(p.param.dtype));
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
+                           return test::test_name(std::string(p.param.folder) + "_" +
+                                                  std::string(to_string(p.param.dtype)));
                          });
 
 // A model whose passes take long and whose drafts are quick and right, and one whose drafts take long.

@@ -6,6 +6,7 @@
 
 #include "tests/io/temp_dir.h"
 #include "tests/model/fixture.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -124,11 +125,7 @@ TEST_P(Dummy, RandomRoutingSpreadsTokens) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Dummy, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),
-                         [](const auto& family) {
-                           std::string name = family.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         test::kNamedByText);
 
 TEST(DummyDraft, IsThereWhenTheConfigurationSaysSo) {
   io::TempDir dir;

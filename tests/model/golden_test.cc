@@ -4,6 +4,7 @@
 #include "model/generate.h"
 #include "model/perplexity.h"
 #include "tests/model/fixture.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -136,15 +137,11 @@ TEST_P(Trained, Bfloat16Run) {
   EXPECT_GE(agreement, card["argmax_agreement"].get<double>() - 0.015);  // three of 192 near ties
 }
 
-std::string name_of_model(const testing::TestParamInfo<const char*>& p) {
-  std::string name = p.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-}
 constexpr auto kTrained = {"tiny-qwen3-moe", "tiny-nemotron-h", "tiny-deepseek-v3"};
-INSTANTIATE_TEST_SUITE_P(Fixtures, Golden, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"), name_of_model);
-INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(kTrained), name_of_model);
-INSTANTIATE_TEST_SUITE_P(Models, Trained, testing::ValuesIn(kTrained), name_of_model);
+INSTANTIATE_TEST_SUITE_P(Fixtures, Golden, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),
+                         test::kNamedByText);
+INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(kTrained), test::kNamedByText);
+INSTANTIATE_TEST_SUITE_P(Models, Trained, testing::ValuesIn(kTrained), test::kNamedByText);
 
 class GoldenDraft : public Golden {};
 
@@ -175,7 +172,7 @@ TEST_P(GoldenDraft, LogitsAndDrafts) {
     EXPECT_EQ(argmax(logits.data() + i * vocab, static_cast<int64_t>(vocab)), drafts[i]) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenDraft, testing::Values("deepseek-v3", "tiny-deepseek-v3"), name_of_model);
+INSTANTIATE_TEST_SUITE_P(All, GoldenDraft, testing::Values("deepseek-v3", "tiny-deepseek-v3"), test::kNamedByText);
 
 TEST(GoldenDraftTrained, GreedyDrafts) {
   SLUICE_SKIP_WITHOUT_MODELS();

@@ -5,6 +5,7 @@
 #include "model/generate.h"
 #include "tests/model/fixture.h"
 #include "tests/support/counting_new.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -22,8 +23,7 @@ struct Case {
 std::string name_of_case(const testing::TestParamInfo<Case>& p) {
   std::string name = std::string(p.param.folder) + "_" + std::string(to_string(p.param.dtype));
   if (*p.param.quantization) name += std::string("_") + p.param.quantization;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
+  return test::test_name(name);
 }
 
 class Invariance : public testing::TestWithParam<Case> {

@@ -4,6 +4,7 @@
 #include "tests/model/recorded_steps.h"
 
 #include "tests/model/fixture.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -172,11 +173,7 @@ TEST_P(RecordedModels, GrowingContexts) {
   if (model->info().max_positions >= 1024) check_growing_contexts(ctx, *model, 544);
 }
 INSTANTIATE_TEST_SUITE_P(Fixtures, RecordedModels, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),
-                         [](const auto& p) {
-                           std::string name = p.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         test::kNamedByText);
 
 TEST_F(Recorded, DraftsToVerify) { check_drafts(ctx, *load(fixture("deepseek-v3"), DType::f32), 3); }
 

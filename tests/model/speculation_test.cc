@@ -8,6 +8,7 @@
 #include "tests/model/fixture.h"
 #include "tests/model/guessing_model.h"
 #include "tests/support/random.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -103,9 +104,8 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, GeneratorDrafts,
                          testing::Values(Case{"qwen3-moe", DType::f32}, Case{"nemotron-h", DType::bf16},
                                          Case{"deepseek-v3", DType::f32}, Case{"deepseek-v3", DType::bf16}),
                          [](const auto& p) {
-                           std::string name = std::string(p.param.folder) + "_" + std::string(to_string(p.param.dtype));
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
+                           return test::test_name(std::string(p.param.folder) + "_" +
+                                                  std::string(to_string(p.param.dtype)));
                          });
 
 TEST(OwnDrafts, KeepTheText) {

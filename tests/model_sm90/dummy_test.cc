@@ -4,6 +4,7 @@
 
 #include "gpu.h"
 #include "model/runner.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -67,11 +68,7 @@ TEST_P(DummySm90, IsTheCpusModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, DummySm90, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),
-                         [](const auto& family) {
-                           std::string name = family.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         test::kNamedByText);
 
 }  // namespace
 }  // namespace sluice::model

@@ -7,6 +7,7 @@
 
 #include "gpu.h"
 #include "tests/support/random.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::engine {
 namespace {
@@ -146,11 +147,7 @@ TEST_P(EngineOnGpu, ATextIsTheSameWithoutOverlap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineOnGpu, testing::Values("tiny-nemotron-h", "qwen3-moe", "deepseek-v3"),
-                         [](const auto& p) {
-                           std::string name = p.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         test::kNamedByText);
 
 // Weights that are NaN: the answers end with a sentence, and the engine goes on.
 TEST(EngineOnGpuErrors, LogitsThatAreNanEndAnAnswer) {

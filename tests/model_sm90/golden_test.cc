@@ -6,6 +6,7 @@
 #include "model/perplexity.h"
 #include "tests/model/fixture.h"
 #include "tests/ops_sm90/gpu.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -176,13 +177,8 @@ TEST_P(GoldenSm90, DraftsKeepTheText) {
   }
 }
 
-std::string name_of_model(const testing::TestParamInfo<const char*>& p) {
-  std::string name = p.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-}
 INSTANTIATE_TEST_SUITE_P(Models, GoldenSm90, testing::Values("tiny-qwen3-moe", "tiny-nemotron-h", "tiny-deepseek-v3"),
-                         name_of_model);
+                         test::kNamedByText);
 
 }  // namespace
 }  // namespace sluice::model

@@ -3,6 +3,7 @@
 #include "tests/model/recorded_steps.h"
 
 #include "tests/model_sm90/gpu.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -39,8 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Models, RecordedOnGpu,
                          [](const auto& p) {
                            std::string name = std::string(p.param.model) + (p.param.deterministic ? "" : "_fast");
                            if (*p.param.quantization != 0) name += std::string("_") + p.param.quantization;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
+                           return test::test_name(name);
                          });
 
 TEST(RecordedDraftsOnGpu, AreVerified) {

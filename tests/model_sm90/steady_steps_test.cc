@@ -5,6 +5,7 @@
 
 #include "gpu.h"
 #include "model/runner.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -143,8 +144,7 @@ INSTANTIATE_TEST_SUITE_P(Models, SteadySteps,
                          [](const auto& p) {
                            std::string name =
                                std::string(std::get<0>(p.param)) + (std::get<1>(p.param) ? "_recorded" : "_launched");
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
+                           return test::test_name(name);
                          });
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "kernels/sm90/tuning.h"
 #include "model/runner.h"
 #include "tests/support/random.h"
+#include "tests/support/test_name.h"
 
 namespace sluice::model {
 namespace {
@@ -55,11 +56,7 @@ TEST_P(UnsummedExperts, GiveTheLogitsOfLongSteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, UnsummedExperts, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),
-                         [](const auto& p) {
-                           std::string name = p.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         test::kNamedByText);
 
 }  // namespace
 }  // namespace sluice::model
