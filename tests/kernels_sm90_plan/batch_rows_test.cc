@@ -56,6 +56,7 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
                 ASSERT_EQ(c.chain, cuts_m_tiles(op) && rows <= kMostChainRows);
               }
               ASSERT_TRUE(!c.chain || rows <= kMostChainRows);
+              if (c.chain && rows > c.tile) continue;  // a short router, which is not chosen by cost
               if (c.chain) {
                 for (const BatchRowsChoice& other : chains_of(s)) {
                   if (rows > other.tile || other.m_parts < c.m_parts) continue;
@@ -134,17 +135,38 @@ TEST(BatchRowsPlan, ChainsBesideParts) {
                              {24576, 1536},
                              {7168, 16384}})
     for (const int64_t rows : {1, 16, 17, 32}) EXPECT_TRUE(chosen(n, k, rows).chain) << n << " " << k << " " << rows;
-  EXPECT_TRUE(chosen(5120, 2048, 64).chain);
-  EXPECT_FALSE(chosen(5120, 2048, 48).chain);
+  for (const int64_t rows : {33, 48, 49, 64}) {
+    EXPECT_TRUE(chosen(5120, 2048, rows).chain);
+    EXPECT_EQ(chosen(5120, 2048, rows).tile, rows <= 48 ? 48 : 64);
+  }
   EXPECT_FALSE(choose_batch_rows({WeightOperand::fp8, 1, 5120, 2048, false, 0}, 64, room, 0).chain);
   EXPECT_FALSE(chosen(151936, 2048, 64).chain);
   for (const auto& [n, k] :
-       {std::pair<int64_t, int64_t>{128, 2048}, {256, 7168}, {576, 7168}, {1024, 4096}, {1920, 2048}})
+       {std::pair<int64_t, int64_t>{128, 2688}, {256, 7168}, {576, 7168}, {1024, 4096}, {1920, 2048}})
     for (const int64_t rows : {1, 16, 17, 32}) EXPECT_GT(chosen(n, k, rows).parts, 1) << n << " " << k << " " << rows;
 }
 
+// Short routers are chains of several tiles; of long ones M-tiles are cut as well as K, up to as many rows as were
+// quicker so.
+TEST(BatchRowsPlan, Routers) {
+  const BatchRoom room = batch_room(132, 16);
+  const auto chosen = [&](int64_t n, int64_t k, int64_t rows) {
+    return choose_batch_rows({WeightOperand::bf16, 1, n, k, false, 0}, rows, room, 0);
+  };
+  EXPECT_GT(chosen(128, 2048, 16).parts, 1);
+  EXPECT_EQ(chosen(128, 2048, 17), (BatchRowsChoice{8, 1, 1, 4, true}));
+  EXPECT_EQ(chosen(128, 2048, 64), (BatchRowsChoice{16, 1, 1, 4, true}));
+  EXPECT_GT(chosen(128, 2048, 65).parts, 1);
+  for (const int64_t rows : {24, 128}) {
+    EXPECT_GT(chosen(256, 7168, rows).parts, 1);
+    EXPECT_GT(chosen(256, 7168, rows).m_parts, 1);
+  }
+  EXPECT_EQ(chosen(256, 7168, 256).m_parts, 1);
+  EXPECT_EQ(chosen(128, 2688, 64).m_parts, 1);
+}
+
 // Steps are padded by less than 16 rows, to a multiple of 8 or 16: the order of sums is the same for all rows of 16
-// that follow a multiple of 16, and for all that are a chain.
+// that follow a multiple of 16, and for all up to 32 that are a chain, but for routers, which have few M-tiles.
 TEST(BatchRowsPlan, PaddingKeepsTheOrderOfSums) {
   for (const WeightOperand op : kOperands)
     for (const int64_t n : {100, 300, 1024, 2048, 5120, 24576})
@@ -153,7 +175,7 @@ TEST(BatchRowsPlan, PaddingKeepsTheOrderOfSums) {
         const WeightShape s{op, 1, n, k, false, 0};
         const BatchRoom room = batch_room(132, 16);
         for (int64_t rows = 1; rows <= kMaxBatchRows; ++rows) {
-          const int64_t padded = round_up<int64_t>(rows, rows <= kFewChainRows ? kFewChainRows : 16);
+          const int64_t padded = round_up<int64_t>(rows, rows <= kFewChainRows && n > 256 ? kFewChainRows : 16);
           const BatchRowsChoice c = choose_batch_rows(s, rows, room, 0), with = choose_batch_rows(s, padded, room, 0);
           ASSERT_EQ(c.chain, with.chain) << rows;
           ASSERT_EQ(c.parts, with.parts) << rows;

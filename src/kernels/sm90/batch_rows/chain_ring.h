@@ -10,16 +10,21 @@
 namespace sluice::sm90 {
 
 // Of equal costs the first one is taken.
-inline constexpr int kChainTiles[] = {8, 16, 32, 64};  // rows of x
+inline constexpr int kChainTiles[] = {8, 16, 32, 48, 64};  // rows of x
 // Of a call that is not forced: one tile.
 inline constexpr int kMostChainRows = 64;
 // Up to here a chain is taken also where K may be cut.
 inline constexpr int kFewChainRows = 32;
-// More rows than those, up to here, are cut: qkv of Qwen3 with 33 rows takes 9.4 us in a chain and 9.1 in two parts, o
-// 9 and 8.2, in_proj of Nano 21.7 and 19.1. With 64 rows it is 7.9 and 9.3, 8.0 and 8.9, 19.1 and 19.3 (H200). FP8 is
-// cut up to 64 rows: as a chain qkv is quicker alone (5.5 us, 6.8), but steps of 64 sequences of Qwen3 are 1 % slower.
-inline constexpr int kMostCutRows = 48;
-inline constexpr int kMostFullChainMTiles = 256;  // heads have more, and have not been timed with 64 rows
+// FP8 is cut from there up to 64 rows: as a chain qkv of Qwen3 is quicker alone (64 rows: 5.5 us, 6.8), but steps of 64
+// sequences are 1 % slower (H200).
+inline constexpr int kMostFullChainMTiles = 256;  // heads have more, and gain nothing
+// The router of Qwen3 (32 k-blocks) with 64 rows takes 3.5 us in chains and 3.9 in eight parts of K (H100); steps of 24
+// to 64 sequences are 0 to 1 % quicker (H200). That of Nano (42) takes as long as in parts.
+inline constexpr int kShortRouterKBlocks = 32;
+// The router of DeepSeek-V3 (112 k-blocks) with 24 rows takes 5.5 us if its M-tiles are cut as well as K, and 6.3 if K
+// alone is, with 128 rows 6.5 and 6.8, with 256 rows 9.8 and 8.0 (H100). Nano's gains nothing.
+inline constexpr int kLongRouterKBlocks = 64;
+inline constexpr int kMostLongRouterRows = 128;
 // Tasks of an M-tile: one warpgroup multiplies 64 or 32 weight rows.
 inline constexpr int kChainMParts[] = {2, 4};
 // k-blocks of a stage. With two, o of Qwen3 takes 8.2 us for one row instead of 6.3 (H200).

@@ -42,6 +42,15 @@ double chain_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, c
 
 // Routers.
 bool narrow(const WeightShape& shape) { return shape.m_tiles() <= 2; }
+// A chain of several tiles of few rows each, from where the kernel for few rows ends. The sums are those of one tile.
+bool is_short_router(const WeightShape& shape, int64_t rows, int k_parts) {
+  return narrow(shape) && shape.operand == WeightOperand::bf16 && shape.k_blocks() <= kShortRouterKBlocks &&
+         k_parts == 0 && rows > kMaxFewRows && rows <= kMostChainRows;
+}
+// Whether K and M-tiles may both be cut.
+bool cuts_both(const WeightShape& shape, int64_t rows) {
+  return narrow(shape) && shape.k_blocks() >= kLongRouterKBlocks && rows <= kMostLongRouterRows;
+}
 
 // The quickest of those that are considered.
 struct Quickest {
@@ -72,8 +81,8 @@ Quickest quickest_in_parts(const WeightShape& shape, int64_t rows, const BatchRo
   Quickest q{shape, rows, room};
   for (const BatchTileSize& tile : kBatchTiles)
     for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts)
-      // Where K may be cut, M-tiles are not: the model was fitted to these.
-      for (int m_parts = 1; m_parts <= (k_parts == 1 ? kMaxMParts : 1); m_parts *= 2)
+      // Where K may be cut, M-tiles are not, but for long routers: the model was fitted to these.
+      for (int m_parts = 1; m_parts <= (k_parts == 1 || cuts_both(shape, rows) ? kMaxMParts : 1); m_parts *= 2)
         q.consider({tile.rows, tile.blocks, parts, m_parts});
   return q;
 }
@@ -81,8 +90,7 @@ Quickest quickest_in_parts(const WeightShape& shape, int64_t rows, const BatchRo
 bool is_chain(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   if (!cuts_m_tiles(shape.operand) || rows > kMostChainRows || k_parts > 1) return false;
   if (k_parts == 1) return true;
-  const bool full =
-      rows > kMostCutRows && shape.m_tiles() <= kMostFullChainMTiles && shape.operand == WeightOperand::bf16;
+  const bool full = shape.m_tiles() <= kMostFullChainMTiles && shape.operand == WeightOperand::bf16;
   if (rows > kFewChainRows && !full) return false;
   // The smallest matrix that was timed beside the kernel for few rows in parts of K: 6.3 us and 6.7 (o of Qwen3, H200).
   constexpr int kLeastMTiles = 16;
@@ -100,8 +108,8 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
   return tile && batch_rows_run(shape.operand) && c.parts >= 1 &&
          c.parts <= batch_rows_most_parts(shape.operand, c.tile) &&
          ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) >= c.parts &&
-         (c.m_parts == 1 ||
-          (c.parts == 1 && cuts_m_tiles(shape.operand) && (c.m_parts == 2 || c.m_parts == kMaxMParts)));
+         (c.m_parts == 1 || (cuts_m_tiles(shape.operand) && (c.m_parts == 2 || c.m_parts == kMaxMParts) &&
+                             (c.parts == 1 || narrow(shape))));
 }
 
 double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
@@ -131,6 +139,8 @@ double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& ro
 }
 
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
+  if (is_short_router(shape, rows, k_parts))
+    return {rows <= kFewChainRows ? kChainTiles[0] : kChainTiles[1], 1, 1, kChainMParts[1], true};
   return is_chain(shape, rows, room, k_parts) ? quickest_chain(shape, rows, room).choice
                                               : quickest_in_parts(shape, rows, room, k_parts).choice;
 }
