@@ -224,7 +224,21 @@ TEST(Heuristic, OneTokenHasItsKernelsUnlessItsBitsMayNotDependOnThat) {
   EXPECT_FALSE(sm90::runs_one_token(s, 132, 1)) << "columns come in eights";
   s.inter = 768, s.top_k = 33;
   EXPECT_FALSE(sm90::runs_one_token(s, 132, 1)) << "a lane for each expert";
-  EXPECT_FALSE(sm90::runs_one_token(qwen(format::Format::mxfp8), 132, 1)) << "the grouped GEMM is quicker";
+  s.inter = 1856, s.top_k = 6;
+  EXPECT_TRUE(sm90::runs_one_token(s, 132, 1));
+  s = qwen(format::Format::nvfp4);
+  EXPECT_TRUE(sm90::runs_one_token(s, 132, 1));
+  s.inter = 1856, s.top_k = 6;
+  EXPECT_FALSE(sm90::runs_one_token(s, 132, 1)) << "the grouped GEMM is quicker";
+  s = qwen(format::Format::bf16);
+  s.hidden = 2044;
+  EXPECT_FALSE(sm90::runs_one_token(s, 132, 1)) << "the row is read in eights";
+  s = qwen(format::Format::bf16);
+  s.dtype = DType::f32;
+  EXPECT_FALSE(sm90::runs_one_token(s, 132, 1)) << "the row is bfloat16";
+  s = qwen(format::Format::bf16);
+  s.local_experts = 64;
+  EXPECT_FALSE(sm90::runs_one_token(s, 132, 1)) << "experts elsewhere";
 }
 
 // Every segment and unit of K has one warp, and what a warp has fits into its room.

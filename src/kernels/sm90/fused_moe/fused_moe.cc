@@ -146,24 +146,28 @@ void FusedMoe::multiply(const MoeCall& call, const MoePlan& p, GroupedGemmArgs g
   launch_grouped_gemm(gemm, tile, multiprocessors_, stream, call.pdl);
 }
 
-// Both products and the sum, after the tables.
+// Both products and the sum.
 void FusedMoe::multiply_one_token(const MoeCall& call, const MoePlan& p, const GroupedGemmArgs& gemm,
-                                  Stream stream) const {
+                                  const RouteArgs& route, Stream stream) const {
   OneTokenArgs args{};
-  args.tiles = gemm.tiles;
-  args.num_tiles = static_cast<int>(std::min<int64_t>(p.tiles, kOneTokenPairs));
-  args.header = gemm.header;
-  args.row_pair = gemm.row_pair;
+  args.pairs = pairs_of(route);
+  args.experts = static_cast<int>(spec_.experts);
+  args.local_offset = static_cast<int>(spec_.local_offset);
+  args.locals = static_cast<int>(spec_.locals());
+  args.x = static_cast<const bf16_t*>(call.hidden);
+  args.x_columns = static_cast<int>(spec_.hidden);
+  args.chosen_ids = call.chosen_ids;
+  args.chosen_weights = call.chosen_weights;
   for (int g = 0; g < 2; ++g) args.gemm[g] = gemm.gemm[g];
   args.gemm[0].epilogue.round = round_of(spec_.inputs);
   args.gemm[1].epilogue.out = call.output;
   args.middle = p.middle;
   args.middle_max = p.middle_max;
   args.middle_bf16 = rounds_in_place(spec_);
+  args.weighs_input = spec_.weight_on_input;
   args.finalize = finalizes(call);
-  args.weights = spec_.weight_on_input ? nullptr : p.tables.weights;
   args.num_tokens = call.num_tokens;
-  args.top_k = spec_.top_k;
+  args.top_k = static_cast<int>(spec_.top_k);
   launch_one_token(args, p.choice.instance.operand, multiprocessors_, stream, call.pdl);
 }
 
@@ -180,8 +184,12 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   const RouteArgs route = route_args(call, p);
   const RowsArgs rows = row_args(call, p, route);
   GroupedGemmArgs gemm = gemm_args(call, p);
+  if (p.one_token) {
+    if (route.logits != nullptr) launch_choose(route, warm_up_.data(), stream, call.pdl);
+    return multiply_one_token(call, p, gemm, route, stream);
+  }
   if (route_permute_fits(route)) {  // few tokens: one or two launches before the GEMMs
-    const bool early = !p.one_token && starts_early(spec_, p.choice.instance, call.tokens) && call.logits == nullptr;
+    const bool early = starts_early(spec_, p.choice.instance, call.tokens) && call.logits == nullptr;
     launch_route_permute(route, rows, early, warm_up_.data(), stream, call.pdl);
     if (early)
       gemm.given = {call.topk_ids, call.topk_weights == nullptr, call.tokens,   call.num_tokens, spec_.top_k,
@@ -191,7 +199,6 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
     launch_tables(route, stream, call.pdl);
     launch_gather(rows, stream, call.pdl);
   }
-  if (p.one_token) return multiply_one_token(call, p, gemm, stream);
   multiply(call, p, gemm, rows, stream);
   if (!finalizes(call)) return;
   FinalizeArgs finalize{};

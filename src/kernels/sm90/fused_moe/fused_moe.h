@@ -71,7 +71,8 @@ class FusedMoe {
   RowsArgs row_args(const MoeCall& call, const MoePlan& p, const RouteArgs& route) const;
   GroupedGemmArgs gemm_args(const MoeCall& call, const MoePlan& p) const;
   void multiply(const MoeCall& call, const MoePlan& p, GroupedGemmArgs gemm, const RowsArgs& rows, Stream stream) const;
-  void multiply_one_token(const MoeCall& call, const MoePlan& p, const GroupedGemmArgs& gemm, Stream stream) const;
+  void multiply_one_token(const MoeCall& call, const MoePlan& p, const GroupedGemmArgs& gemm, const RouteArgs& route,
+                          Stream stream) const;
   void round_between(const MoePlan& p, const GemmArgs& first, RowsArgs rows, Stream stream, bool pdl) const;
 
   MoeSpec spec_;

@@ -79,11 +79,9 @@ bool completing_pays(const MoeSpec& s, int64_t tokens) {
 
 bool runs_one_token(const MoeSpec& s, int multiprocessors, int64_t tokens) {
   if (tokens != 1 || s.deterministic || s.fp8_block_trtllm) return false;
-  // Warps and rings are shared out for top_k experts that are all here (docs/kernels/sm90_one_token.md); and only the
-  // launch that makes tables for few experts writes the tiles that are not used.
-  if (s.locals() < s.experts || s.locals() > kMaxPermuteLocals) return false;
-  // Rows of an expert that is given twice would have maxima of their own.
-  if (s.weight_on_input && scales_rows(round_of(s.inputs))) return false;
+  if (s.dtype != DType::bf16 || s.hidden % 8 != 0) return false;
+  // Warps and rings are shared out for top_k experts that are all here (docs/kernels/sm90_one_token.md).
+  if (s.locals() < s.experts) return false;
   const WeightShape first = first_shape(s), second = second_shape(s);
   return one_token_pays({{first.k_blocks(), second.k_blocks()},
                          {static_cast<int>(s.inter), static_cast<int>(s.hidden)},

@@ -31,6 +31,12 @@ struct RowGroup {
 template <WeightOperand op>
 inline constexpr int kTokenWords = is_fp8(op) ? 64 : 32;
 
+// Scales of the token's 128 columns.
+template <WeightOperand op>
+HD constexpr int token_scale_words(int k_blocks) {
+  return block_scaled(op) ? k_blocks : 0;
+}
+
 HD inline int groups_of(int64_t columns, bool gated) {
   return static_cast<int>(ceil_div<int64_t>(columns, gated ? 8 : 16));
 }
@@ -53,7 +59,7 @@ struct FirstTile {
   // K-blocks on the way, in registers.
   static constexpr int ahead = RowGroup<op>::plain ? 2 : block_scaled(op) ? 3 : 4;
   static int smem_bytes(int k_blocks, int segments, int parts) {
-    return 4 * (k_blocks * kTokenWords<op> + segments * parts * 16);
+    return 4 * (k_blocks * kTokenWords<op> + token_scale_words<op>(k_blocks) + segments * parts * 16);
   }
 };
 
@@ -92,9 +98,9 @@ OneTokenPlan plan_one_token(const OneTokenShape& s, int multiprocessors) {
   p.second_parts = choose_parts(units, rows, Second::warps);
   const int of_segment = ceil_div(units, p.second_parts) * Second::sub;
   p.warp_k_blocks = of_segment * ceil_div(rows * p.second_parts, Second::warps);
-  // Rounded columns, block scales; sums; results, weights, which pairs are here.
+  // Rounded columns, block scales; sums; results, weights.
   const int fixed =
-      4 * (Second::warps * p.warp_k_blocks * (kTokenWords<op> + 1) + rows * p.second_parts * 16 + s.top_k * 17 + 1);
+      4 * (Second::warps * p.warp_k_blocks * (kTokenWords<op> + 1) + rows * p.second_parts * 16 + s.top_k * 17);
   // Blocks that a multiprocessor has at the same time when the first product has left.
   const int resident = std::clamp(ceil_div(groups * p.cluster, multiprocessors), 1, 4);
   const int stage = Second::warps * (Second::stage_bytes + 8);

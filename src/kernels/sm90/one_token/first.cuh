@@ -4,34 +4,74 @@
 #pragma once
 
 #include "kernels/sm90/grouped_gemm/epilogue.cuh"
-#include "kernels/sm90/one_token/shared.cuh"
+#include "kernels/sm90/one_token/token_rounding.cuh"
 
 namespace sluice::sm90 {
 
-// One activated column, for every row of the tile. Returns the last row's value: rows of a repeated expert are equal
-// wherever maxima are read (runs_one_token).
-__device__ __forceinline__ float store_activated(const OneTokenArgs& a, const RowTile& tile, int column, float up,
+// One activated column of a pair.
+__device__ __forceinline__ float store_activated(const OneTokenArgs& a, int pair, int expert, int column, float up,
                                                  float gate) {
   const EpilogueArgs& e = a.gemm[0].epilogue;
-  const int64_t at = static_cast<int64_t>(tile.expert) * e.columns + column;
+  const int64_t at = static_cast<int64_t>(expert) * e.columns + column;
   if (e.activation.bias != nullptr) up += e.activation.bias[at];
   if (e.activation.bias_gate != nullptr) gate += e.activation.bias_gate[at];
   activation::Params params;
-  if (e.activation.alpha != nullptr) params.alpha = e.activation.alpha[tile.expert];
-  if (e.activation.beta != nullptr) params.beta = e.activation.beta[tile.expert];
-  if (e.activation.limit != nullptr) params.limit = e.activation.limit[tile.expert];
-  float last = 0.0f;
-  for (int n = 0; n < tile.count; ++n) {  // the same expert more than once
-    const int64_t row = static_cast<int64_t>(tile.row_base) + n;
-    const float w = e.pair_weight != nullptr ? e.pair_weight[a.row_pair[row]] : 1.0f;
-    float v[1] = {up * w};
-    activate(e.act, v, {gate * w}, params);
-    if (a.middle_bf16) v[0] = __uint_as_float(ptx::cvt_bf16x2_f32(0.0f, v[0]) << 16);
-    a.middle[row * e.columns + column] = v[0];
-    last = v[0];
-  }
-  return last;
+  if (e.activation.alpha != nullptr) params.alpha = e.activation.alpha[expert];
+  if (e.activation.beta != nullptr) params.beta = e.activation.beta[expert];
+  if (e.activation.limit != nullptr) params.limit = e.activation.limit[expert];
+  const float w = a.weighs_input ? a.pairs.weight(pair) : 1.0f;
+  float v[1] = {up * w};
+  activate(e.act, v, {gate * w}, params);
+  if (a.middle_bf16) v[0] = __uint_as_float(ptx::cvt_bf16x2_f32(0.0f, v[0]) << 16);
+  a.middle[static_cast<int64_t>(pair) * e.columns + column] = v[0];
+  return v[0];
 }
+
+// The token on its way to the words that the block's warps multiply by.
+template <WeightOperand op>
+struct TokenRow {
+  using T = FirstTile<op>;
+  static constexpr int kPieces = k_block_columns(op) / 8;
+  const bf16_t* x;
+  int columns, pieces;  // of eight columns, with padding
+  Eight<bf16_t> first;
+  __device__ explicit TokenRow(const OneTokenArgs& a)
+      : x(a.x), columns(a.x_columns), pieces(a.gemm[0].k_blocks * kPieces) {
+    first = piece(static_cast<int>(threadIdx.x));
+  }
+  __device__ Eight<bf16_t> piece(int i) const { return load_eight<true>(x, 8 * i, columns, i < pieces); }
+  // f(i, its eight columns), by whole warps.
+  template <class F>
+  __device__ void each(F&& f) const {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread & 31;
+#pragma unroll 1
+    for (int i = thread; i - lane < pieces; i += T::threads) {
+      float v[8];
+      widen(i == thread ? first : piece(i), v);
+      f(i, v);
+    }
+  }
+  // Rounds and stores all of it; the scales of 128 columns to `scales`. `maxima`: a float of each warp. Returns the
+  // factor of the sums.
+  __device__ float store(const InputScale& scale, Round round, uint32_t* token, float* scales, float* maxima) const {
+    const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+    uint32_t amax = 0;
+    if (scales_rows(round)) {
+      each([&](int, const float(&v)[8]) { amax = max(amax, amax8(v)); });
+      amax = __reduce_max_sync(0xffffffffu, amax);
+      if (lane == 0) maxima[warp] = __uint_as_float(amax);
+      __syncthreads();
+      amax = __reduce_max_sync(0xffffffffu, __float_as_uint(maxima[lane % T::warps]));
+    }
+    const TokenRounding rounding(scale, round, amax);
+    each([&](int i, const float(&v)[8]) {
+      const float f =
+          store_rounded<op>(rounding, scale, round, v, i < pieces, token + i / kPieces * kTokenWords<op>, i % kPieces);
+      if (block_scaled(op) && i < pieces && i % 16 == 0) scales[i / 16] = f;
+    });
+    return rounding.factor;
+  }
+};
 
 template <WeightOperand op>
 __global__ void __maxnreg__(FirstTile<op>::registers)
@@ -43,25 +83,50 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
   const int groups = groups_of(g.epilogue.columns, g.epilogue.gated);
   const Share share(warp, T::warps, parts, g.k_blocks, T::sub);
   const int per_segment = share.end - share.begin;
-  float* sums = reinterpret_cast<float*>(token + g.k_blocks * kTokenWords<op>);
+  float* token_scales = reinterpret_cast<float*>(token + g.k_blocks * kTokenWords<op>);
+  float* sums = token_scales + token_scale_words<op>(g.k_blocks);
   touch_parameters(a);
-  // In this order: one_token_second reads the tables without a wait of its own.
+  // In this order: one_token_second reads the ids without a wait of its own.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   if (a.num_tokens != nullptr && *a.num_tokens <= 0) return;
-  const LaneTiles tiles(a);
-  const int total = tiles.num * groups;
+  // The token and block scales are asked for before the weights, which would be ahead of them.
+  const TokenRow<op> row(a);
+  const InputScale scale = *g.x.scale;
+  const LanePairs pairs(a);
+  if (a.chosen_ids != nullptr && blockIdx.x == 0 && thread < a.top_k) {
+    const int id = a.pairs.id(thread);
+    a.chosen_ids[thread] = id >= 0 && id < a.experts ? id : -1;
+  }
+  if (a.chosen_weights != nullptr && blockIdx.x == 0 && thread < a.top_k)
+    a.chosen_weights[thread] = a.pairs.weight(thread);
+  const int total = pairs.num * groups;
   const int first = total * static_cast<int>(blockIdx.x) / static_cast<int>(gridDim.x),
             segments = total * static_cast<int>(blockIdx.x + 1) / static_cast<int>(gridDim.x) - first;
   if (segments == 0) return;
-  // The token, from row 0 of the first tile: asked for before the weights, which would be ahead of it.
-  const int row0 = tiles.row_base(0), padded = __shfl_sync(0xffffffffu, tiles.tile.padded, 0);
-  const uint8_t* x = g.x.data + static_cast<int64_t>(row0) * g.k_blocks * 128;
-  const auto load_x = [&](int i) {
-    return __ldcg(reinterpret_cast<const uint4*>(x + static_cast<int64_t>(i >> 3) * padded * 128) + (i & 7));
+
+  // Block scales of the warp's units in the order in which it multiplies, without the token's; 32 at a time, one per
+  // lane.
+  const int units_of_segment = ceil_div(g.k_blocks, T::sub), units_each = ceil_div(per_segment, T::sub);
+  float2 block_scales = {1.0f, 1.0f};
+  int block_run = 0;
+  const auto load_block_scales = [&](int unit) {
+    const int s = min(share.first + unit / units_each * share.step, segments - 1);
+    block_run = share.begin / T::sub + unit % units_each;
+    const int at = first + s, t = at / groups;
+    const float* p =
+        g.weights.block_scale +
+        ((static_cast<int64_t>(pairs.expert_of(t)) * g.m_tiles + ((at - t * groups) >> 3)) * units_of_segment +
+         block_run) *
+            4;
+    block_scales = {__ldg(p), g.epilogue.gated ? __ldg(p + 1) : __ldg(p)};
   };
-  uint4 first_x{};
-  if (thread < g.k_blocks * 8) first_x = load_x(thread);
+  // The token's are in shared memory when all have rounded.
+  const auto take_token_scale = [&] {
+    block_scales.x *= token_scales[block_run], block_scales.y *= token_scales[block_run];
+  };
+  if constexpr (block_scaled(op))
+    if (per_segment > 0) load_block_scales(lane);
 
   // Weights on their way: the warp's k-blocks of one of its segments after the other.
   Fragment<op> held[T::ahead];
@@ -70,7 +135,7 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
   const auto enter = [&]() {
     const int at = first + load_segment, t = at / groups, in_expert = at - t * groups;
     from = g.weights.data +
-           ((static_cast<int64_t>(tiles.expert(t)) * g.m_tiles + (in_expert >> 3)) * g.k_blocks + share.begin) *
+           ((static_cast<int64_t>(pairs.expert_of(t)) * g.m_tiles + (in_expert >> 3)) * g.k_blocks + share.begin) *
                k_block_bytes(op) +
            RowGroup<op>::from(in_expert & 7, 0);
     from_scales =
@@ -95,54 +160,23 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
 #pragma unroll
   for (int i = 0; i < T::ahead; ++i) load_next(held[i]);
 
-  for (int i = thread; i < g.k_blocks * 8; i += T::threads) {
-    const uint4 v = i == thread ? first_x : load_x(i);
-    uint32_t* to = token + (i >> 3) * kTokenWords<op>;
-    const uint32_t from_row[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      if constexpr (is_fp8(op)) {
-        to[token_word<op>(2 * (i & 7) + (w >> 1), 2 * (w & 1))] =
-            ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(from_row[w]));
-        to[token_word<op>(2 * (i & 7) + (w >> 1), 2 * (w & 1) + 1)] =
-            ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(from_row[w] >> 16));
-      } else {
-        to[token_word<op>(i & 7, w)] = from_row[w];
-      }
-    }
-  }
+  const float shared = row.store(scale, g.epilogue.round, token, token_scales, sums);  // the factor of all sums
   // What a thread needs last.
   const int columns_each = g.epilogue.gated ? 8 : 16;
-  const float shared = g.x.scale->factor * (g.x.row_scale != nullptr ? __ldcg(g.x.row_scale + row0) : 1.0f);
   float up_scale = shared, gate_scale = shared;
   const auto load_scales = [&](int i) {  // the whole warp
     if (g.weights.row_scale == nullptr) return;
     const int at = first + min(i / columns_each, segments - 1), t = at / groups, in_expert = at - t * groups;
     const float* p = g.weights.row_scale +
-                     (static_cast<int64_t>(tiles.expert(t)) * g.m_tiles + (in_expert >> 3)) * kMTileRows +
+                     (static_cast<int64_t>(pairs.expert_of(t)) * g.m_tiles + (in_expert >> 3)) * kMTileRows +
                      (in_expert & 7) * 16 + i % columns_each;
     up_scale = shared * __ldg(p);
     if (g.epilogue.gated) gate_scale = shared * __ldg(p + 8);
   };
   load_scales(thread);
-  // Block scales of the warp's units in the order in which it multiplies, times the token's; 32 at a time, one per
-  // lane.
-  const int units_of_segment = ceil_div(g.k_blocks, T::sub), units_each = ceil_div(per_segment, T::sub);
-  float2 block_scales = {1.0f, 1.0f};
-  const auto load_block_scales = [&](int unit) {
-    const int s = min(share.first + unit / units_each * share.step, segments - 1);
-    const int run = share.begin / T::sub + unit % units_each;
-    const int at = first + s, t = at / groups;
-    const float* p =
-        g.weights.block_scale +
-        ((static_cast<int64_t>(tiles.expert(t)) * g.m_tiles + ((at - t * groups) >> 3)) * units_of_segment + run) * 4;
-    const float of_token =
-        __ldcg(g.x.block_scale + static_cast<int64_t>(row0) * units_of_segment + static_cast<int64_t>(run) * padded);
-    block_scales = {__ldg(p) * of_token, (g.epilogue.gated ? __ldg(p + 1) : __ldg(p)) * of_token};
-  };
-  if constexpr (block_scaled(op))
-    if (per_segment > 0) load_block_scales(lane);
   __syncthreads();
+  if constexpr (block_scaled(op))
+    if (per_segment > 0) take_token_scale();
 
   float c[2][4] = {}, sum[2] = {};
   const uint32_t* words = token + share.begin * kTokenWords<op> + (lane & 3) * (kTokenWords<op> / 4);
@@ -160,7 +194,10 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
         if (T::sub == 1 || left == 0 || ((per_segment - left) & (T::sub - 1)) == 0) {
           take_sums(c, sum, __shfl_sync(0xffffffffu, block_scales.x, unit & 31),
                     __shfl_sync(0xffffffffu, block_scales.y, unit & 31));
-          if ((++unit & 31) == 0) load_block_scales(unit + lane);
+          if ((++unit & 31) == 0) {
+            load_block_scales(unit + lane);
+            take_token_scale();
+          }
         }
       }
       if (left == 0) {
@@ -178,19 +215,18 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
   for (int base = 0; base < segments * columns_each; base += T::threads) {
     const int i = base + thread, s = i / columns_each, in_all = first + min(s, segments - 1), t = in_all / groups;
     const int in_expert = in_all - t * groups, column = in_expert * columns_each + i % columns_each;
-    const RowTile tile{tiles.expert(t), tiles.row_base(t), tiles.count(t), 0};
+    const int pair = pairs.pair_of(t), expert = pairs.expert_of(t);
     if (base > 0) load_scales(i);
     float magnitude = 0.0f;
     if (s < segments && column < g.epilogue.columns) {
       const float up = total_of(sums, parts, s, i % columns_each) * up_scale;
       const float gate = g.epilogue.gated ? total_of(sums, parts, s, i % columns_each + 8) * gate_scale : 0.0f;
-      magnitude = store_activated(a, tile, column, up, gate);
+      magnitude = store_activated(a, pair, expert, column, up, gate);
     }
     if (scales_rows(g.epilogue.round)) {
       const uint32_t most = amax_lanes(format::amax_bits(0, magnitude), columns_each);
       if (s < segments && i % columns_each == 0)
-        for (int n = 0; n < tile.count; ++n)
-          a.middle_max[(static_cast<int64_t>(tile.row_base) + n) * groups + in_expert] = __uint_as_float(most);
+        a.middle_max[static_cast<int64_t>(pair) * groups + in_expert] = __uint_as_float(most);
     }
   }
 }

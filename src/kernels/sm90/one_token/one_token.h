@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both products of the experts of one token, after its routing (one_token_kernel of route_permute): two launches, which
-// stream weights in groups of 16 rows. Sums are added in another order than the grouped GEMM's, so deterministic layers
-// do not come here.
+// Both products of the experts of one token, whose routing is given or chosen by a launch before: two launches, which
+// stream weights in groups of 16 rows. No table is made: every block finds the experts from the ids, and rounds the
+// row. Sums are added in another order than the grouped GEMM's, so deterministic layers do not come here.
 #pragma once
 
 #include "kernels/sm90/device.h"
@@ -11,22 +11,23 @@
 namespace sluice::sm90 {
 
 struct OneTokenArgs {
-  // The tables of one token, and its rounded row in row 0 of every tile. All num_tiles tiles have been written, those
-  // that are not used with zeros.
-  const RowTile* tiles;
-  int num_tiles;  // 1 to 32
-  const Header* header;
-  const int* row_pair;  // [rows]
+  // Ids outside of 0 .. experts - 1 and those of other ranks contribute nothing.
+  TopkPairs pairs;
+  int experts, local_offset, locals;
+  const bf16_t* x;  // [columns], aligned to 16 bytes
+  int x_columns;    // a multiple of 8
+  // Copies for the caller of what was chosen, -1 where an id contributes nothing anywhere; null: none.
+  int32_t* chosen_ids;
+  float* chosen_weights;
 
-  // Of gemm[0] the weights, x, and of the epilogue gated, act, columns, activation, pair_weight, and round, which is
-  // how rows of the second product are rounded. Of gemm[1] the weights, x.scale, and of the epilogue columns,
-  // activation, out and out_f32.
+  // Of gemm[0] the weights, x.scale, and of the epilogue gated, act, columns, activation, and round, which is how rows
+  // of both products are rounded. Of gemm[1] the weights, x.scale, and of the epilogue columns, activation and out.
   GemmArgs gemm[2];
-  float* middle;              // [rows, I] activated
-  float* middle_max;          // [rows, groups of 16 weight rows] the largest magnitudes of their columns
+  float* middle;              // [pairs, I] activated
+  float* middle_max;          // [pairs, groups of 16 weight rows] the largest magnitudes of their columns
   bool middle_bf16;           // rounded to bfloat16 first (NVFP4 per token)
-  bool finalize;              // out [H] is the weighted sum; else out [pairs, H], of the rows that the tables have
-  const float* weights;       // [pairs] of the sum; null: 1
+  bool weighs_input;          // pairs' weights multiply what is activated; else the results
+  bool finalize;              // out [H] is the sum; else out [pairs, H], zeros for absent pairs
   const int32_t* num_tokens;  // [1] device; null: 1. None: nothing is written
   int top_k;                  // at most kOneTokenPairs
 };

@@ -6,59 +6,12 @@
 
 #include "kernels/ptx/st_async.cuh"
 #include "kernels/sm90/few_rows/load.cuh"
-#include "kernels/sm90/one_token/shared.cuh"
+#include "kernels/sm90/one_token/token_rounding.cuh"
 
 namespace sluice::sm90 {
 
-// What the pieces of a row are rounded with, and the factor of its sums.
-struct TokenRounding {
-  format::Nvfp4Global global;
-  float divisor, factor;
-  // amax: of the row, as bits; read by formats that scale rows.
-  __device__ TokenRounding(const InputScale& s, Round round, uint32_t amax)
-      : global(s.global), divisor(s.inverse), factor(s.factor) {
-    if (round == Round::fp8_token) {
-      divisor = group_scale(amax);
-      factor *= divisor;
-    } else if (round == Round::nvfp4_token) {
-      global = format::nvfp4_row_global(format::amax_value(amax));
-      factor *= global.decode;
-    }
-  }
-};
-
-// Eight neighbouring columns, piece `piece` of a k-block whose words are `to`. Lanes have neighbouring pieces, and all
-// of a group's call together. Returns the scale of 128 columns, where the format has it.
-template <WeightOperand op>
-__device__ __forceinline__ float store_rounded(const TokenRounding& f, const InputScale& s, Round round,
-                                               const float (&v)[8], bool real, uint32_t* to, int piece) {
-  const int group = op == WeightOperand::bf16 ? 0 : group_columns(round);
-  const uint32_t amax = group != 0 ? amax_lanes(amax8(v), group / 8) : 0;
-  const float of_group = block_scaled(op) ? group_scale(amax) : 1.0f;
-  uint32_t words[4];
-  if constexpr (is_fp8(op)) {
-    const uint2 codes = rounded_e4m3(round, v, block_scaled(op) ? of_group : f.divisor);
-    words[0] = ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes.x));
-    words[1] = ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes.x >> 16));
-    words[2] = ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes.y));
-    words[3] = ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes.y >> 16));
-  } else {
-    const uint4 r = rounded_bf16(op == WeightOperand::bf16 ? Round::plain : round, v, amax, f.global, s.inverse,
-                                 block_scaled(op) ? of_group : f.divisor);
-    words[0] = r.x, words[1] = r.y, words[2] = r.z, words[3] = r.w;
-  }
-  if (real) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[token_word<op>(piece, i)] = words[i];
-  }
-  return of_group;
-}
-
 __device__ __forceinline__ void store_result(const EpilogueArgs& e, int64_t at, float v) {
-  if (e.out_f32)
-    static_cast<float*>(e.out)[at] = v;
-  else
-    static_cast<uint16_t*>(e.out)[at] = static_cast<uint16_t>(ptx::cvt_bf16x2_f32(0.0f, v));
+  static_cast<uint16_t*>(e.out)[at] = static_cast<uint16_t>(ptx::cvt_bf16x2_f32(0.0f, v));
 }
 
 template <WeightOperand op>
@@ -70,8 +23,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
   const int parts = plan.second_parts, stages = plan.stages, most = plan.warp_k_blocks;
   const int most_rows = ceil_div(a.top_k, plan.cluster);
-  // The ring of each warp, its rounded columns, the scales of its units, its barriers; sums, results, weights, and a
-  // bit for each pair that has a row: a caller's weight may be any value.
+  // The ring of each warp, its rounded columns, the scales of its units, its barriers; sums, results, weights.
   uint8_t* own = ring + warp * stages * T::stage_bytes;
   uint32_t* words = reinterpret_cast<uint32_t*>(ring + T::warps * stages * T::stage_bytes);
   float* unit_scales = reinterpret_cast<float*>(words + T::warps * most * kTokenWords<op>);
@@ -79,23 +31,22 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   float* sums = reinterpret_cast<float*>(full + T::warps * stages);
   float* results = sums + most_rows * parts * 16;  // [top_k][16]
   float* pair_weights = results + a.top_k * 16;    // [top_k]
-  uint32_t* present = reinterpret_cast<uint32_t*>(pair_weights + a.top_k);
   words += warp * most * kTokenWords<op>, unit_scales += warp * most, full += warp * stages;
   for (int i = lane; i < stages; i += 32) ptx::mbarrier_init(full + i, 1);
   ptx::fence_mbarrier_init();
   touch_parameters(a);
-  // The tables are there: the first product waited for them before it let this kernel start.
+  // The ids are there: the first product waited for them before it let this kernel start.
   const bool none = a.num_tokens != nullptr && *a.num_tokens <= 0;
-  const LaneRows rows(a);
+  const LanePairs pairs(a);
   __syncwarp();
   const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
   const int group16 = static_cast<int>(blockIdx.x) / plan.cluster, group = group16 & 7, m_tile = group16 >> 3;
-  const int num = none ? 0 : rows.num;
+  const int num = none ? 0 : pairs.num;
   const int first = num * rank / plan.cluster, segments = num * (rank + 1) / plan.cluster - first;
   const Share share(warp, T::warps, parts, g.k_blocks, T::sub);
   const int per_segment = share.end - share.begin;
   const auto m_tile_of = [&](int segment) {
-    return static_cast<int64_t>(rows.expert_of(first + segment)) * g.m_tiles + m_tile;
+    return static_cast<int64_t>(pairs.expert_of(first + segment)) * g.m_tiles + m_tile;
   };
 
   // Stages of some k-blocks of a segment to the warp's ring, in order.
@@ -133,7 +84,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
     return g.weights.row_scale != nullptr ? __ldg(g.weights.row_scale + at * kMTileRows + (group * 16 + row16)) : 1.0f;
   };
   const float first_scale = scale_of(thread >> 4);
-  const auto pair_of = [&](int segment) { return a.row_pair[rows.row_of(first + min(segment, max(segments - 1, 0)))]; };
+  const auto pair_of = [&](int segment) { return pairs.pair_of(first + min(segment, max(segments - 1, 0))); };
   const int first_pair = segments > 0 ? pair_of(thread >> 4) : 0;
   const InputScale scale = *g.x.scale;
   const int inter = a.gemm[0].epilogue.columns, max_groups = groups_of(inter, a.gemm[0].epilogue.gated);
@@ -148,11 +99,8 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   ptx::griddepcontrol_wait();
   __syncthreads();
   if (plan.cluster > 1) ptx::cluster_arrive_relaxed();
-  if (warp == 0) {
-    const int pair = lane < num ? a.row_pair[rows.row] : 0;
-    if (lane < num) pair_weights[pair] = a.weights != nullptr ? a.weights[pair] : 1.0f;
-    const uint32_t all = __reduce_or_sync(0xffffffffu, lane < num ? 1u << pair : 0u);
-    if (lane == 0) *present = all;
+  if (warp == 0 && lane < num) {
+    pair_weights[pairs.pair] = a.weighs_input ? 1.0f : a.pairs.weight(pairs.pair);
   }
 
   // The warp's columns, rounded.
@@ -174,7 +122,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
   if (per_segment > 0) {
     int at = 0, units = 0;  // of the warp
     for (int s = share.first; s < segments; s += share.step, at += per_segment, units += units_each) {
-      const int row = rows.row_of(first + s);
+      const int row = pairs.pair_of(first + s);
       const float* values = a.middle + static_cast<int64_t>(row) * inter;
       const TokenRounding rounding = rounding_of(row);
       if (s == share.first) first_factor = rounding.factor;
@@ -237,7 +185,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
     }
     if constexpr (!block_scaled(op)) take_sums(c, sum, 1.0f, 1.0f);
     float factor = first_factor;
-    if (s != share.first && scales_rows(round)) factor = rounding_of(rows.row_of(first + s)).factor;
+    if (s != share.first && scales_rows(round)) factor = rounding_of(pairs.pair_of(first + s)).factor;
     sum[0] *= factor, sum[1] *= factor;
     store_sums<op>(sums, parts, s, share.part, sum);
     sum[0] = sum[1] = 0.0f;
@@ -248,7 +196,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
     const int s = (base + thread) >> 4;
     const float row_scale = base == 0 ? first_scale : scale_of(s);
     const int pair = base == 0 ? first_pair : pair_of(s);
-    const int expert = rows.expert_of(first + min(s, segments - 1));
+    const int expert = pairs.expert_of(first + min(s, segments - 1));
     if (s >= segments || !inside) continue;
     float r = total_of(sums, parts, s, row16) * row_scale;
     if (g.epilogue.activation.bias != nullptr)
@@ -257,7 +205,7 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
       store_result(g.epilogue, static_cast<int64_t>(pair) * g.epilogue.columns + weight_row, r);
     } else {
       // To the place of its pair: the sum is in the order of choice.
-      if (!g.epilogue.out_f32) r = __uint_as_float(ptx::cvt_bf16x2_f32(0.0f, r) << 16);
+      r = __uint_as_float(ptx::cvt_bf16x2_f32(0.0f, r) << 16);
       if (rank == 0)
         results[pair * 16 + row16] = r;
       else
@@ -268,12 +216,18 @@ __global__ void __maxnreg__(SecondTile<op>::registers)
     ptx::cluster_sync();
   else
     __syncthreads();
-  if (!a.finalize || none || rank != 0 || thread >= 16 || !inside) return;
-  const uint32_t here = *present;
+  if (none || rank != 0 || !inside) return;
+  if (!a.finalize) {  // absent pairs
+    for (int pair = thread >> 4; pair < a.top_k; pair += T::threads / 16)
+      if ((pairs.here >> pair & 1) == 0)
+        store_result(g.epilogue, static_cast<int64_t>(pair) * g.epilogue.columns + weight_row, 0.0f);
+    return;
+  }
+  if (thread >= 16) return;
   float r = 0.0f;
 #pragma unroll 8
   for (int pair = 0; pair < a.top_k; ++pair)
-    if ((here >> pair & 1u) != 0) r = fmaf(pair_weights[pair], results[pair * 16 + row16], r);
+    if ((pairs.here >> pair & 1) != 0) r = fmaf(pair_weights[pair], results[pair * 16 + row16], r);
   store_result(g.epilogue, weight_row, r);
 }
 

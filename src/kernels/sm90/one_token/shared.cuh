@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both products of one token share: the token's experts, the shares of warps, and the sums.
+// What both products of one token share: its experts, the shares of warps, and the sums.
 #pragma once
 
 #include "kernels/ptx/copy.cuh"
@@ -11,31 +11,22 @@
 
 namespace sluice::sm90 {
 
-// The tile of the tables that this lane knows.
-struct LaneTiles {
-  RowTile tile;
-  int num;
-  __device__ LaneTiles(const OneTokenArgs& a)
-      : tile(a.tiles[min(static_cast<int>(threadIdx.x) & 31, a.num_tiles - 1)]), num(a.header->num_tiles) {}
-  __device__ int expert(int of) const { return __shfl_sync(0xffffffffu, tile.expert, of); }
-  __device__ int row_base(int of) const { return __shfl_sync(0xffffffffu, tile.row_base, of); }
-  __device__ int count(int of) const { return __shfl_sync(0xffffffffu, tile.count, of); }
-};
-
-// The row of the tables that this lane knows; an expert that was given twice has two rows.
-struct LaneRows {
-  int expert = 0, row = 0, num = 0;
-  __device__ LaneRows(const OneTokenArgs& a) {
+// Lane i knows the i-th pair whose expert is here. A pair is a row of its own, so an expert that is given twice is read
+// twice.
+struct LanePairs {
+  int expert = 0, pair = 0, num;
+  uint32_t here;  // bit p: pair p's expert is
+  __device__ explicit LanePairs(const OneTokenArgs& a) {
     const int lane = static_cast<int>(threadIdx.x) & 31;
-    const LaneTiles tiles(a);
-    for (int t = 0; t < tiles.num; ++t) {
-      const int count = tiles.count(t), e = tiles.expert(t), base = tiles.row_base(t);
-      if (lane >= num && lane < num + count) expert = e, row = base + lane - num;
-      num += count;
-    }
+    const int id = lane < a.top_k ? a.pairs.id(lane) : -1, local = id >= 0 && id < a.experts ? id - a.local_offset : -1;
+    here = __ballot_sync(0xffffffffu, local >= 0 && local < a.locals);
+    num = __popc(here);
+    for (int p = 0, n = 0; p < a.top_k; ++p)
+      if ((here >> p & 1) != 0) pair = n++ == lane ? p : pair;
+    expert = max(__shfl_sync(0xffffffffu, local, pair), 0);  // any, if none is here
   }
-  __device__ int expert_of(int segment) const { return __shfl_sync(0xffffffffu, expert, segment); }
-  __device__ int row_of(int segment) const { return __shfl_sync(0xffffffffu, row, segment); }
+  __device__ int expert_of(int i) const { return __shfl_sync(0xffffffffu, expert, i); }
+  __device__ int pair_of(int i) const { return __shfl_sync(0xffffffffu, pair, i); }
 };
 
 // The k-blocks of every segment that a warp multiplies, and which segments.

@@ -302,8 +302,6 @@ __device__ __forceinline__ void one_token(const RouteArgs& r, const RowsArgs& a,
     }
     if (slot) store_pair(r, lane, id, weight, e >= 0 ? p.row0 + p.place : -1);
     if (e >= 0 && p.place == 0) store_tiles(r, p.tiles, e, p.tile0, p.row0);
-    // Kernels that read all tiles beside their number (one_token/) find something in each; as many as max_tiles() says.
-    if (lane >= p.num_tiles && lane <= most_tiles + (top_k - most_tiles) / r.max_n) r.tables.tiles[lane] = {};
     if (lane == 0) r.tables.header->num_tiles = p.num_tiles, r.tables.header->total_rows = p.num_rows;
     words[lane] = e;
   }
