@@ -200,6 +200,11 @@ Checkpoint Checkpoint::without_updates() const {
   return out;
 }
 
+void Checkpoint::forget(const void* memory, int64_t bytes) const {
+  for (const SafetensorsFile& file : impl_->files)
+    if (file.mapping()->holds(memory)) return file.mapping()->forget(memory, bytes);
+}
+
 void Checkpoint::check_unchanged() const {
   for (const SafetensorsFile& file : impl_->files) file.mapping()->check_unchanged();
 }

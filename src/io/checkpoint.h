@@ -49,6 +49,10 @@ class Checkpoint {
   // For error sentences: <folder>/model-00001-of-00002.safetensors: tensor "x". The folder alone when there is no x.
   std::string source_of(std::string_view name) const;
 
+  // MappedFile::forget for memory of one of the files; nothing for other memory. For codes that have been packed: they
+  // would count a second time in the process's resident size.
+  void forget(const void* memory, int64_t bytes) const;
+
   // Throws bad_file when one of the files was written to since it was opened: its bytes are others than those loaded.
   void check_unchanged() const;
 

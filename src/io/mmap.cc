@@ -6,10 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "io/quote.h"
 
 namespace sluice::io {
@@ -40,6 +42,17 @@ MappedFile::~MappedFile() { munmap(const_cast<std::byte*>(data_), static_cast<si
 void MappedFile::check_not_cut() const {
   const int64_t now = size_of(file_, name_);
   check_file(now >= size_, "{} was cut from {} to {} bytes while it was in use", name_, size_, now);
+}
+
+void MappedFile::forget(const void* memory, int64_t bytes) const {
+  if (bytes <= 0) return;
+  // A read maps up to 64 KB around it (fault_around_bytes), which is to go as well. Never memory beside the mapping:
+  // there the same advice would lose data. What cannot be advised stays.
+  constexpr int64_t kAround = int64_t{64} << 10;
+  const int64_t begin = static_cast<const std::byte*>(memory) - data_;
+  const int64_t first = begin / kAround * kAround, end = std::min(round_up(begin + bytes, kAround), size_);
+  if (begin >= 0 && begin < size_)
+    (void)madvise(const_cast<std::byte*>(data_ + first), static_cast<size_t>(end - first), MADV_DONTNEED);
 }
 
 void MappedFile::check_unchanged() const {

@@ -33,6 +33,14 @@ class MappedFile {
 
   // Throws bad_file when the file is shorter now than when it was mapped (0.3 us).
   void check_not_cut() const;
+  bool holds(const void* memory) const {
+    const auto* p = static_cast<const std::byte*>(memory);
+    return p >= data_ && p < data_ + size_;
+  }
+  // Takes the pages of [memory, memory + bytes), which lies in the file, out of this process. They stay in the page
+  // cache, and whoever reads them again finds them there: only the process's resident size falls.
+  void forget(const void* memory, int64_t bytes) const;
+
   // Throws bad_file when the file was written to, cut or lengthened since it was mapped.
   void check_unchanged() const;
 

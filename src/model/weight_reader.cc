@@ -206,7 +206,7 @@ Tensor WeightReader::embedding(const std::string& name, Dims shape) const {
     impl_->stage->upload({&copy, 1});
     return placed;
   }
-  return t.clone();
+  return impl_->loader->copy(name);  // not a view: the file may be cut or written to after the loading
 }
 
 Tensor WeightReader::to_device(const Tensor& host) const {
@@ -257,7 +257,7 @@ WeightReader::Module WeightReader::read_module(const std::string& module, Dim ro
     return m;
   }
   return keep(impl_->stage ? impl_->loader->staged_linear(module, rows.n, cols.n)
-                           : impl_->loader->linear(module, rows.n, cols.n));
+                           : impl_->loader->linear(module, rows.n, cols.n, weights::Codes::in_place));
 }
 
 Dense WeightReader::dense(const std::string& module, Dim rows, Dim cols, Bias bias) const {
@@ -346,9 +346,9 @@ std::shared_ptr<const moe::MoeLayer> WeightReader::read_experts(const std::strin
                 DType::bf16);
     verify_experts(module, dims, spec.gated());
     if (on_device && !options_.dummy) made = impl_->loader->staged_experts(names, shape);
-    if (!made) made = impl_->loader->experts(names, shape);
+    if (!made) made = impl_->loader->experts(names, shape, weights::Codes::in_place);
   }
-  const weights::LoadedExperts& loaded = *made;
+  weights::LoadedExperts& loaded = *made;
   spec.inter = loaded.weights.up.rows;  // padded to whole scale groups
   spec.weights = loaded.format.weights;
   spec.inputs = loaded.format.inputs;
@@ -356,7 +356,9 @@ std::shared_ptr<const moe::MoeLayer> WeightReader::read_experts(const std::strin
   spec.fp8_f32_sums = options_.fp8_f32_sums && format::is_fp8(spec.weights);
   spec.deterministic = options_.deterministic;
   spec.bias = !loaded.weights.bias_up.empty();
-  return moe::select(spec, backend).prepare(ctx_, spec, loaded.weights);
+  const moe::Backend& chosen = moe::select(spec, backend);
+  if (!chosen.reads_apart()) loaded.weights = impl_->loader->stacked(std::move(loaded.weights));
+  return chosen.prepare(ctx_, spec, loaded.weights);
 }
 
 }  // namespace sluice::model

@@ -102,6 +102,8 @@ class Backend {
   virtual std::optional<int64_t> prepared_bytes(const MoeSpec&) const { return {}; }
   // Whether prepare() reads weights that lie in the memory of `device`.
   virtual bool takes_weights_on(DeviceId device) const { return device.shares_host_memory(); }
+  // Whether prepare() and refit() read experts whose codes lie apart, in a checkpoint's mapped files (QuantTensor).
+  virtual bool reads_apart() const { return false; }
   // A layer that runs on the memory of ctx.device(). A GPU's backend on a host context gives a StagedLayer.
   virtual std::unique_ptr<MoeLayer> prepare(Context& ctx, const MoeSpec& spec, const weights::ExpertWeights& w,
                                             const PrepareOptions& options = {}) const = 0;

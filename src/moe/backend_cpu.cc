@@ -411,6 +411,8 @@ class CpuBackend final : public Backend {
            PackedWeights::packed_bytes(spec.weights, spec.locals(), spec.hidden, spec.inter, false);
   }
 
+  bool reads_apart() const override { return true; }
+
   std::unique_ptr<MoeLayer> prepare(Context& ctx, const MoeSpec& spec, const weights::ExpertWeights& w,
                                     const PrepareOptions& options) const override {
     check_supported(spec);

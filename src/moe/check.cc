@@ -32,8 +32,9 @@ void check_stack(const QuantTensor& w, std::string_view what, const MoeSpec& s, 
         cols);
   const format::FormatInfo f = format::info(w.format);
   const int64_t elements = w.experts * rows * cols * f.bits / 8;
-  check(w.codes.bytes() == elements, "the {} weights have {} bytes of codes; needed: {}", what, w.codes.bytes(),
-        elements);
+  int64_t bytes = w.codes.bytes();
+  for (const Tensor& matrix : w.apart) bytes += matrix.bytes();
+  check(bytes == elements, "the {} weights have {} bytes of codes; needed: {}", what, bytes, elements);
   const int64_t scales = w.experts * format::scale_count(w.format, rows, cols);
   check((w.scales.empty() ? 0 : w.scales.elements()) == scales, "the {} weights in {} have {} scales; needed: {}", what,
         f.name, w.scales.empty() ? 0 : w.scales.elements(), scales);
@@ -49,7 +50,7 @@ void check_weights(const MoeSpec& s, const weights::ExpertWeights& w) {
   const int64_t experts = s.locals();
   check_stack(w.up, "up", s, s.inter, s.hidden);
   check_stack(w.down, "down", s, s.hidden, s.inter);
-  check(s.gated() != w.gate.codes.empty(), "activation {} {} gate weights", name_of(activation::kActivations, s.act),
+  check(s.gated() != w.gate.empty(), "activation {} {} gate weights", name_of(activation::kActivations, s.act),
         s.gated() ? "needs" : "takes no");
   if (s.gated()) check_stack(w.gate, "gate", s, s.inter, s.hidden);
   if (format::is_static(s.inputs))

@@ -9,7 +9,7 @@ namespace sluice::weights {
 
 struct ExpertWeights {
   QuantTensor up;    // [L, I, H]  (the only GEMM1 matrix when the activation is not gated)
-  QuantTensor gate;  // [L, I, H]; gate.codes.empty() when not gated
+  QuantTensor gate;  // [L, I, H]; gate.empty() when not gated
   QuantTensor down;  // [L, H, I]
 
   // Decode factors of static input formats (x = code * scale), the largest over ALL global experts; 1 if unused.

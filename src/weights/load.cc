@@ -6,9 +6,11 @@
 
 #include "base/math.h"
 #include "format/quantize_rows.h"
+#include "io/read_ahead.h"
 #include "weights/calibration.h"
 #include "weights/dummy.h"
 #include "weights/requantize.h"
+#include "weights/scale_grid.h"
 #include "weights/stored.h"
 
 namespace sluice::weights {
@@ -17,17 +19,17 @@ using format::InputFormat;
 
 namespace {
 
-// A copy of a file's view, faulted in and written by every thread.
-Tensor copy_in_parallel(Context& ctx, const Tensor& view, ScratchTensors& scratch) {
-  if (view.empty()) return {};
-  Tensor out = scratch.make(view.dtype(), view.shape());
-  constexpr int64_t kPiece = int64_t{1} << 20;
-  ctx.pool.parallel_for(ceil_div(view.bytes(), kPiece), [&](int64_t piece, int) {
-    const int64_t begin = piece * kPiece, size = std::min(kPiece, view.bytes() - begin);
-    std::memcpy(static_cast<std::byte*>(out.data()) + begin, static_cast<const std::byte*>(view.data()) + begin,
-                static_cast<size_t>(size));
+// Pieces of a copy are whole huge pages of it: two threads that touch a fresh page first would both clear one.
+constexpr int64_t kPiece = int64_t{2} << 20;
+
+void copy_in_parallel(Context& ctx, const void* from, int64_t bytes, void* to, const io::Checkpoint& file) {
+  ctx.pool.parallel_for(ceil_div(bytes, kPiece), [&](int64_t piece, int) {
+    const int64_t begin = piece * kPiece, size = std::min(kPiece, bytes - begin);
+    const std::byte* source = static_cast<const std::byte*>(from) + begin;
+    io::read_ahead(source, size);
+    std::memcpy(static_cast<std::byte*>(to) + begin, source, static_cast<size_t>(size));
+    file.forget(source, size);
   });
-  return out;
 }
 
 }  // namespace
@@ -35,6 +37,7 @@ Tensor copy_in_parallel(Context& ctx, const Tensor& view, ScratchTensors& scratc
 Loader::Loader(Context& context, io::Checkpoint checkpoint, LoaderOptions options)
     : context_(context),
       checkpoint_(std::move(checkpoint)),
+      file_(std::make_shared<const io::Checkpoint>(checkpoint_)),
       options_(std::move(options)),
       scheme_(QuantScheme::detect(checkpoint_)) {
   validate(options_.shard);
@@ -90,6 +93,42 @@ void Loader::end_progress() {
   if (done_ < checkpoint_.bytes()) report(checkpoint_.bytes() - done_);
 }
 
+MakeTensor Loader::make_scratch() {
+  return [this](DType dtype, Shape shape) { return scratch_.make(dtype, std::move(shape)); };
+}
+
+Tensor Loader::copy(std::string_view name) const {
+  const Tensor t = checkpoint_.tensor(name);
+  Tensor out(t.dtype(), t.shape());
+  copy_in_parallel(context_, t.data(), t.bytes(), out.data(), checkpoint_);
+  return out;
+}
+
+QuantTensor Loader::stacked(QuantTensor w) {
+  if (!w.file && w.apart.empty()) return w;
+  Tensor codes =
+      scratch_.make(code_type(info(w.format)), {w.experts, w.rows, info(w.format).bits == 4 ? w.cols / 2 : w.cols});
+  const int64_t bytes = w.rows * w.row_bytes();
+  auto* to = static_cast<std::byte*>(codes.data());
+  if (w.experts == 1)
+    copy_in_parallel(context_, w.code_row(0, 0), bytes, to, checkpoint_);
+  else
+    context_.pool.parallel_for(w.experts, [&](int64_t e, int) {
+      w.begin_rows(e, 0, w.rows);
+      std::memcpy(to + e * bytes, w.code_row(e, 0), static_cast<size_t>(bytes));
+      w.end_rows(e, 0, w.rows);
+    });
+  w.codes = std::move(codes);
+  w.apart.clear();
+  w.file = nullptr;
+  return w;
+}
+
+ExpertWeights Loader::stacked(ExpertWeights w) {
+  for (QuantTensor* q : {&w.up, &w.gate, &w.down}) *q = stacked(std::move(*q));
+  return w;
+}
+
 Tensor Loader::floats(std::string_view name, const Shape& shape) const { return read_floats(checkpoint_, name, shape); }
 
 float Loader::static_input_scale(const ModuleFormat& stored, const ModuleFormat& wanted,
@@ -99,7 +138,7 @@ float Loader::static_input_scale(const ModuleFormat& stored, const ModuleFormat&
                 : read_static_input_scale(checkpoint_, names, wanted.inputs);
 }
 
-LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols) {
+LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols, Codes codes) {
   const StoredNames names = linear_names(checkpoint_, module);
   const ModuleFormat stored = stored_format(checkpoint_, scheme_, module, names);
   warn_if_not_excluded(module, stored);
@@ -108,13 +147,14 @@ LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols)
   LoadedLinear out;
   out.inputs = wanted.inputs;
   out.w = open_stored(checkpoint_, names, stored.weights, {1, rows, cols, false});
-  out.w.codes = copy_in_parallel(context_, out.w.codes, scratch_);
+  out.w.file = file_;
   out.w.scales = out.w.scales.clone();
   check_codes(checkpoint_, names.weight, out.w, 0);
   report(out.w.codes.bytes());
   if (format::is_static(wanted.inputs))
     out.input_scale = static_input_scale(stored, wanted, {names}, std::string(module));
-  out.w = quantize(context_, wanted.weights, out.w);
+  out.w = quantize(context_, wanted.weights, out.w, make_scratch());
+  if (codes == Codes::copied) out.w = stacked(std::move(out.w));
   return out;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads linears and experts from a checkpoint, in the format that they are stored in, or quantised while loading.
-// Every tensor is copied once, in parallel, straight from the mapped files, to host memory or to a GPU's. Only the
-// bytes of this rank's shard are read.
+// Every tensor is read once, in parallel, straight from the mapped files: packed from there (Codes::in_place), or
+// copied to host memory or to a GPU's. Only the bytes of this rank's shard are read.
 #pragma once
 
 #include <map>
@@ -35,6 +35,15 @@ struct LoaderOptions {
   Shard shard;  // of experts; linears are always whole
   // Of a model on a GPU: what weights can be put there. Lives longer than the loader.
   DeviceStage* stage = nullptr;
+};
+
+// What a caller gets of codes that are used as they are stored.
+enum class Codes : uint8_t {
+  copied,
+  // Views of the mapped files, for a caller who packs them at once: a second copy in memory costs the time of a load
+  // again (first touch of fresh pages), and a view must not be kept, because the file may be cut or written to after
+  // the loading. Codes that are converted, or of which only some columns or every other row is wanted, are copied.
+  in_place
 };
 
 struct LoadedLinear {
@@ -75,7 +84,7 @@ class Loader {
   const QuantScheme& scheme() const { return scheme_; }
 
   // [rows, cols] = [N, K]. Throws not_found, bad_file: see stored.h.
-  LoadedLinear linear(std::string_view module, int64_t rows, int64_t cols);
+  LoadedLinear linear(std::string_view module, int64_t rows, int64_t cols, Codes codes = Codes::copied);
   // The same in the memory of options.stage: codes, and block scales that were made there.
   LoadedLinear staged_linear(std::string_view module, int64_t rows, int64_t cols);
 
@@ -86,7 +95,9 @@ class Loader {
   // Gate and up keep their own scales: other stacks requantise both with the larger one. input_scale1 and
   // input_scale2 are the largest over ALL experts, so that every rank of an expert-parallel group rounds alike.
   // Biases of fused tensors ([E, 2I], [E, H]) are taken along; alpha, beta and limit are for the model to fill.
-  LoadedExperts experts(const ExpertNames& names, const ExpertShape& shape);
+  LoadedExperts experts(const ExpertNames& names, const ExpertShape& shape, Codes codes = Codes::copied);
+  // Experts in place as stacks, for backends that read these (moe::Backend::reads_apart).
+  ExpertWeights stacked(ExpertWeights w);
 
   // The same in the memory of options.stage. Nothing where they must be cut, padded, transposed or taken out of
   // interleaved rows, or where the GPU has no room for a layer beside the prepared one: the host does that.
@@ -98,6 +109,9 @@ class Loader {
 
   // A small float tensor (norms, biases, router weights) as float32.
   Tensor floats(std::string_view name, const Shape& shape) const;
+
+  // A tensor as it is stored, copied by every thread. Throws as Checkpoint::tensor.
+  Tensor copy(std::string_view name) const;
 
   // Everything is loaded: reports the bytes that were read elsewhere or not needed, so that the progress bar ends full.
   void end_progress();
@@ -117,12 +131,15 @@ class Loader {
   QuantTensor open_stack(const ExpertMatrix& matrix, const ModuleFormat& stored) const;
   bool stage_takes(const ExpertShape& shape, format::Format stored, format::Format wanted) const;
   void upload_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, int64_t experts);
-  void copy_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, Range experts, Range inter);
+  void take_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, Range experts, Range inter);
+  QuantTensor stacked(QuantTensor w);
+  MakeTensor make_scratch();
   void read_biases(const ExpertNames& names, const ExpertShape& shape, Range experts, Range inter,
                    ExpertWeights& w) const;
 
   Context& context_;
   io::Checkpoint checkpoint_;
+  std::shared_ptr<const io::Checkpoint> file_;  // the same, for QuantTensor::file
   LoaderOptions options_;
   QuantScheme scheme_;
   ScratchTensors scratch_;  // stacks of experts

@@ -30,7 +30,7 @@ void copy_transposed(const QuantTensor& from, int64_t from_expert, RowWalk walk,
 int64_t bytes_of_weights(const ExpertWeights& w) {
   int64_t bytes = 0;
   for (const QuantTensor* q : {&w.up, &w.gate, &w.down})
-    for (const Tensor* t : {&q->codes, &q->scales}) bytes += t->empty() ? 0 : t->bytes();
+    bytes += q->experts * q->rows * q->row_bytes() + (q->scales.empty() ? 0 : q->scales.bytes());
   return bytes;
 }
 
@@ -94,7 +94,7 @@ ModuleFormat Loader::format_of_experts(const ExpertNames& names, const std::vect
   return *common;
 }
 
-LoadedExperts Loader::experts(const ExpertNames& names, const ExpertShape& shape) {
+LoadedExperts Loader::experts(const ExpertNames& names, const ExpertShape& shape, Codes codes) {
   check(shape.experts > 0 && shape.inter > 0 && shape.hidden > 0,
         "{} experts of {} x {} cannot be loaded; every size must be positive", shape.experts, shape.inter,
         shape.hidden);
@@ -113,14 +113,15 @@ LoadedExperts Loader::experts(const ExpertNames& names, const ExpertShape& shape
   // codes.
   const bool whole_first = online && (wanted.weights == Format::fp8_tensor || wanted.weights == Format::fp8_channel ||
                                       info(wanted.weights).global_scale);
-  copy_experts(matrices, stored, experts, whole_first ? Range{0, shape.inter} : inter);
+  take_experts(matrices, stored, experts, whole_first ? Range{0, shape.inter} : inter);
   report(bytes_of_weights(w));
 
   read_input_scales(names, matrices, stored, wanted, w);
   if (matrices[0].fused) read_biases(names, shape, experts, whole_first ? Range{0, shape.inter} : inter, w);
-  w = quantize(context_, wanted.weights, w);
+  w = quantize(context_, wanted.weights, w, make_scratch());
   if (whole_first) w = weights::shard(w, {shard.tp_rank, shard.tp_size, 0, 1}, wanted.inputs);
   w = pad(w, small_group(wanted.weights));
+  if (codes == Codes::copied) w = stacked(std::move(w));
   return out;
 }
 
@@ -150,14 +151,23 @@ QuantTensor Loader::open_stack(const ExpertMatrix& s, const ModuleFormat& stored
   return open_stored(checkpoint_, s.names[0], stored.weights, stack, s.half);
 }
 
-void Loader::copy_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, Range experts,
+// In place where a matrix's rows follow each other in the file, else copied to a stack.
+void Loader::take_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, Range experts,
                           Range inter) {
   std::vector<QuantTensor> stacks(matrices.size());
+  std::vector<uint8_t> in_place(matrices.size());
   for (size_t i = 0; i < matrices.size(); ++i) {
     const ExpertMatrix& s = matrices[i];
     const Range rows = s.is_down ? Range{0, s.rows} : inter;
-    *s.to = make_quant_tensor(stored.weights, experts.size(), rows.size(), s.is_down ? inter.size() : s.cols,
-                              [&](DType dtype, Shape shape) { return scratch_.make(dtype, std::move(shape)); });
+    const Range cols = s.is_down ? inter : Range{0, s.cols};
+    in_place[i] = !s.transposed && s.walk.step == 1 && cols.size() == s.cols;
+    *s.to = make_quant_tensor(stored.weights, experts.size(), rows.size(), cols.size(), [&](DType dtype, Shape shape) {
+      return in_place[i] ? Tensor() : scratch_.make(dtype, std::move(shape));
+    });
+    if (in_place[i]) {
+      s.to->apart.resize(static_cast<size_t>(experts.size()));
+      s.to->file = file_;
+    }
     if (s.fused) stacks[i] = open_stack(s, stored);
   }
   context_.pool.parallel_for(static_cast<int64_t>(matrices.size()) * experts.size(), [&](int64_t task, int) {
@@ -168,12 +178,17 @@ void Loader::copy_experts(const std::vector<ExpertMatrix>& matrices, const Modul
     const StoredNames& names = s.names[s.fused ? 0 : static_cast<size_t>(global)];
     if (s.transposed) {
       copy_transposed(stacks[i], global, s.walk, rows, cols, *s.to, local);
-    } else if (s.fused) {
-      copy_region(stacks[i], global, s.walk.begin + rows.begin * s.walk.step, s.walk.step, rows.size(), cols, *s.to,
-                  local);
     } else {
-      const QuantTensor one = open_stored(checkpoint_, names, stored.weights, {1, s.rows, s.cols, false});
-      copy_region(one, 0, rows.begin, 1, rows.size(), cols, *s.to, local);
+      QuantTensor one;
+      if (!s.fused) one = open_stored(checkpoint_, names, stored.weights, {1, s.rows, s.cols, false});
+      const QuantTensor& from = s.fused ? stacks[i] : one;
+      const int64_t e = s.fused ? global : 0, first = s.walk.begin + rows.begin * s.walk.step;
+      if (in_place[i]) {
+        copy_scales(from, e, first, s.walk.step, rows.size(), cols, *s.to, local);
+        s.to->apart[static_cast<size_t>(local)] = from.codes.slice(e).rows(first, first + rows.size());
+      } else {
+        copy_region(from, e, first, s.walk.step, rows.size(), cols, *s.to, local);
+      }
     }
     check_codes(checkpoint_, names.weight, *s.to, local);
   });

@@ -38,7 +38,7 @@ ExpertWeights pad(const ExpertWeights& w, int64_t inter_multiple, int64_t hidden
   const int64_t inter = round_up(w.up.rows, inter_multiple), hidden = round_up(w.up.cols, hidden_multiple);
   ExpertWeights wide = w;
   wide.up = pad(w.up, inter, hidden);
-  if (!w.gate.codes.empty()) wide.gate = pad(w.gate, inter, hidden);
+  if (!w.gate.empty()) wide.gate = pad(w.gate, inter, hidden);
   wide.down = pad(w.down, hidden, inter);
   wide.bias_up = pad_columns(w.bias_up, inter);
   wide.bias_gate = pad_columns(w.bias_gate, inter);

@@ -5,12 +5,22 @@
 #include <cstring>
 
 #include "format/quantize_weights.h"
+#include "io/checkpoint.h"
+#include "io/read_ahead.h"
 #include "weights/scale_grid.h"
 
 namespace sluice::weights {
 
 using format::Format;
 using format::FormatInfo;
+
+void QuantTensor::begin_rows(int64_t expert, int64_t begin, int64_t end) const {
+  if (file) io::read_ahead(code_row(expert, begin), (end - begin) * row_bytes());
+}
+
+void QuantTensor::end_rows(int64_t expert, int64_t begin, int64_t end) const {
+  if (file) file->forget(code_row(expert, begin), (end - begin) * row_bytes());
+}
 
 QuantTensor make_quant_tensor(Format format, int64_t experts, int64_t rows, int64_t cols,
                               const MakeTensor& make_codes) {
@@ -37,7 +47,7 @@ Tensor dequantize(const QuantTensor& w) {
   for (int64_t e = 0; e < w.experts; ++e) {
     const void* scales = w.scales.empty() ? nullptr : w.scales.rows(e, e + 1).data();
     const float global = w.global.empty() ? 1.0f : w.global.as<float>()[e];
-    format::dequantize_weight(w.format, w.codes.slice(e).data(), scales, global, w.rows, w.cols,
+    format::dequantize_weight(w.format, w.code_row(e, 0), scales, global, w.rows, w.cols,
                               out.as<float>() + e * w.rows * w.cols);
   }
   return out;
@@ -75,6 +85,7 @@ std::optional<QuantTensor> concatenate_rows(std::span<const QuantTensor> parts, 
   if (parts.size() == 1) return parts[0];
   constexpr int64_t kBlock = 128;  // rows and columns of a block of fp8_block
   QuantTensor out = parts[0];
+  out.file = nullptr;
   out.rows = 0;
   for (const QuantTensor& p : parts) {
     if (p.format != out.format || p.experts != out.experts || p.cols != out.cols) return {};
@@ -83,7 +94,11 @@ std::optional<QuantTensor> concatenate_rows(std::span<const QuantTensor> parts, 
     if (p.format == format::Format::fp8_tensor && !same_bytes(p.scales, out.scales)) return {};
     out.rows += p.rows;
   }
+  for (const QuantTensor& p : parts)
+    for (int64_t e = 0; e < p.experts; ++e) p.begin_rows(e, 0, p.rows);
   out.codes = stack_rows(parts, &QuantTensor::codes, queue);
+  for (const QuantTensor& p : parts)
+    for (int64_t e = 0; e < p.experts; ++e) p.end_rows(e, 0, p.rows);
   if (out.format != format::Format::fp8_tensor) out.scales = stack_rows(parts, &QuantTensor::scales, queue);
   return out;
 }

@@ -25,7 +25,7 @@ template <class T>
 auto code_plane(T& w, int64_t expert) {
   const int64_t row_bytes = w.cols * info(w.format).bits / 8;
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  return Plane<Byte>{static_cast<Byte*>(w.codes.data()) + expert * w.rows * row_bytes, row_bytes};
+  return Plane<Byte>{const_cast<Byte*>(w.code_row(expert, 0)), row_bytes};
 }
 
 template <class T>
@@ -42,8 +42,9 @@ void check_cut(int64_t at, int64_t group, int64_t end, std::string_view what, st
 
 }  // namespace
 
-void copy_region(const QuantTensor& src, int64_t src_expert, int64_t row_begin, int64_t row_step, int64_t count,
-                 Range cols, QuantTensor& dst, int64_t dst_expert) {
+namespace {
+void check_region(const QuantTensor& src, int64_t src_expert, int64_t row_begin, int64_t row_step, int64_t count,
+                  Range cols, const QuantTensor& dst, int64_t dst_expert) {
   const FormatInfo f = info(src.format);
   check(src.format == dst.format, "weights of format {} were copied to {}", f.name, info(dst.format).name);
   check(src_expert >= 0 && src_expert < src.experts && dst_expert >= 0 && dst_expert < dst.experts,
@@ -60,12 +61,23 @@ void copy_region(const QuantTensor& src, int64_t src_expert, int64_t row_begin, 
         row_step, f.group_n);
   check_cut(row_begin, std::max(f.group_n, 1), src.rows, "rows", f.name);
   check_cut(last, std::max(f.group_n, 1), src.rows, "rows", f.name);
+}
+}  // namespace
 
+void copy_region(const QuantTensor& src, int64_t src_expert, int64_t row_begin, int64_t row_step, int64_t count,
+                 Range cols, QuantTensor& dst, int64_t dst_expert) {
+  copy_scales(src, src_expert, row_begin, row_step, count, cols, dst, dst_expert);
+  const FormatInfo f = info(src.format);
   const auto from = code_plane(src, src_expert);
   const auto to = code_plane(dst, dst_expert);
   const int64_t offset = cols.begin * f.bits / 8, bytes = cols.size() * f.bits / 8;
   for (int64_t r = 0; r < count; ++r) std::memcpy(to.at(r, 0), from.at(row_begin + r * row_step, offset), bytes);
+}
 
+void copy_scales(const QuantTensor& src, int64_t src_expert, int64_t row_begin, int64_t row_step, int64_t count,
+                 Range cols, QuantTensor& dst, int64_t dst_expert) {
+  check_region(src, src_expert, row_begin, row_step, count, cols, dst, dst_expert);
+  const FormatInfo f = info(src.format);
   if (f.global_scale) dst.global.as<float>()[dst_expert] = src.global.as<float>()[src_expert];
   if (f.scale == ScaleType::none) return;
   const ScaleGrid src_grid = scale_grid(src.format, src.rows, src.cols);

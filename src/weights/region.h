@@ -19,6 +19,10 @@ struct Range {
 void copy_region(const QuantTensor& src, int64_t src_expert, int64_t row_begin, int64_t row_step, int64_t count,
                  Range cols, QuantTensor& dst, int64_t dst_expert);
 
+// The scales alone.
+void copy_scales(const QuantTensor& src, int64_t src_expert, int64_t row_begin, int64_t row_step, int64_t count,
+                 Range cols, QuantTensor& dst, int64_t dst_expert);
+
 // A new tensor of experts x rows x cols.
 QuantTensor cut(const QuantTensor& w, Range experts, Range rows, Range cols);
 

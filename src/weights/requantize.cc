@@ -22,7 +22,7 @@ constexpr int64_t kRows = 128;
 void read_rows(const QuantTensor& w, int64_t e, Range rows, std::vector<float>& out) {
   out.resize(static_cast<size_t>(rows.size() * w.cols));
   if (w.format == Format::bf16) {
-    const uint16_t* codes = w.codes.as<uint16_t>() + (e * w.rows + rows.begin) * w.cols;
+    const auto* codes = reinterpret_cast<const uint16_t*>(w.code_row(e, rows.begin));
     std::transform(codes, codes + out.size(), out.begin(), bf16_to_float);
     return;
   }
@@ -32,9 +32,9 @@ void read_rows(const QuantTensor& w, int64_t e, Range rows, std::vector<float>& 
 
 }  // namespace
 
-QuantTensor quantize(Context& ctx, Format format, const QuantTensor& w) {
+QuantTensor quantize(Context& ctx, Format format, const QuantTensor& w, const MakeTensor& make_codes) {
   if (format == w.format) return w;
-  QuantTensor out = make_quant_tensor(format, w.experts, w.rows, w.cols);
+  QuantTensor out = make_quant_tensor(format, w.experts, w.rows, w.cols, make_codes);
   const format::FormatInfo f = info(format);
   const ScaleGrid grid = scale_grid(format, w.rows, w.cols);
   const int64_t chunks = ceil_div(w.rows, kRows), tasks = w.experts * chunks;
@@ -49,6 +49,7 @@ QuantTensor quantize(Context& ctx, Format format, const QuantTensor& w) {
   if (whole)
     ctx.pool.parallel_for(tasks, [&](int64_t task, int worker) {
       auto& x = values[static_cast<size_t>(worker)];
+      w.begin_rows(task / chunks, rows_of(task).begin, rows_of(task).end);
       read_rows(w, task / chunks, rows_of(task), x);
       amax[static_cast<size_t>(task)] = format::amax_of(x.data(), static_cast<int64_t>(x.size()));
     });
@@ -66,7 +67,9 @@ QuantTensor quantize(Context& ctx, Format format, const QuantTensor& w) {
     const int64_t e = task / chunks;
     const Range rows = rows_of(task);
     auto& x = values[static_cast<size_t>(worker)];
+    w.begin_rows(e, rows.begin, rows.end);
     read_rows(w, e, rows, x);
+    w.end_rows(e, rows.begin, rows.end);
     const int64_t scale_at = (e * grid.rows + rows.begin / grid.group_n) * grid.cols;
     float same_scale = 0, same_global = 0;  // what every task of one matrix finds; its first task stores it
     void* scales_at = format == Format::fp8_tensor ? static_cast<void*>(&same_scale) : scales + scale_at * scale_bytes;
@@ -80,11 +83,11 @@ QuantTensor quantize(Context& ctx, Format format, const QuantTensor& w) {
   return out;
 }
 
-ExpertWeights quantize(Context& ctx, Format format, const ExpertWeights& w) {
+ExpertWeights quantize(Context& ctx, Format format, const ExpertWeights& w, const MakeTensor& make_codes) {
   ExpertWeights out = w;
-  out.up = quantize(ctx, format, w.up);
-  if (!w.gate.codes.empty()) out.gate = quantize(ctx, format, w.gate);
-  out.down = quantize(ctx, format, w.down);
+  out.up = quantize(ctx, format, w.up, make_codes);
+  if (!w.gate.empty()) out.gate = quantize(ctx, format, w.gate, make_codes);
+  out.down = quantize(ctx, format, w.down, make_codes);
   return out;
 }
 

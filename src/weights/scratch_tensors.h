@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors whose memory is used again after they are gone. Loading a layer copies its experts to a stack that lives
-// until they are packed; memory that the kernel has to zero page by page costs more than the copy (57 % of a load
-// of 2.5 GB from the page cache), so the next layer's stack takes the same pages.
+// Tensors whose memory is used again after they are gone. Experts that are quantised while loading, or that cannot be
+// packed from where the file has them, lie in a stack until they are packed. Memory that the kernel has to zero page by
+// page costs more than the copy (57 % of a load of 2.5 GB from the page cache), so the next layer's stack takes the
+// same pages.
 #pragma once
 
 #include <memory>

@@ -53,7 +53,7 @@ ExpertWeights shard(const ExpertWeights& w, const Shard& s, format::InputFormat 
   const Range hidden{0, w.up.cols};
   ExpertWeights part;
   part.up = cut(w.up, experts, inter, hidden);
-  if (!w.gate.codes.empty()) part.gate = cut(w.gate, experts, inter, hidden);
+  if (!w.gate.empty()) part.gate = cut(w.gate, experts, inter, hidden);
   part.down = cut(w.down, experts, hidden, inter);
   part.input_scale1 = w.input_scale1;
   part.input_scale2 = w.input_scale2;

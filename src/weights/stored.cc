@@ -269,7 +269,8 @@ Tensor read_floats(const Checkpoint& checkpoint, std::string_view name, const Sh
 void check_codes(const Checkpoint& checkpoint, std::string_view name, const QuantTensor& w, int64_t expert) {
   if (info(w.format).bits != 8) return;
   const int64_t count = w.rows * w.cols;
-  const uint8_t* codes = w.codes.as<uint8_t>() + expert * count;
+  w.begin_rows(expert, 0, w.rows);
+  const auto* codes = reinterpret_cast<const uint8_t*>(w.code_row(expert, 0));
   bool nan = false;  // a plain loop over all of them is vectorised; an early exit is not
   for (int64_t i = 0; i < count; ++i) nan |= (codes[i] & 0x7f) == 0x7f;
   check_file(!nan, "{} holds a NaN code (0x7f or 0xff)", checkpoint.source_of(name));

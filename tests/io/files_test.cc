@@ -87,6 +87,60 @@ TEST(MappedFile, CutIsAnErrorNotASignal) {
   expect_error(ErrorCode::bad_file, {path.string(), "1048576", "5000"}, [&] { file.check_not_cut(); });
 }
 
+// Pages of the file [begin, end) that this process has mapped, as /proc/self/pagemap says.
+int64_t mapped_pages(const MappedFile& file) {
+  const auto page = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  const int maps = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  int64_t count = 0;
+  for (int64_t at = 0; at < file.size(); at += page) {
+    uint64_t entry = 0;
+    const auto number =
+        static_cast<off_t>(reinterpret_cast<uintptr_t>(file.data() + at) / static_cast<uintptr_t>(page));
+    EXPECT_EQ(pread(maps, &entry, sizeof entry, number * static_cast<off_t>(sizeof entry)), 8);
+    count += static_cast<int64_t>(entry >> 63);
+  }
+  close(maps);
+  return count;
+}
+
+TEST(MappedFile, ForgottenPagesLeaveTheProcessAndReadTheSame) {
+  TempDir dir;
+  std::string text((1 << 20) + 4321, '\0');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 2654435761u >> 13);
+  const MappedFile file(dir.put("f", text));
+  const auto is_text = [&] { return std::memcmp(file.data(), text.data(), text.size()) == 0; };
+  ASSERT_TRUE(is_text());
+  const int64_t all = mapped_pages(file);
+  EXPECT_EQ(all, 258);
+  file.forget(file.data() + 70001, 0);
+  EXPECT_EQ(mapped_pages(file), all) << "no byte";
+  file.forget(file.data() + 200001, 1);
+  EXPECT_LT(mapped_pages(file), all) << "one byte is in one page";
+  EXPECT_GE(mapped_pages(file), all - 16) << "what is forgotten beside it is 64 KB at most";
+  file.forget(file.data() + file.size() - 1, 1);
+  ASSERT_TRUE(is_text()) << "read again from the page cache";
+  for (int64_t at = 0; at < file.size(); at += 50000) file.forget(file.data() + at, 50000);
+  EXPECT_EQ(mapped_pages(file), 0) << "pieces of odd sizes, the last beyond the end";
+  EXPECT_TRUE(is_text());
+  EXPECT_TRUE(file.holds(file.data() + file.size() - 1));
+  EXPECT_FALSE(file.holds(file.data() + file.size()));
+  std::string own(1 << 20, 'x');
+  EXPECT_FALSE(file.holds(own.data()));
+  file.forget(own.data(), 1 << 20);
+  EXPECT_EQ(own, std::string(1 << 20, 'x')) << "memory beside the mapping loses nothing";
+}
+
+// Forgotten pages of a file that was cut meanwhile: nothing raises a signal, and the sentence stays.
+TEST(MappedFile, ForgettingACutFile) {
+  TempDir dir;
+  const auto path = dir.put("f", std::string(1 << 20, 'x'));
+  const MappedFile file(path);
+  ASSERT_EQ(truncate(path.c_str(), 5000), 0);
+  file.forget(file.data(), file.size());
+  read_ahead(file.data(), file.size());
+  expect_error(ErrorCode::bad_file, {path.string(), "5000"}, [&] { file.check_not_cut(); });
+}
+
 // A copy by the kernel meets the cut as an error of its own.
 TEST(MappedFile, CutWhileItIsWrittenElsewhere) {
   TempDir dir;

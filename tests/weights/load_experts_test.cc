@@ -7,6 +7,7 @@
 #include "merged_gate_up.h"
 #include "weights/calibration.h"
 #include "weights/pad.h"
+#include "weights/requantize.h"
 
 namespace sluice::weights {
 namespace {
@@ -32,6 +33,54 @@ TEST_F(LoadTest, ExpertsOfEveryFormatAndShard) {
               << name << " gated " << gated << " tp " << which.tp_rank << "/" << which.tp_size << " ep "
               << which.ep_rank << "/" << which.ep_size;
         }
+      }
+}
+
+// Experts in place: apart where whole rows are wanted, a stack where only some columns are (the down matrices of a
+// tensor-parallel rank). Stacked, packed for the CPU's kernels and quantised they give what copied ones give.
+TEST_F(LoadTest, ExpertsInPlaceAreTheSameBytes) {
+  const int64_t experts = 5, inter = 160, hidden = 144;
+  for (const auto& [format, name] : format::kFormats)
+    for (bool fused : {false, true})
+      for (const Shard which : {Shard{}, Shard{2, 3, 1, 2}}) {
+        if (fused && (format == Format::fp8_tensor || format == Format::nvfp4 || format == Format::fp8_block)) continue;
+        Written written;
+        written.config = config_for(format);
+        const ExpertWeights w = random_experts(random, format, experts, inter, hidden, true, false);
+        if (fused) {
+          const QuantTensor gate_up = merge_gate_up({w.gate, w.up}, GateUpOrder::gate_up);
+          for (const auto& [tensor, q] : {std::pair{".gate_up_proj", &gate_up}, {".down_proj", &w.down}}) {
+            written.tensors[kExperts + tensor] = q->codes;
+            if (!q->scales.empty()) written.tensors[kExperts + tensor + "_scale_inv"] = q->scales;
+          }
+        } else {
+          put_experts(written, w, false);
+        }
+        LoaderOptions options;
+        options.shard = which;
+        options.nvfp4_per_token = true;
+        const std::string what = fmt::format("{} fused {} tp {}", name, fused, which.tp_size);
+        const ExpertWeights expected = load(written, options).experts(names_of(true), {experts, inter, hidden}).weights;
+        Loader loader = load(written, options);
+        const ExpertWeights got = loader.experts(names_of(true), {experts, inter, hidden}, Codes::in_place).weights;
+        ASSERT_FALSE(got.gate.apart.empty()) << what;
+        EXPECT_EQ(got.down.apart.empty(), which.tp_size > 1) << what;
+        for (const auto& [a, b] :
+             {std::pair{&got.up, &expected.up}, {&got.gate, &expected.gate}, {&got.down, &expected.down}})
+          for (int64_t e = 0; e < b->experts; ++e) {
+            a->begin_rows(e, 0, b->rows);
+            EXPECT_EQ(std::memcmp(a->code_row(e, 0), b->code_row(e, 0), static_cast<size_t>(b->rows * b->row_bytes())),
+                      0)
+                << what << " expert " << e;
+            a->end_rows(e, 1, b->rows);
+          }
+        EXPECT_TRUE(same_bytes(dequantize(got.up), dequantize(expected.up))) << what;
+        const Format other = format == Format::mxfp8 ? Format::mxfp4 : Format::mxfp8;
+        EXPECT_TRUE(same_bytes(quantize(live.ctx, other, got), quantize(live.ctx, other, expected))) << what;
+        const ExpertWeights stacked = loader.stacked(got);
+        EXPECT_TRUE(same_bytes(stacked, expected)) << what;
+        EXPECT_EQ(stacked.up.file, nullptr);
+        EXPECT_TRUE(stacked.up.apart.empty());
       }
 }
 

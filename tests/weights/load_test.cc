@@ -3,10 +3,39 @@
 // bit.
 #include "load_case.h"
 
+#include <unistd.h>
+
 #include <cmath>
 
 namespace sluice::weights {
 namespace {
+
+// Codes where the file has them are the bytes of the copy, and nothing of the copy is a view of the file: it keeps its
+// bytes when the file is cut.
+TEST_F(LoadTest, InPlaceAndCopiedAreTheSameBytes) {
+  for (const auto& [format, name] : format::kFormats) {
+    Written written;
+    written.config = config_for(format);
+    const QuantTensor w = random_quant(random, format, 1, 200, 144);
+    put_matrix(written, kModule, w);
+    LoaderOptions options;
+    options.nvfp4_per_token = true;
+    Loader loader = load(written, options);
+    const LoadedLinear in_place = loader.linear(kModule, 200, 144, Codes::in_place);
+    ASSERT_NE(in_place.w.file, nullptr);
+    for (const auto& [begin, end] : {std::pair{0, 1}, {7, 199}, {199, 200}, {200, 200}, {0, 200}}) {
+      in_place.w.begin_rows(0, begin, end);
+      in_place.w.end_rows(0, begin, end);
+    }
+    EXPECT_TRUE(same_bytes(in_place.w, w)) << name;
+    const LoadedLinear copied = loader.linear(kModule, 200, 144);
+    EXPECT_EQ(copied.w.file, nullptr);
+    const Tensor again = loader.copy(kModule + ".weight");
+    ASSERT_EQ(truncate((written.dir / "model.safetensors").c_str(), 0), 0);
+    EXPECT_TRUE(same_bytes(copied.w, w)) << name;
+    EXPECT_EQ(std::memcmp(again.data(), w.codes.data(), static_cast<size_t>(w.codes.bytes())), 0) << name;
+  }
+}
 
 TEST_F(LoadTest, LinearOfEveryFormat) {
   for (const auto& [format, name] : format::kFormats) {

@@ -37,8 +37,7 @@ float row_scale(const weights::QuantTensor& w, int64_t e, int64_t n, Fp8Order or
   if (f.bits == 8 && order == Fp8Order::f16) scale *= kE4m3F16Factor;
   if (f.scale == ScaleType::e4m3) scale *= kE4m3F16Factor;
 
-  bool nan =
-      f.bits == 8 && has_e4m3_nan(static_cast<const uint8_t*>(w.codes.data()) + (e * w.rows + n) * w.cols, w.cols);
+  bool nan = f.bits == 8 && has_e4m3_nan(reinterpret_cast<const uint8_t*>(w.code_row(e, n)), w.cols);
   if (f.scale == ScaleType::e8m0 || f.scale == ScaleType::e4m3) {
     const int64_t groups = ceil_div<int64_t>(w.cols, f.group_k);
     const uint8_t* row = static_cast<const uint8_t*>(w.scales.data()) + (e * w.rows + n) * groups;
@@ -105,9 +104,31 @@ void PackedWeights::refit(Context& ctx, const weights::QuantTensor& w, const wei
         w.rows, w.cols, experts_, n_, k_);
   check(up == nullptr || (up->format == format_ && up->rows == n_ && up->cols == k_ && up->experts == experts_),
         "gate and up must have one format and shape");
-  // One task per N-tile. This is also what first touches the new pages, so all threads do it.
-  ctx.pool.parallel_for(experts_ * n_tiles(),
-                        [&](int64_t task, int) { pack_n_tile(w, up, task / n_tiles(), task % n_tiles()); });
+  // A task packs N-tiles that follow each other, as many as fill a huge page, unless the threads would not have four
+  // tasks each. This is also what first touches the new pages, so all threads do it, and not in the same page: both
+  // would clear one.
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  const int64_t all = experts_ * n_tiles();
+  const int64_t run = std::clamp<int64_t>(all / (4 * ctx.pool.size()), 1, ceil_div(kHugePage, n_tile_codes_));
+  ctx.pool.parallel_for(ceil_div(all, run), [&](int64_t task, int) {
+    const int64_t last = std::min(all, (task + 1) * run);
+    for (int64_t t = task * run; t < last;) {
+      const int64_t expert = t / n_tiles(), first = t % n_tiles(), end = std::min(n_tiles(), first + last - t);
+      pack_n_tiles(w, up, expert, first, end);
+      t += end - first;
+    }
+  });
+}
+
+// N-tiles [first, end) of an expert.
+void PackedWeights::pack_n_tiles(const weights::QuantTensor& w, const weights::QuantTensor* up, int64_t expert,
+                                 int64_t first, int64_t end) {
+  const int64_t tile_rows = gated_ ? kPanelN : kNTile, row = first * tile_rows, row_end = std::min(n_, end * tile_rows);
+  w.begin_rows(expert, row, row_end);
+  if (up != nullptr) up->begin_rows(expert, row, row_end);
+  for (int64_t t = first; t < end; ++t) pack_n_tile(w, up, expert, t);
+  w.end_rows(expert, row, row_end);
+  if (up != nullptr) up->end_rows(expert, row, row_end);
 }
 
 void PackedWeights::pack_n_tile(const weights::QuantTensor& w, const weights::QuantTensor* up, int64_t expert,
@@ -122,8 +143,7 @@ void PackedWeights::pack_n_tile(const weights::QuantTensor& w, const weights::Qu
     const int64_t first = gated_ ? index * kPanelN : (index * kNTilePanels + p) * kPanelN;
     const int64_t valid = std::min<int64_t>(kPanelN, n_ - first);
     const uint8_t* row[kPanelN] = {};
-    for (int64_t r = 0; r < valid; ++r)
-      row[r] = static_cast<const uint8_t*>(m.codes.data()) + (expert * n_ + first + r) * row_bytes;
+    for (int64_t r = 0; r < valid; ++r) row[r] = reinterpret_cast<const uint8_t*>(m.code_row(expert, first + r));
     uint8_t* codes = const_cast<uint8_t*>(view.codes) + p * kBlockBytes;
     const CodeOrder order = f.bits == 16              ? CodeOrder::dword
                             : f.bits == 4             ? CodeOrder::nibbles

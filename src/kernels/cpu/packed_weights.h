@@ -92,6 +92,8 @@ class PackedWeights {
   // take(type, shape) gives a tensor.
   template <class Take>
   void take_arrays(Take&& take);
+  void pack_n_tiles(const weights::QuantTensor& w, const weights::QuantTensor* up, int64_t expert, int64_t first,
+                    int64_t end);
   void pack_n_tile(const weights::QuantTensor& w, const weights::QuantTensor* up, int64_t expert, int64_t index);
 
   format::Format format_ = format::Format::bf16;
