@@ -19,7 +19,8 @@ struct RowCodes {
 };
 
 // The results of experts that a norm adds up itself, for a launch less: D(sum over k of weight * result), exactly as
-// finalize.h. Rows from *num_rows on get zeros.
+// finalize.h, as long as weights of absent pairs are finite: their results are zeros, which finalize.h leaves out. Rows
+// from *num_rows on get zeros.
 struct UnsummedResults {
   const void* results;      // D [rows, top_k, cols], aligned to 16 bytes; null: none
   const float* weights;     // [rows, top_k]; null: 1
