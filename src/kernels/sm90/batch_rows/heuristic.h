@@ -20,7 +20,7 @@ struct BatchRowsChoice {
   int tile = 0;     // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
   int blocks = 1;   // per multiprocessor, of kBatchTiles
   int parts = 1;    // of K: blocks of a cluster that add their sums
-  int m_parts = 1;  // tasks of an M-tile with one part of K: 1, 2 or 4. No sum depends on it
+  int m_parts = 1;  // tasks of an M-tile: 1, 2 or 4; with several parts of K of a router alone. No sum depends on it
   // Several k-blocks share a stage (chain_ring.h): one of kChainTiles and of kChainMParts, one block per multiprocessor
   // and one part of K, whose sums are those of any other choice of one part.
   bool chain = false;
@@ -54,8 +54,9 @@ double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& ro
 // The quickest by that, of those with as many parts of K; 0: with any number. Up to kMostChainRows rows with one part
 // are a chain, where the operand has chains. With any number of parts, up to kFewChainRows rows are one too, unless the
 // matrix has few M-tiles or parts are expected to be quicker for kFewChainRows rows. That does not depend on the number
-// of rows, so a row has the same bits beside any others up to kFewChainRows. More than kMostCutRows rows in BF16 are a
-// chain as well, if the matrix has at most kMostFullChainMTiles M-tiles.
+// of rows, so a row has the same bits beside any others up to kFewChainRows. In BF16 that is so up to kMostChainRows,
+// if the matrix has at most kMostFullChainMTiles M-tiles. Short and long routers have rules of their own
+// (chain_ring.h).
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts);
 
 // Parts of K of a deterministic product, whatever the rows: several only if the matrix is narrow, as a router is, so

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T with a batch of rows of x: the weights are streamed once. A task is 128 weight rows by a tile of rows; the
-// blocks of a cluster share its K, and each adds the partial sums of a part of the rows, in the order of K. Or K is not
-// shared, and a task may be 64 or 32 weight rows (m_parts).
+// blocks of a cluster share its K, and each adds the partial sums of a part of the rows, in the order of K. Where K
+// is not shared, and of long routers, a task may be 64 or 32 weight rows (m_parts).
 // Warps 0 to 7 multiply (two warpgroups of 64 weight rows). Warp 8 streams weights, and starts before the previous
 // kernel has finished. Warp 9 streams rows of x.
 #pragma once

@@ -182,12 +182,12 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   check(call.workspace_size >= p.bytes, "workspace_size is {}; a call of {} tokens needs {} bytes", call.workspace_size,
         call.tokens, p.bytes);
   const RouteArgs route = route_args(call, p);
-  const RowsArgs rows = row_args(call, p, route);
   GroupedGemmArgs gemm = gemm_args(call, p);
   if (p.one_token) {
     if (route.logits != nullptr) launch_choose(route, warm_up_.data(), stream, call.pdl);
     return multiply_one_token(call, p, gemm, route, stream);
   }
+  const RowsArgs rows = row_args(call, p, route);
   if (route_permute_fits(route)) {  // few tokens: one or two launches before the GEMMs
     const bool early = starts_early(spec_, p.choice.instance, call.tokens) && call.logits == nullptr;
     launch_route_permute(route, rows, early, warm_up_.data(), stream, call.pdl);

@@ -12,7 +12,7 @@ namespace sluice::sm90 {
 // Workspace pieces; with a null workspace only `bytes` and what lies before the pieces mean anything.
 struct MoePlan {
   GemmChoice choice;
-  bool one_token;  // both products by the kernels of one token (one_token.h), of rows in the choice's tiles
+  bool one_token;  // both products by the kernels of one token (one_token.h), which read no tables
   Store store;
   int64_t rows, tiles;                 // the most that any routing can need
   int m_groups[2];                     // tasks that a tile of rows has in each GEMM, per part of K
