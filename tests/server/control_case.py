@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import tempfile
 import threading
-import time
 
 from checkpoint_bytes import read_checkpoint
 from serve_case import MODEL, PROMPT, WithServer
@@ -30,18 +29,6 @@ class Control(WithServer):
         thread = threading.Thread(target=lambda: out.extend(self.server.post(path, body)))
         thread.start()
         return thread, out
-
-    def begin_many(self, tokens):
-        """[(thread, list)] of requests that run for seconds, some of which run when this returns. One alone may be over
-        before a slow machine looks, and many take minutes with sanitizers: their number follows from the speed."""
-        def body(n):
-            return {"text": "Once", "sampling_params": {"max_new_tokens": n, "ignore_eos": True, "temperature": 0}}
-
-        alone = tokens / self.tokens_for(1)
-        begun = [self.begin("/generate", body(tokens)) for _ in range(max(1, min(24, round(6 / alone))))]
-        while self.server.metric("num_running_reqs") < 1:
-            time.sleep(0.005)
-        return begun
 
     def failed(self, path, body, status=400, param=None, needle=""):
         """A refusal in SGLang's form."""

@@ -24,6 +24,7 @@ class Server:
         """`limits`: (resource.RLIMIT_..., value) of the server; `environment`: variables beside this process's own."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")} | (environment or {})
         self.errors = tempfile.TemporaryFile(mode="w+")
+        self.key = words[words.index("--api-key") + 1] if "--api-key" in words else None
         self.process = subprocess.Popen(
             [program, "serve", "--model-path", str(model), "--port", "0", *map(str, words)], env=clean, text=True,
             stdout=subprocess.PIPE, stderr=self.errors,
@@ -104,7 +105,8 @@ class Server:
         return status, [json.loads(e[6:]) for e in events[:-1]]
 
     def metric(self, name):
-        text = self.get("/metrics")[2]
+        status, _, text = self.get("/metrics", headers={"Authorization": f"Bearer {self.key}"} if self.key else None)
+        assert status == 200, text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
                    if re.match(rf"sluice:{name}\{{", line))
 

@@ -55,14 +55,6 @@ class UpdatesWhileServing(WithWeightUpdates):
             after = self.answer()
             self.ok("/flush_cache", "")
             self.assertEqual(self.answer(), after)
-        # Without a pause, what runs is aborted.
-        self.setUp()
-        begun = self.begin_many(1900)
-        with SharedTensors(changed) as spec:
-            self.ok("/update_weights_from_tensor", spec)
-        for thread, _ in begun:
-            thread.join(TIMEOUT)
-        self.assertIn("abort", [out[1]["meta_info"]["finish_reason"]["type"] for _, out in begun])
 
     def test_another_checkpoint_takes_the_place_of_the_first(self):
         """As SGLang's test_update_weights_from_disk: paused requests go on with it, and it is the one that is named."""
@@ -83,11 +75,7 @@ class UpdatesWhileServing(WithWeightUpdates):
                 thread.join(TIMEOUT)
                 self.assertEqual((out[1]["meta_info"]["finish_reason"]["type"], len(out[1]["output_ids"])), ("length", tokens))
             self.assertEqual(self.answer(), changed, mode)
-        begun = self.begin_many(1900)
-        self.ok("/update_weights_from_disk", {"model_path": str(MODEL), "abort_all_requests": True})
-        for thread, _ in begun:
-            thread.join(TIMEOUT)
-        self.assertIn("abort", [out[1]["meta_info"]["finish_reason"]["type"] for _, out in begun])
+        self.ok("/update_weights_from_disk", {"model_path": str(MODEL)})
         self.assertEqual(self.answer(), fresh)
 
     def test_a_refused_update_leaves_paused_requests_as_they_are(self):
@@ -113,6 +101,31 @@ class UpdatesWhileServing(WithWeightUpdates):
                                                                               "temperature": 0}})
             self.assertEqual(out[1]["meta_info"]["finish_reason"]["type"], "length")
             self.assertEqual(out[1]["output_ids"], whole["output_ids"], mode)
+
+
+class UpdatesUnderRequests(WithWeightUpdates):
+    endless = True  # a request that ends by itself may be over before a busy machine sends the update
+
+    def setUp(self):
+        self.model = self.info("model_path")
+
+    def aborts(self, path, body):
+        """Without a pause, what runs is aborted."""
+        thread, out = self.begin("/generate", {"text": PROMPT, "sampling_params": {
+            "max_new_tokens": 1_000_000, "ignore_eos": True, "temperature": 0}})
+        self.server.wait_for_metric("num_running_reqs", 1)
+        self.ok(path, body)
+        thread.join(TIMEOUT)
+        self.assertEqual(out[1]["meta_info"]["finish_reason"]["type"], "abort", out)
+
+    def test_an_update_aborts_what_runs(self):
+        fresh = self.answer()
+        changed = {name: halved(t) for name, t in self.tensors.items() if "in_proj" in name}
+        with SharedTensors(changed) as spec:
+            self.aborts("/update_weights_from_tensor", spec)
+        self.assertNotEqual(self.answer(), fresh)
+        self.aborts("/update_weights_from_disk", {"model_path": self.model, "abort_all_requests": True})
+        self.assertEqual(self.answer(), fresh)
 
 
 if __name__ == "__main__":
