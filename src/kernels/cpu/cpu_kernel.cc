@@ -78,7 +78,7 @@ CpuKernel choose_cpu_kernel(Isa isa, Format weights, InputFormat input, DType dt
   if (weights == Format::nvfp4 && is_nvfp4(input) && c.row_ops->nvfp4_dot != nullptr) {
     c.gemm = isa == Isa::avx512_bf16 ? kAvx512Bf16Kernels.nvfp4_dot : c.row_ops->nvfp4_dot;
     c.input_type = PackedType::nvfp4;
-    c.name = "avx512_vnni";
+    c.name = isa == Isa::avx2 ? "avx2" : "avx512_vnni";
     return c;
   }
   const bool exact_in_bf16 = dtype == DType::bf16;

@@ -12,7 +12,7 @@ namespace sluice::kernels::cpu {
 
 // Made by choose_cpu_kernel(). PackedWeights and PackedRows of one product are packed for the same CpuKernel.
 struct CpuKernel {
-  std::string_view name;  // a level of kIsas, or "avx512_vnni" for the integer kernels
+  std::string_view name;  // a level of kIsas, or "avx512_vnni" for AVX-512's integer kernels
   format::Format weight_format = format::Format::bf16;
   format::InputFormat input_format = format::InputFormat::plain;
   GemmFn gemm = nullptr;

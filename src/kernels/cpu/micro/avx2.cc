@@ -1,110 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The level `avx2`: AVX2 with FMA and F16C. The 16 outputs of a panel are two registers, and the 16 registers hold a
-// tile of 6 input rows by one panel.
+// The level `avx2`: AVX2 with FMA and F16C. Products are float32 multiply-adds, or integer dots for NVFP4.
 #include <immintrin.h>
 
 #include "kernels/cpu/micro/kernel_table.h"
 
 #pragma GCC target("avx2,fma,f16c")
 
+#include "kernels/cpu/micro/avx2_vector.h"
 #include "kernels/cpu/micro/gemm.h"
+#include "kernels/cpu/micro/nvfp4_dot.h"
 #include "kernels/cpu/micro/probe.h"
 #include "kernels/cpu/micro/row_ops.h"
 #include "kernels/cpu/micro/tile_product.h"
 
 namespace sluice::kernels::cpu {
-namespace {
-
-struct Avx2 {
-  static constexpr int kKPerStep = 1, kTileM = 6, kTilePanels = 1, kTwoPanelM = 2;
-  static constexpr bool kInterleavedPrefetch = true;
-  struct F {
-    __m256 low, high;  // outputs 0-7, 8-15 of a panel
-  };
-  using W = F;
-  using X = __m256;
-  struct Block {
-    __m256i low, high;  // the block's bytes 0-31, 32-63
-  };
-  template <int kBits>
-  using Raw = Block;
-
-  SLUICE_INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-  SLUICE_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-  SLUICE_INLINE void store(float* p, F f) {
-    _mm256_storeu_ps(p, f.low);
-    _mm256_storeu_ps(p + 8, f.high);
-  }
-  SLUICE_INLINE W load_weights(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
-  SLUICE_INLINE void store_weights(uint8_t* p, W w) { store(reinterpret_cast<float*>(p), w); }
-  SLUICE_INLINE X broadcast_x(const uint8_t* p) { return _mm256_broadcast_ss(reinterpret_cast<const float*>(p)); }
-  SLUICE_INLINE F broadcast_f32(const void* p) {
-    const __m256 v = _mm256_broadcast_ss(static_cast<const float*>(p));
-    return {v, v};
-  }
-  SLUICE_INLINE F add(F a, F b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
-  SLUICE_INLINE F multiply(F a, F b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
-  SLUICE_INLINE F multiply_add(W w, X x, F acc) {
-    return {_mm256_fmadd_ps(w.low, x, acc.low), _mm256_fmadd_ps(w.high, x, acc.high)};
-  }
-  SLUICE_INLINE F multiply_add_f32(F a, F b, F acc) {
-    return {_mm256_fmadd_ps(a.low, b.low, acc.low), _mm256_fmadd_ps(a.high, b.high, acc.high)};
-  }
-  SLUICE_INLINE void prefetch_near(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
-  SLUICE_INLINE void prefetch_far(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
-
-  SLUICE_INLINE F scale_e8m0(const uint8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23)),
-            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)), 23))};
-  }
-  SLUICE_INLINE F from_f16(__m256i words) {
-    return {_mm256_cvtph_ps(_mm256_castsi256_si128(words)), _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1))};
-  }
-  SLUICE_INLINE F scale_e4m3(const uint8_t* p) {
-    const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return from_f16(_mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
-  }
-
-  template <int kBits>
-  SLUICE_INLINE Block load_codes(const uint8_t* p) {
-    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
-  }
-  template <int kStep>
-  SLUICE_INLINE __m256 bf16(__m256i pairs) {
-    return _mm256_castsi256_ps(kStep == 0 ? _mm256_slli_epi32(pairs, 16)
-                                          : _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
-  }
-  // Magnitude from an 8-entry table, sign moved from bit 3 of the nibble.
-  template <int kShift>
-  SLUICE_INLINE __m256 e2m1(__m256i dwords) {
-    const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    const __m256 magnitude = _mm256_permutevar8x32_ps(table, _mm256_srli_epi32(dwords, kShift));
-    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(dwords, 28 - kShift), _mm256_set1_epi32(INT32_MIN));
-    return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
-  }
-  template <int kBits, int kStep>
-  SLUICE_INLINE W decode(const Block& raw) {
-    if constexpr (kBits == 16) {
-      return {bf16<kStep>(raw.low), bf16<kStep>(raw.high)};
-    } else if constexpr (kBits == 8) {
-      // k0 and k2 are the low and high bytes of the words of the block's first half, k1 and k3 of its second half.
-      const __m256i words = kStep % 2 == 0 ? raw.low : raw.high;
-      const __m256i top = kStep < 2 ? _mm256_slli_epi16(words, 8) : words;
-      return from_f16(_mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
-    } else {
-      constexpr int kShift = 16 * (kStep % 2) + 4 * (kStep / 2);
-      return {e2m1<kShift>(raw.low), e2m1<kShift>(raw.high)};
-    }
-  }
-};
-
-}  // namespace
 
 const KernelTable kAvx2Kernels = {
     .gemm = {gemm<Avx2, Bf16Coding>, gemm<Avx2, E4m3Coding>, gemm<Avx2, E4m3BlockCoding>, gemm<Avx2, E4m3MxCoding>,
              gemm<Avx2, E2m1NvCoding>, gemm<Avx2, E2m1MxCoding>},
+    .nvfp4_dot = gemm_nvfp4_dot<Avx2>,
     .pack_row = pack_row,
     .activate = activate,
     .weighted_sum = weighted_sum,

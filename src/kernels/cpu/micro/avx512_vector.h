@@ -89,6 +89,25 @@ struct Avx512 {
       return _mm512_permutexvar_ps(kShift == 0 ? raw : _mm512_srli_epi32(raw, kShift), table);
     }
   }
+
+  using Bytes = __m512i;
+  SLUICE_INLINE Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  SLUICE_INLINE void store_bytes(uint8_t* p, Bytes b) { _mm512_store_si512(p, b); }
+  SLUICE_INLINE void look_up_nibbles(__m128i table, Bytes codes, Bytes& low, Bytes& high) {
+    const __m512i t = _mm512_broadcast_i32x4(table), nibble = _mm512_set1_epi8(0x0f);
+    low = _mm512_shuffle_epi8(t, _mm512_and_si512(codes, nibble));
+    high = _mm512_shuffle_epi8(t, _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble));
+  }
+  SLUICE_INLINE F dot_16(const Bytes (&w)[4], const uint8_t* x, int32_t offset) {
+    __m512i sum = _mm512_set1_epi32(offset);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      int32_t quad;
+      __builtin_memcpy(&quad, x + 4 * i, 4);
+      sum = dot_bytes(sum, w[i], _mm512_set1_epi32(quad));
+    }
+    return _mm512_cvtepi32_ps(sum);
+  }
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 // them. kernels/cpu/packed_weights.h describes the weights; kernels/cpu/packed_rows.h makes the input rows.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace sluice::kernels::cpu {

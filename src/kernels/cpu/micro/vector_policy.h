@@ -14,6 +14,13 @@
 //   scale_e8m0, scale_e4m3                 16 block scales as floats; e4m3 gives the value / 256 (kE4m3F16Factor)
 //   load_codes<bits>, decode<bits, step>   64 bytes of a panel; the weights of k = step * kKPerStep in them
 //   prefetch_near, prefetch_far            to L1, to L2
+// Policies with integer dots (micro/nvfp4_dot.h) have these, too:
+//   Bytes                 64 bytes, four per output of a panel
+//   load_bytes, store_bytes
+//   look_up_nibbles       table[low nibble] and table[high nibble] of every byte
+//   dot_16                offset + sum of w[i] * x over 16 k, as floats: unsigned bytes w up to 24, signed bytes x up
+//   to
+//                         12, four per 32-bit word of x
 #pragma once
 
 #include "kernels/cpu/micro/gemm_args.h"
