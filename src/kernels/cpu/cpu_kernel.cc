@@ -75,18 +75,19 @@ CpuKernel choose_cpu_kernel(Isa isa, Format weights, InputFormat input, DType dt
   c.row_ops = &row_operations(isa);
   c.input_group_scales = weights == Format::fp8_block;
   const size_t code = static_cast<size_t>(weight_code_of(weights));
+  const std::string_view integers = isa == Isa::avx2 ? "avx2" : "avx512_vnni";
   if (weights == Format::nvfp4 && is_nvfp4(input) && c.row_ops->nvfp4_dot != nullptr) {
     c.gemm = isa == Isa::avx512_bf16 ? kAvx512Bf16Kernels.nvfp4_dot : c.row_ops->nvfp4_dot;
     c.input_type = PackedType::nvfp4;
-    c.name = isa == Isa::avx2 ? "avx2" : "avx512_vnni";
+    c.name = integers;
     return c;
   }
   const bool exact_in_bf16 = dtype == DType::bf16;
   if (exact_in_bf16 && weights == Format::mxfp4 && isa <= Isa::avx512 && c.row_ops->mxfp4_dot != nullptr) {
     c.gemm = c.row_ops->mxfp4_dot;
     c.input_type = PackedType::fixed_point;
-    c.max_n_tiles = 2;
-    c.name = "avx512_vnni";
+    c.max_n_tiles = isa == Isa::avx2 ? 1 : 2;
+    c.name = integers;
     return c;
   }
   if (exact_in_bf16 && isa == Isa::amx && kAmxKernels.gemm[code] != nullptr) {

@@ -10,6 +10,7 @@ namespace {
 
 struct Avx2 {
   static constexpr int kKPerStep = 1, kTileM = 6, kTilePanels = 1, kTwoPanelM = 2;
+  static constexpr int kFixedTileM = 2, kFixedTilePanels = 1, kFixedRegisterSums = 2;
   static constexpr bool kInterleavedPrefetch = true;
   struct F {
     __m256 low, high;  // outputs 0-7, 8-15 of a panel
@@ -120,6 +121,57 @@ struct Avx2 {
     return {_mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(low, ones), start)),
             _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(high, ones), start))};
   }
+
+  using Ints = Block;
+  // vpmaddubsw adds two products to 16 bits. At most 255 * 12 each, the sum of eight is below 2^15: `words` holds the
+  // products of up to four quads.
+  struct ByteSums {
+    Ints sums, words;
+  };
+  template <class T>
+  SLUICE_INLINE T keep(T v) {
+    return v;
+  }
+  SLUICE_INLINE Bytes add_bytes(Bytes a, Bytes b) {
+    return {_mm256_add_epi8(a.low, b.low), _mm256_add_epi8(a.high, b.high)};
+  }
+  SLUICE_INLINE __m256i broadcast_quad(const uint8_t* p) {
+    int32_t quad;
+    __builtin_memcpy(&quad, p, 4);
+    return _mm256_set1_epi32(quad);
+  }
+  SLUICE_INLINE Ints load_ints(const uint8_t* p) { return load_bytes(p); }
+  SLUICE_INLINE void store_ints(uint8_t* p, Ints v) { store_bytes(p, v); }
+  template <int kBits>
+  SLUICE_INLINE Ints shift_left(Ints v) {
+    return {_mm256_slli_epi32(v.low, kBits), _mm256_slli_epi32(v.high, kBits)};
+  }
+  SLUICE_INLINE Ints negative(Ints v) {
+    return {_mm256_sub_epi32(_mm256_setzero_si256(), v.low), _mm256_sub_epi32(_mm256_setzero_si256(), v.high)};
+  }
+  SLUICE_INLINE F to_floats(Ints v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
+  SLUICE_INLINE Ints sum_of_quads(Bytes w) {
+    const __m256i bytes = _mm256_set1_epi8(1), words = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(_mm256_maddubs_epi16(bytes, w.low), words),
+            _mm256_madd_epi16(_mm256_maddubs_epi16(bytes, w.high), words)};
+  }
+  SLUICE_INLINE Ints byte_of_quads(Bytes w, uint32_t byte) {
+    const __m128i to_top = _mm_cvtsi32_si128(static_cast<int>(24 - 8 * byte));
+    return {_mm256_srai_epi32(_mm256_sll_epi32(w.low, to_top), 24),
+            _mm256_srai_epi32(_mm256_sll_epi32(w.high, to_top), 24)};
+  }
+  SLUICE_INLINE void add_products(ByteSums& sums, __m256i x, Bytes w) {
+    sums.words.low = _mm256_add_epi16(sums.words.low, _mm256_maddubs_epi16(x, w.low));
+    sums.words.high = _mm256_add_epi16(sums.words.high, _mm256_maddubs_epi16(x, w.high));
+  }
+  SLUICE_INLINE void finish_four_quads(ByteSums& sums) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    sums.sums.low = _mm256_add_epi32(sums.sums.low, _mm256_madd_epi16(sums.words.low, ones));
+    sums.sums.high = _mm256_add_epi32(sums.sums.high, _mm256_madd_epi16(sums.words.high, ones));
+    sums.words = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  }
+  SLUICE_INLINE ByteSums start_sums(Ints v) { return {v, {_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
+  SLUICE_INLINE Ints value_of(const ByteSums& sums) { return sums.sums; }
 };
 
 }  // namespace

@@ -11,7 +11,7 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512")
 
 #include "kernels/cpu/micro/avx512_vector.h"
-#include "kernels/cpu/micro/fixed_point_row.h"
+#include "kernels/cpu/micro/fixed_block_avx512.h"
 #include "kernels/cpu/micro/gemm.h"
 #include "kernels/cpu/micro/mxfp4_dot.h"
 #include "kernels/cpu/micro/nvfp4_dot.h"
@@ -26,7 +26,7 @@ const KernelTable kAvx512Kernels = {
              gemm<Avx512, E4m3MxCoding>, gemm<Avx512, E2m1NvCoding>, gemm<Avx512, E2m1MxCoding>},
     .nvfp4_dot = gemm_nvfp4_dot<Avx512>,
     .mxfp4_dot = gemm_mxfp4_dot,
-    .pack_row = pack_row_avx512,
+    .pack_row = pack_row_or_fixed_point<FixedBlockAvx512>,
     .activate = activate,
     .weighted_sum = weighted_sum,
     .round_bf16 = round_bf16,

@@ -16,6 +16,7 @@ SLUICE_INLINE __m512i dot_bytes(__m512i sum, __m512i unsigned_bytes, __m512i sig
 
 struct Avx512 {
   static constexpr int kKPerStep = 1, kTileM = 8, kTilePanels = 2, kTwoPanelM = 0;
+  static constexpr int kFixedTileM = 6, kFixedTilePanels = 4, kFixedRegisterSums = 12;
   static constexpr bool kInterleavedPrefetch = true;
   using F = __m512;
   using W = __m512;
@@ -106,8 +107,38 @@ struct Avx512 {
       __builtin_memcpy(&quad, x + 4 * i, 4);
       sum = dot_bytes(sum, w[i], _mm512_set1_epi32(quad));
     }
-    return _mm512_cvtepi32_ps(sum);
+    return to_floats(sum);
   }
+
+  using Ints = __m512i;
+  using ByteSums = __m512i;
+  template <class T>
+  SLUICE_INLINE T keep(T v) {
+    __asm__("" : "+v"(v));
+    return v;
+  }
+  SLUICE_INLINE Bytes add_bytes(Bytes a, Bytes b) { return _mm512_add_epi8(a, b); }
+  SLUICE_INLINE Bytes broadcast_quad(const uint8_t* p) {
+    int32_t quad;
+    __builtin_memcpy(&quad, p, 4);
+    return _mm512_set1_epi32(quad);
+  }
+  SLUICE_INLINE Ints load_ints(const uint8_t* p) { return _mm512_load_si512(p); }
+  SLUICE_INLINE void store_ints(uint8_t* p, Ints v) { _mm512_store_si512(p, v); }
+  template <int kBits>
+  SLUICE_INLINE Ints shift_left(Ints v) {
+    return _mm512_slli_epi32(v, kBits);
+  }
+  SLUICE_INLINE Ints negative(Ints v) { return _mm512_sub_epi32(_mm512_setzero_si512(), v); }
+  SLUICE_INLINE F to_floats(Ints v) { return _mm512_cvtepi32_ps(v); }
+  SLUICE_INLINE Ints sum_of_quads(Bytes w) { return dot_bytes(_mm512_setzero_si512(), _mm512_set1_epi8(1), w); }
+  SLUICE_INLINE Ints byte_of_quads(Bytes w, uint32_t byte) {
+    return dot_bytes(_mm512_setzero_si512(), _mm512_set1_epi32(1 << (8 * byte)), w);
+  }
+  SLUICE_INLINE void add_products(ByteSums& sums, Bytes x, Bytes w) { sums = dot_bytes(sums, x, w); }
+  SLUICE_INLINE void finish_four_quads(ByteSums&) {}
+  SLUICE_INLINE ByteSums start_sums(Ints v) { return v; }
+  SLUICE_INLINE Ints value_of(ByteSums sums) { return sums; }
 };
 
 }  // namespace

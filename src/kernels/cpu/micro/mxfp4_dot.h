@@ -15,24 +15,16 @@
 namespace sluice::kernels::cpu {
 namespace {
 
-// A GemmFn.
+// A GemmFn of AVX-512.
 static void gemm_mxfp4_dot(const GemmArgs& a) {
   prefetch_row_scales<Avx512>(a.w);
-  const uint8_t* x[kMaxM];
-  int planes = 2;
-  for (int i = 0; i < a.x.m; ++i) {
-    x[i] = a.x.data + packed_row(a.x, i) * a.x.stride;
-    planes = num_planes(FixedPointRow(a.w.k), x[i]) > planes ? 3 : planes;
-  }
-  if (a.x.m <= max_rows_in_registers(planes))
-    if (planes == 2)
-      a.w.panels == 2 ? run_few_rows<2, 2>(a, x) : run_few_rows<2, 1>(a, x);
-    else
-      a.w.panels == 2 ? run_few_rows<3, 2>(a, x) : run_few_rows<3, 1>(a, x);
-  else if (a.w.n_tiles == 2)
-    run_many_rows<4>(a, x);
+  const FixedPointRows rows(a);
+  if (a.x.m > max_rows_in_registers(rows.planes))
+    run_many_rows<Avx512>(a, rows.x);
+  else if (rows.planes == 2)
+    a.w.panels == 2 ? run_few_rows<2, 2>(a, rows.x) : run_few_rows<2, 1>(a, rows.x);
   else
-    a.w.panels == 2 ? run_many_rows<2>(a, x) : run_many_rows<1>(a, x);
+    a.w.panels == 2 ? run_few_rows<3, 2>(a, rows.x) : run_few_rows<3, 1>(a, rows.x);
   scale_outputs<Avx512>(a);
 }
 

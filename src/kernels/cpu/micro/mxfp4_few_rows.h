@@ -3,6 +3,7 @@
 // once, as packed.
 #pragma once
 
+#include "kernels/cpu/micro/avx512_vector.h"
 #include "kernels/cpu/micro/mxfp4_fixed_point.h"
 
 namespace sluice::kernels::cpu {
@@ -35,10 +36,10 @@ static void run_rows_in_registers(const GemmArgs& a, const uint8_t* const* x) {
   const uint8_t* scales = a.w.scales;
   for (int64_t b = 0; b < a.w.k / kFixedBlockK; ++b) {
     Avx512::prefetch_near(scales + kScalesPrefetchBytes);
-    __m512i sum[kM][kPlanes][kPanels], weight_sum[kPanels];
+    __m512i sum[kM][kPlanes][kPanels], weight_bytes[kPanels];
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-      weight_sum[p] = _mm512_setzero_si512();
+      weight_bytes[p] = _mm512_setzero_si512();
 #pragma GCC unroll 4
       for (int m = 0; m < kM; ++m)
 #pragma GCC unroll 3
@@ -46,11 +47,11 @@ static void run_rows_in_registers(const GemmArgs& a, const uint8_t* const* x) {
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      WeightQuads q[kPanels];
+      WeightQuads<Avx512> q[kPanels];
 #pragma GCC unroll 2
       for (int p = 0; p < kPanels; ++p) {
-        q[p] = decode_quads(_mm512_loadu_si512(codes + 64 * (i * kPanels + p)));
-        weight_sum[p] = add_quads(weight_sum[p], q[p]);
+        q[p] = decode_quads<Avx512>(_mm512_loadu_si512(codes + 64 * (i * kPanels + p)));
+        weight_bytes[p] = _mm512_add_epi8(weight_bytes[p], _mm512_add_epi8(q[p].w[0], q[p].w[1]));
       }
 #pragma GCC unroll 2
       for (int j = 0; j < 2; ++j)
@@ -58,8 +59,8 @@ static void run_rows_in_registers(const GemmArgs& a, const uint8_t* const* x) {
         for (int m = 0; m < kM; ++m)
 #pragma GCC unroll 3
           for (int plane = 0; plane < kPlanes; ++plane) {
-            const __m512i v =
-                broadcast_i32((plane < 2 ? rows[m].upper + 64 * b + 32 * plane : rows[m].low + 32 * b) + 8 * i + 4 * j);
+            const __m512i v = Avx512::broadcast_quad(
+                (plane < 2 ? rows[m].upper + 64 * b + 32 * plane : rows[m].low + 32 * b) + 8 * i + 4 * j);
 #pragma GCC unroll 2
             for (int p = 0; p < kPanels; ++p) sum[m][plane][p] = dot_bytes(sum[m][plane][p], v, q[p].w[j]);
           }
@@ -67,7 +68,7 @@ static void run_rows_in_registers(const GemmArgs& a, const uint8_t* const* x) {
     }
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-      const __m512i correction = bias_correction(weight_sum[p]);
+      const __m512i correction = bias_correction<Avx512>(weight_bytes[p]);
       const __m512 ws = Avx512::scale_e8m0(scales + 16 * p);
 #pragma GCC unroll 4
       for (int m = 0; m < kM; ++m) {
@@ -90,11 +91,11 @@ static void run_rows_in_registers(const GemmArgs& a, const uint8_t* const* x) {
       float* out = a.out + m * kNTile;
 #pragma GCC unroll 2
       for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(out + 16 * p, acc[m][p]);
-      add_outliers<kPanels>(
+      add_outliers<Avx512, kPanels>(
           outliers, out,
           [&](uint32_t i, int p) __attribute__((always_inline)) {
-            const WeightQuads q = decode_quads(_mm512_loadu_si512(a.w.codes + ((k0 + i) / 8 * kPanels + p) * 64));
-            return dot_bytes(_mm512_setzero_si512(), select_byte(i % 8), quad_of(i % 8) == 0 ? q.w[0] : q.w[1]);
+            const auto q = decode_quads<Avx512>(_mm512_loadu_si512(a.w.codes + ((k0 + i) / 8 * kPanels + p) * 64));
+            return Avx512::byte_of_quads(quad_of(i % 8) == 0 ? q.w[0] : q.w[1], byte_of(i % 8));
           },
           [&](uint32_t block, int p) __attribute__((always_inline)) {
             return Avx512::scale_e8m0(a.w.scales + ((k0 / kFixedBlockK + block) * kPanels + p) * 16);

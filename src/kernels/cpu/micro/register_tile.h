@@ -98,6 +98,11 @@ static void run_tile(const RegisterTile& t) {
     at += 4 * S::kSteps;
   };
 
+  // Before several unrolled blocks of decoded weights. Without it, GCC 12 keeps an address per row and block and spills
+  // most of them. With it, the blocks are constant distances from one address per row (AVX2, 512 tokens: -3 %).
+  const auto fix_addresses = [&]() __attribute__((always_inline)) {
+    if constexpr (S::kDecoded) __asm__("" : "+r"(at));
+  };
   const auto prefetch_next = [&]() __attribute__((always_inline)) {
     if (S::kDecoded && ahead < t.ahead_end) {
       V::prefetch_far(stream_address(line_ahead<V>(ahead), t.stream));
@@ -110,6 +115,7 @@ static void run_tile(const RegisterTile& t) {
     constexpr int kUnroll = S::kDecoded ? kStepsPerPrefetch : 2;  // K' and chunks are multiples of 32
     for (int64_t b = 0; b < blocks; b += kUnroll) {
       prefetch_next();
+      fix_addresses();
 #pragma GCC unroll 4
       for (int u = 0; u < kUnroll; ++u) block(acc);
     }
@@ -126,6 +132,7 @@ static void run_tile(const RegisterTile& t) {
       if constexpr (S::kDecoded) {
         for (int64_t i = 0; i < end; i += kStepsPerPrefetch) {
           prefetch_next();
+          fix_addresses();
 #pragma GCC unroll 4
           for (int u = 0; u < kStepsPerPrefetch; ++u) block(part);
         }
