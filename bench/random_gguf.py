@@ -116,6 +116,7 @@ def write_keys(w, c):
         w.add_expert_gating_func(gguf.ExpertGatingFuncType(SIGMOID))
         return
     pattern = c["hybrid_override_pattern"]
+    w.add_layer_norm_eps(c["layer_norm_epsilon"])  # llama.cpp wants it beside the RMS norms' one, for a draft head
     w.add_head_count_kv([c["num_key_value_heads"] if x == "*" else 0 for x in pattern])
     w.add_feed_forward_length([c["moe_intermediate_size"] if x == "E" else 0 for x in pattern])
     w.add_expert_shared_feed_forward_length(c["moe_shared_expert_intermediate_size"])
