@@ -48,6 +48,7 @@ CASES = {
     "qwen3-mxfp4-8bit": Case("qwen3", ("mxfp4", "mxfp8"), ("mxfp4", "q8_0"), BOTH),
     "qwen3-nvfp4-8bit": Case("qwen3", ("nvfp4", "mxfp8"), ("q4_0", "q8_0"), BOTH),
     "deepseek-mxfp4-8bit": Case("deepseek", ("mxfp4", "mxfp8"), ("mxfp4", "q8_0"), BOTH),
+    "nemotron-bf16": Case("nemotron", ("bf16", "bf16"), ("bf16", "bf16"), ("llama",)),
     "nemotron-mxfp4-8bit": Case("nemotron", ("mxfp4", "mxfp8"), ("mxfp4", "q8_0"), ("llama",)),
 }
 
@@ -287,7 +288,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     cases = {"type": list_of(str, CASES), "default": list(CASES), "metavar": "NAME,...", "help": "of: " + ", ".join(CASES)}
-    f = commands.add_parser("files", help="write the GGUF files of the cases that are not there yet (20 GB for all)")
+    f = commands.add_parser("files", help="write the GGUF files of the cases that are not there yet (26 GB for all)")
     f.add_argument("--models", type=pathlib.Path, required=True, help="folder for them")
     f.add_argument("--cases", **cases)
     m = commands.add_parser("measure", help="measure rounds and add them to the state")
