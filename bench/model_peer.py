@@ -15,6 +15,13 @@ of a case follow each other, so that its file stays in the page cache. Sluice lo
 tokens after it. The table has medians over the rounds; 1.00 is equal, more means that Sluice is faster. The state is written
 after every run and later calls add to it: an interrupted call keeps what was measured. A peer without a path, and one that
 does not have a model's architecture, is left out.
+
+Two faults stop llama.cpp (of llama-cpp-python 0.3.36) on a CPU with AMX. Change two lines in ggml/src/ggml-cpu/amx, or build it
+without that backend: cmake -DCMAKE_CXX_FLAGS=-mno-amx-int8.
+  mmq.cpp: GCC before 12.4 and 13.3 does not store all of the tile configuration before `_tile_loadconfig(&tc);` (GCC bug 114098), and
+    8-bit files end with an illegal instruction. Write `__asm__ volatile("ldtilecfg %0" : : "m"(tc));` or take another compiler.
+  amx.cpp: DeepSeek's attn_k_b is repacked for AMX, where its product is not supported (GGML_ASSERT(*cur_backend_id != -1)). In
+    supports_op() write `if (src0->ne[2] > 1 || !ggml_is_contiguous(src0)` for `if (!ggml_is_contiguous(src0)`.
 """
 import argparse
 import collections
