@@ -3,11 +3,14 @@
 
 #include <malloc.h>
 
+#include "io/quote.h"
+
 namespace sluice::engine {
 
 LiveEngine::LiveEngine(const Context& ctx, model::LiveModel model, model::LoadOptions loaded,
                        const text::Tokenizer* tokenizer, const EngineConfig& config)
     : ctx_(ctx), options_(std::move(loaded)), live_(std::move(model)), source_(live_.source) {
+  sent_ = nothing_sent(live_.source);
   auto engine = std::make_unique<Engine>(ctx, *live_.model, tokenizer, config);
   cache_bytes_ = engine->cache_bytes();
   async_ = std::make_unique<AsyncEngine>(std::move(engine));
@@ -56,18 +59,43 @@ void LiveEngine::reload(const std::function<model::LoadOptions()>& options_of, c
     put_in_place(e, std::move(next), how);
     options_ = std::move(options);
     pending_.clear();
-    const std::lock_guard lock(mutex_);
-    awaited_.clear();
-    released_.weights = false;
-    let_go_if_complete();
+    {
+      const std::lock_guard lock(mutex_);
+      awaited_.clear();
+      released_.weights = false;
+      let_go_if_complete();
+    }
+    set_sent(nothing_sent(live_.source));
   });
 }
 
+// Of dummies, while no step begins: if they cannot be made again after an error, there is no model, as after a release.
+void LiveEngine::run_update(const std::function<void(Engine&)>& job) {
+  if (!sent() || weights().bytes() > 0) return async_->run(job);
+  async_->hold(AsyncEngine::Hold::released);
+  const auto let_go = [this] {
+    const std::lock_guard lock(mutex_);
+    let_go_if_complete();
+  };
+  try {
+    async_->run(job);
+  } catch (...) {
+    let_go();
+    throw;
+  }
+  let_go();
+}
+
 void LiveEngine::update(const NamedTensors& tensors, const Replacement& how) {
-  async_->run([&](Engine& e) {
+  run_update([&](Engine& e) {
     if (!e.has_model()) fail(ErrorCode::busy, "the weights are released; resume_memory_occupation brings them back");
+    if (has_dummies()) {
+      set_sent(sent_->with(tensors));
+      if (!updating_ && sent_->state().complete()) replace_dummies(e, *sent_, how);
+      return;
+    }
     if (!updating_) return apply(e, tensors, how);
-    const io::Checkpoint checked = live_.source.updated(tensors);  // throws
+    check_update(tensors);
     for (const auto& given : tensors) {
       std::erase_if(pending_, [&](const auto& earlier) { return earlier.first == given.first; });
       pending_.push_back(given);
@@ -83,19 +111,98 @@ void LiveEngine::begin_update() {
 }
 
 void LiveEngine::end_update(const Replacement& how) {
-  async_->run([&](Engine& e) {
+  run_update([&](Engine& e) {
     check(updating_, "no update has begun; begin_weight_update begins one");
     updating_ = false;
     const NamedTensors tensors = std::exchange(pending_, {});
     if (!tensors.empty()) apply(e, tensors, how);
+    if (!has_dummies() || sent_->checkpoint().bytes() == 0) return;
+    const SentTensors& state = sent_->state();
+    check(state.complete(), "the weights are dummies, and {} of {} tensors have come; {} is missing", state.come,
+          state.needed, io::quote(state.missing));
+    replace_dummies(e, *sent_, how);
   });
 }
 
 void LiveEngine::apply(Engine& engine, const NamedTensors& tensors, const Replacement& how) {
-  put_in_place(engine, model::update_live_model(ctx_, options_, live_, tensors), how);
+  if (sent_)
+    extend(engine, tensors, how);
+  else
+    put_in_place(engine, model::update_live_model(ctx_, options_, live_, tensors), how);
   const std::lock_guard lock(mutex_);
   for (const auto& [name, tensor] : tensors) awaited_.erase(name);
   let_go_if_complete();
+}
+
+// A GPU need not have room for both.
+void LiveEngine::replace_dummies(Engine& engine, const SentWeights& sent, const Replacement& how) {
+  const bool alone = engine.metrics().running == 0;
+  if (alone) {
+    engine.drop_model();
+    live_ = {nullptr, live_.source, nullptr};
+  }
+  try {
+    put_in_place(engine, model::load_live_model(ctx_, sent.options(), sent.checkpoint()), how);
+  } catch (...) {
+    if (alone) {
+      set_released(true);
+      live_ = model::load_live_model(ctx_, options_);
+      engine.replace_model(*live_.model, Engine::InFlight::keep);
+      set_released(false);
+    }
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  awaited_.clear();  // `sent` has them all
+  let_go_if_complete();
+}
+
+// Of a model that was sent: by tensors that it has, of which modules are shared, or by some that it can do without.
+void LiveEngine::extend(Engine& engine, const NamedTensors& tensors, const Replacement& how) {
+  SentWeights next = sent_->with(tensors);
+  std::vector<std::string> changed;
+  for (const auto& [name, tensor] : tensors)
+    if (live_.source.contains(name)) changed.push_back(name);
+  const bool known = changed.size() == tensors.size();
+  put_in_place(engine,
+               known ? model::update_live_model(ctx_, next.options(), live_, next.checkpoint(), std::move(changed))
+                     : model::load_live_model(ctx_, next.options(), next.checkpoint()),
+               how);
+  set_sent(std::move(next));
+}
+
+void LiveEngine::check_update(const NamedTensors& tensors) const {
+  std::optional<SentWeights> sent;
+  io::Checkpoint source;
+  {
+    const std::lock_guard lock(mutex_);
+    sent = sent_;
+    source = source_;
+  }
+  if (sent)
+    sent->check(tensors);
+  else
+    source.updated(tensors);
+}
+
+std::optional<SentTensors> LiveEngine::sent() const {
+  const std::lock_guard lock(mutex_);
+  return sent_ ? std::optional(sent_->state()) : std::nullopt;
+}
+
+void LiveEngine::set_released(bool weights) {
+  const std::lock_guard lock(mutex_);
+  released_.weights = weights;
+}
+
+void LiveEngine::set_sent(std::optional<SentWeights> sent) {
+  const std::lock_guard lock(mutex_);
+  sent_ = std::move(sent);
+}
+
+std::optional<SentWeights> LiveEngine::nothing_sent(const io::Checkpoint& configs) {
+  if (!options_.dummy) return std::nullopt;
+  return SentWeights(&ctx_, options_, configs, awaited_);
 }
 
 io::Checkpoint LiveEngine::weights() const {
@@ -110,10 +217,15 @@ void LiveEngine::check_available() const {
          released_.weights && released_.kv_cache ? "weights and kv_cache"
          : released_.weights                     ? "weights"
                                                  : "kv_cache");
-  if (!awaited_.empty())
-    fail(ErrorCode::busy,
-         "{} tensors that were updated before the weights were released have not come again, the first of them {}",
-         awaited_.size(), *awaited_.begin());
+  if (awaited_.empty()) return;
+  std::set<std::string> missing = awaited_;
+  if (sent_) std::erase_if(missing, [&](const std::string& name) { return sent_->checkpoint().contains(name); });
+  if (missing.empty())
+    fail(ErrorCode::busy, "the {} tensors that came again after the weights were released are not in place yet",
+         awaited_.size());
+  fail(ErrorCode::busy,
+       "{} tensors that were updated before the weights were released have not come again, the first of them {}",
+       missing.size(), *missing.begin());
 }
 
 // With the mutex.
@@ -126,8 +238,6 @@ void LiveEngine::release_memory(MemoryTags tags) {
   async_->hold(AsyncEngine::Hold::released);
   try {
     async_->run([&](Engine& e) {
-      check(!tags.weights || !options_.dummy,
-            "the weights are dummies (--load-format dummy) and cannot be read again; accepted: kv_cache alone");
       if (tags.kv_cache) {
         e.release_cache();
         const std::lock_guard lock(mutex_);
@@ -138,11 +248,14 @@ void LiveEngine::release_memory(MemoryTags tags) {
       const std::vector<std::string> lost = live_.source.updated_names();
       live_ = {nullptr, live_.source.without_updates(), nullptr};
       pending_.clear();
+      {
+        const std::lock_guard lock(mutex_);
+        source_ = live_.source;
+        awaited_.insert(lost.begin(), lost.end());
+        released_.weights = true;
+      }
+      set_sent(nothing_sent(live_.source));
       ::malloc_trim(0);
-      const std::lock_guard lock(mutex_);
-      source_ = live_.source;
-      awaited_.insert(lost.begin(), lost.end());
-      released_.weights = true;
     });
   } catch (...) {
     const std::lock_guard lock(mutex_);

@@ -6,13 +6,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "device/context.h"
 #include "engine/async_engine.h"
+#include "engine/sent_weights.h"
 #include "model/models.h"
 #include "text/tokenizer.h"
 
@@ -23,8 +24,6 @@ enum class PauseMode : uint8_t { abort, retract, in_place };
 struct MemoryTags {
   bool weights = false, kv_cache = false;
 };
-
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 // All calls that replace weights: the new ones are complete before the old ones go, which stay if anything throws.
 // What runs is cancelled, unless generation is paused and `abort` false: then it goes on with the new weights. The
@@ -63,14 +62,23 @@ class LiveEngine {
   void reload(const std::function<model::LoadOptions()>& options, const Replacement& how);
   // By single tensors, as the checkpoint names and stores them; model::update_live_model() says what it throws. Between
   // begin_update() and end_update() tensors are only kept; end_update() puts all of them in place at once.
+  //
+  // Dummy weights run until every tensor that the model needs has come, in any number of calls: the last of them builds
+  // the model as from a folder with all that came. If that throws, or end_update() because one is missing, what came
+  // stays. The dummies go before the model is built, unless answers are being worked on.
   void update(const NamedTensors& tensors, const Replacement& how);
   void begin_update();
   void end_update(const Replacement& how);
+  // Throws what update() throws for names, types and shapes. Reads no byte of the tensors.
+  void check_update(const NamedTensors& tensors) const;
+  // Of an engine that was loaded with dummy weights, and has not been given a folder since: how much has come.
+  std::optional<SentTensors> sent() const;
   // The tensors that the running weights were made of. Those that wait for end_update() are not among them.
   io::Checkpoint weights() const;
 
   // Gives memory back. Throws busy while anything runs. Until all of it is resumed, and every tensor that update() had
-  // brought has been brought again, requests are refused (busy).
+  // brought has been brought again, requests are refused (busy). Dummies are made again, with nothing of what had come
+  // for a model that was not complete.
   void release_memory(MemoryTags tags);
   void resume_memory(MemoryTags tags);
 
@@ -78,6 +86,13 @@ class LiveEngine {
   void check_available() const;
   void put_in_place(Engine& engine, model::LiveModel next, const Replacement& how);
   void apply(Engine& engine, const NamedTensors& tensors, const Replacement& how);
+  void replace_dummies(Engine& engine, const SentWeights& sent, const Replacement& how);
+  void extend(Engine& engine, const NamedTensors& tensors, const Replacement& how);
+  bool has_dummies() const { return sent_ && live_.source.bytes() == 0; }
+  void run_update(const std::function<void(Engine&)>& job);
+  void set_released(bool weights);
+  void set_sent(std::optional<SentWeights> sent);
+  std::optional<SentWeights> nothing_sent(const io::Checkpoint& configs);
   void let_go_if_complete();
 
   Context ctx_;
@@ -90,7 +105,8 @@ class LiveEngine {
   mutable std::mutex mutex_;  // of what other threads read too
   io::Checkpoint source_;     // live_.source
   MemoryTags released_;
-  std::set<std::string> awaited_;  // tensors that were lost when the weights were released
+  std::set<std::string> awaited_;    // tensors that were lost when the weights were released
+  std::optional<SentWeights> sent_;  // in place of dummies or on the way there; nothing: the weights are a folder's
 
   int64_t cache_bytes_ = 0;
   std::unique_ptr<AsyncEngine> async_;

@@ -54,7 +54,7 @@ struct Checkpoint::Impl {
   std::optional<Config> generation, tokenizer, quant;
   std::vector<SafetensorsFile> files;
   std::vector<std::pair<SafetensorsEntry, Tensor>> in_memory;
-  std::map<std::string, Tensor> updates;  // of updated(); in in_memory too
+  std::map<std::string, Tensor> updates;  // of updated() and extended(); in in_memory too
   std::unordered_map<std::string_view, Place> by_name;
   int64_t bytes = 0;
 
@@ -81,7 +81,7 @@ struct Checkpoint::Impl {
     }
   }
 
-  // `tensors` take the places of those of `base`.
+  // The files of `base` with `tensors` besides, which take the places of those of the same names.
   Impl(const Impl& base, std::map<std::string, Tensor> tensors)
       : folder(base.folder),
         config(base.config),
@@ -91,12 +91,14 @@ struct Checkpoint::Impl {
         files(base.files),
         updates(std::move(tensors)) {
     collect();
-    in_memory.reserve(updates.size());
+    in_memory.reserve(updates.size());  // by_name points into it
     for (const auto& [name, tensor] : updates) {
-      Place& place = by_name.at(name);
       const auto& [entry, kept] = in_memory.emplace_back(
-          SafetensorsEntry{name, place.entry->dtype, place.entry->shape, 0, tensor.bytes()}, tensor);
-      place = {&entry, nullptr, &kept};
+          SafetensorsEntry{name, &file_dtype_of(tensor.dtype()), tensor.shape(), 0, tensor.bytes()}, tensor);
+      const auto [it, fresh] = by_name.try_emplace(entry.name);
+      if (!fresh) bytes -= it->second.entry->end - it->second.entry->begin;
+      bytes += tensor.bytes();
+      it->second = {&entry, nullptr, &kept};
     }
   }
 
@@ -170,16 +172,22 @@ Checkpoint Checkpoint::with_tensors(const std::vector<std::pair<std::string, Ten
 }
 
 Checkpoint Checkpoint::updated(const std::vector<std::pair<std::string, Tensor>>& tensors) const {
-  std::map<std::string, Tensor> all = impl_->updates;
-  std::set<std::string_view> given;
   for (const auto& [name, tensor] : tensors) {
     const SafetensorsEntry* entry = impl_->files.empty() ? nullptr : find(name);
     check(entry != nullptr, "{} has no tensor {}", printable(impl_->folder.native(), 4096), quote(name));
-    check(given.insert(name).second, "tensor {} is given twice", quote(name));
     check(entry->dtype->dtype == tensor.dtype(), "tensor {} is {}; accepted: {}, as the checkpoint has it", quote(name),
           to_string(tensor.dtype()), entry->dtype->dtype ? to_string(*entry->dtype->dtype) : entry->dtype->name);
     check(entry->shape == tensor.shape(), "tensor {} has the shape {}; accepted: {}, as the checkpoint has it",
           quote(name), to_string(tensor.shape()), to_string(entry->shape));
+  }
+  return extended(tensors);
+}
+
+Checkpoint Checkpoint::extended(const std::vector<std::pair<std::string, Tensor>>& tensors) const {
+  std::map<std::string, Tensor> all = impl_->updates;
+  std::set<std::string_view> given;
+  for (const auto& [name, tensor] : tensors) {
+    check(given.insert(name).second, "tensor {} is given twice", quote(name));
     all.insert_or_assign(name, tensor);
   }
   Checkpoint out;

@@ -30,7 +30,10 @@ class Checkpoint {
   // copied. Throws invalid_argument naming the first tensor that it has not, that is another type or shape, or that is
   // named twice.
   Checkpoint updated(const std::vector<std::pair<std::string, Tensor>>& tensors) const;
-  // What updated() has put in place of the files' own, sorted.
+  // The same of any type and shape, and also tensors that it has not: of files, or of configurations alone. Throws
+  // invalid_argument for a name that is given twice.
+  Checkpoint extended(const std::vector<std::pair<std::string, Tensor>>& tensors) const;
+  // What updated() and extended() have put in place of the files' own or beside them, sorted.
   std::vector<std::string> updated_names() const;
   // The files' own tensors again.
   Checkpoint without_updates() const;

@@ -86,19 +86,34 @@ LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CacheP
   return make_model(ctx, options, reader);
 }
 
+LiveModel load_live_model(Context& ctx, const LoadOptions& options, io::Checkpoint source) {
+  const WeightReader reader(ctx, options, std::move(source), nullptr, {});
+  check_fits(reader.checkpoint(), options, ctx.device().id(), ctx.device().memory());
+  return make_model(ctx, options, reader);
+}
+
+NeededTensors needed_tensors(Context& ctx, const LoadOptions& options, const io::Checkpoint& checkpoint) {
+  NeededTensors list;
+  family_of(checkpoint.config()).load(WeightReader(ctx, options, checkpoint, list));
+  return list;
+}
+
 std::unique_ptr<Model> load_model(Context& ctx, const LoadOptions& options, const CachePlan& cache) {
   return std::move(load_live_model(ctx, options, cache).model);
 }
 
 LiveModel update_live_model(Context& ctx, const LoadOptions& options, const LiveModel& now,
                             const std::vector<std::pair<std::string, Tensor>>& tensors) {
-  check(!options.dummy, "the weights are dummies (--load-format dummy), of which there are no tensors to replace");
-  now.source.check_unchanged();
   std::vector<std::string> changed;
   for (const auto& [name, tensor] : tensors) changed.push_back(name);
+  return update_live_model(ctx, options, now, now.source.updated(tensors), std::move(changed));
+}
+
+LiveModel update_live_model(Context& ctx, const LoadOptions& options, const LiveModel& now, io::Checkpoint source,
+                            std::vector<std::string> changed) {
+  now.source.check_unchanged();
   std::sort(changed.begin(), changed.end());
-  return make_model(ctx, options,
-                    WeightReader(ctx, options, now.source.updated(tensors), now.parts, std::move(changed)));
+  return make_model(ctx, options, WeightReader(ctx, options, std::move(source), now.parts, std::move(changed)));
 }
 
 }  // namespace sluice::model

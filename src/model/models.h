@@ -23,12 +23,21 @@ struct LiveModel {
   std::shared_ptr<const WeightParts> parts;
 };
 LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CachePlan& cache = {});
+// The same of a checkpoint that is open already: of options.path, with tensors in memory.
+LiveModel load_live_model(Context& ctx, const LoadOptions& options, io::Checkpoint source);
 // The same, loaded with the same options, with some of its tensors replaced: as the checkpoint has them, and quantised
 // here if options.quantization quantises the checkpoint's. What they do not touch is shared with `now`, so the cost is
 // that of the modules touched, and `now` goes on to work. Throws as io::Checkpoint::updated() and check_unchanged() and
 // as load_model(); `now` is left as it was.
 LiveModel update_live_model(Context& ctx, const LoadOptions& options, const LiveModel& now,
                             const std::vector<std::pair<std::string, Tensor>>& tensors);
+// The same for a checkpoint that differs from now.source in the tensors `changed`, which both have.
+LiveModel update_live_model(Context& ctx, const LoadOptions& options, const LiveModel& now, io::Checkpoint source,
+                            std::vector<std::string> changed);
+
+// The tensors that a model of this configuration and of these tensors, which may be some of them, needs. Their bytes
+// are not looked at. Any thread.
+NeededTensors needed_tensors(Context& ctx, const LoadOptions& options, const io::Checkpoint& checkpoint);
 
 // "Qwen3MoeForCausalLM, NemotronHForCausalLM, ..."
 std::string model_names();

@@ -11,6 +11,7 @@
 #include "ops/device_stage.h"
 #include "weights/dummy.h"
 #include "weights/load.h"
+#include "weights/stored.h"
 
 namespace sluice::model {
 
@@ -67,6 +68,7 @@ struct WeightReader::Impl {
   std::shared_ptr<const WeightParts> old;
   std::vector<std::string> changed;  // tensors, sorted
   std::shared_ptr<WeightParts> made = std::make_shared<WeightParts>();
+  NeededTensors* list = nullptr;
 };
 
 WeightReader::WeightReader(Context& ctx, const LoadOptions& options)
@@ -90,6 +92,10 @@ WeightReader::WeightReader(Context& ctx, const LoadOptions& options, io::Checkpo
                                         std::move(parts),
                                         std::move(changed)})) {
   impl_->loader.emplace(ctx, std::move(checkpoint), loader_options(options, impl_->stage.get()));
+}
+WeightReader::WeightReader(Context& ctx, const LoadOptions& options, io::Checkpoint checkpoint, NeededTensors& list)
+    : ctx_(ctx), options_(options), impl_(std::make_unique<Impl>(Impl{.silent = {ctx.pool}, .list = &list})) {
+  impl_->loader.emplace(ctx, std::move(checkpoint), loader_options(options, nullptr));
 }
 WeightReader::~WeightReader() = default;
 
@@ -116,6 +122,62 @@ void WeightReader::add_dummies(std::initializer_list<std::pair<std::string, Shap
   impl_->loader.emplace(impl_->silent, checkpoint().with_tensors(made), loader_options(options_, impl_->stage.get()));
 }
 
+bool WeightReader::lists() const { return impl_->list != nullptr; }
+
+bool WeightReader::list(const std::string& name, const Shape& shape) const {
+  if (!lists()) return false;
+  impl_->list->all.push_back({name, shape});
+  impl_->list->largest = std::max(impl_->list->largest, elements_of(shape));
+  return true;
+}
+
+bool WeightReader::list_module(const std::string& module, const Shape& shape) const {
+  if (!lists()) return false;
+  if (!contains_module(module)) return list(module + ".weight", shape);
+  list_stored(module, weights::linear_names(checkpoint(), module), shape);
+  return true;
+}
+
+// Packed codes have fewer bytes than columns: those are the loader's to check.
+void WeightReader::list_stored(const std::string& module, const weights::StoredNames& names, const Shape& shape) const {
+  const std::optional<DType> type = checkpoint().find(names.weight)->dtype->dtype;
+  list(names.weight, shape);
+  if (type == DType::u8 || type == DType::i8) impl_->list->all.back().shape = std::nullopt;
+  for (const std::string& scale :
+       weights::needed_scales(checkpoint(), impl_->loader->scheme(), module, names, options_.nvfp4_per_token))
+    impl_->list->all.push_back({scale, std::nullopt});
+}
+
+bool WeightReader::list_experts(const std::string& module, const ExpertDims& dims, bool gated) const {
+  if (!lists()) return false;
+  const auto [experts, inter, hidden] = std::tuple(dims.experts.n, dims.inter.n, dims.hidden.n);
+  const std::vector<std::pair<std::string, Shape>> fused{
+      {gated ? "gate_up_proj" : "up_proj", {experts, gated ? 2 * inter : inter, hidden}},
+      {"down_proj", {experts, hidden, inter}}};
+  bool any_fused = false;
+  for (const auto& [projection, shape] : fused) {
+    impl_->list->largest = std::max(impl_->list->largest, elements_of(shape));
+    any_fused = any_fused || !weights::fused_names(checkpoint(), module, projection).weight.empty();
+  }
+  if (any_fused && !contains_module(module + ".0.up_proj")) {
+    for (const auto& [projection, shape] : fused) {
+      const weights::StoredNames names = weights::fused_names(checkpoint(), module, projection);
+      if (names.weight.empty())
+        list(module + "." + projection, shape);
+      else
+        list_stored(module, names, shape);
+    }
+    return true;
+  }
+  for (int64_t e = 0; e < experts; ++e) {
+    const std::string one = fmt::format("{}.{}.", module, e);
+    if (gated) list_module(one + "gate_proj", {inter, hidden});
+    list_module(one + "up_proj", {inter, hidden});
+    list_module(one + "down_proj", {hidden, inter});
+  }
+  return true;
+}
+
 const io::Config& WeightReader::config() const { return checkpoint().config(); }
 bool WeightReader::contains(std::string_view name) const { return checkpoint().contains(name); }
 bool WeightReader::contains_module(const std::string& module) const {
@@ -125,9 +187,10 @@ bool WeightReader::contains_module(const std::string& module) const {
 std::string WeightReader::first_of(std::initializer_list<std::string> names) const {
   std::string all;
   for (const std::string& name : names) {
-    if (has_required(name)) return name;
+    if (options_.dummy || contains(name)) return name;
     all += (all.empty() ? "\"" : ", \"") + name + "\"";
   }
+  if (lists()) return *names.begin();
   fail(ErrorCode::bad_file, "{} has none of the tensors {}", options_.path.string(), all);
 }
 
@@ -165,13 +228,14 @@ void WeightReader::verify_experts(const std::string& module, const ExpertDims& d
 }
 
 Tensor WeightReader::floats(const std::string& name, Dims shape) const {
+  if (list(name, sizes(shape))) return Tensor(DType::f32, sizes(shape)).zero();
   add_dummies({{name, sizes(shape)}}, DType::f32);
   verify_shape(name, shape);
   return impl_->loader->floats(name, sizes(shape));
 }
 
 float WeightReader::cache_scale(const std::string& attention, std::string_view which) const {
-  if (options_.kv_dtype != DType::e4m3) return 1;
+  if (options_.kv_dtype != DType::e4m3 || lists()) return 1;
   // ModelOpt's name, and compressed-tensors'.
   for (const std::string& name :
        {fmt::format("{}{}_proj.{}_scale", attention, which, which), fmt::format("{}{}_scale", attention, which)}) {
@@ -190,6 +254,7 @@ float WeightReader::cache_scale(const std::string& attention, std::string_view w
 bool WeightReader::makes_dummies() const { return options_.dummy && impl_->stage != nullptr; }
 
 Tensor WeightReader::embedding(const std::string& name, Dims shape) const {
+  if (list(name, sizes(shape))) return {};
   if (makes_dummies()) {
     Tensor made(ctx_.device(), DType::bf16, sizes(shape));
     impl_->stage->fill_dummy(made, weights::dummy_range(name, made.shape()), 0, made.elements() / made.dim(0));
@@ -211,7 +276,7 @@ Tensor WeightReader::embedding(const std::string& name, Dims shape) const {
 
 Tensor WeightReader::to_device(const Tensor& host) const {
   const DeviceId id = ctx_.device().id();
-  if (host.device() == id) return host;
+  if (host.device() == id || lists()) return host;
   Tensor placed = host.to(id, ctx_.queue);
   ctx_.queue.wait();
   return placed;
@@ -265,6 +330,13 @@ Dense WeightReader::dense(const std::string& module, Dim rows, Dim cols, Bias bi
 }
 
 Dense WeightReader::dense(const std::vector<DenseModule>& modules, Dim cols, Bias bias) const {
+  if (lists()) {
+    for (const DenseModule& m : modules) {
+      list_module(m.name, {m.rows.n, cols.n});
+      if (bias == Bias::present) list(m.name + ".bias", {m.rows.n});
+    }
+    return {};
+  }
   std::string key;
   bool same = true;
   for (const DenseModule& m : modules) {
@@ -303,12 +375,14 @@ Dense WeightReader::read_dense(const std::vector<DenseModule>& modules, Dim cols
 }
 
 Dense WeightReader::tied_head(const std::string& module, const Tensor& weight) const {
+  if (lists()) return {};
   if (weight.dtype() == DType::f32) return {{module}, ops::make_float_linear(ctx_, weight)};
   const weights::LoadedLinear loaded = impl_->loader->tied_head(module, weight);
   return {{module}, ops::make_linear(ctx_, {&loaded.w, 1}, {}, linear_options(options_, loaded))};
 }
 
 Tensor WeightReader::dequantized(const std::string& module, Dim rows, Dim cols) const {
+  if (list_module(module, {rows.n, cols.n})) return {};
   add_dummies({{module + ".weight", {rows.n, cols.n}}}, DType::bf16);
   verify_module(module, rows, cols);
   const weights::QuantTensor w = impl_->loader->linear(module, rows.n, cols.n).w;
@@ -322,6 +396,7 @@ Tensor WeightReader::dequantized(const std::string& module, Dim rows, Dim cols) 
 
 std::shared_ptr<const moe::MoeLayer> WeightReader::experts(const std::string& module, const ExpertDims& dims,
                                                            MoeSpec spec, std::string_view backend) const {
+  if (list_experts(module, dims, spec.gated())) return nullptr;
   std::shared_ptr<const moe::MoeLayer>& made = impl_->made->experts[module];
   return made = unchanged(module) ? impl_->old->experts.at(module) : read_experts(module, dims, spec, backend);
 }

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,10 @@
 #include "model/dense.h"
 #include "model/load_options.h"
 #include "moe/backend.h"
+
+namespace sluice::weights {
+struct StoredNames;
+}
 
 namespace sluice::model {
 
@@ -40,6 +45,16 @@ struct WeightParts {
   std::map<std::string, std::shared_ptr<const moe::MoeLayer>> experts;
 };
 
+// The tensors that a model cannot be loaded without, in the order of loading. Checkpoints hold others too.
+struct NeededTensors {
+  struct One {
+    std::string name;
+    std::optional<Shape> shape;  // nothing: the loader checks it (packed codes, scales)
+  };
+  std::vector<One> all;
+  int64_t largest = 0;  // elements of the largest, in any layout
+};
+
 enum class Bias : uint8_t { none, present };  // as the configuration says; the tensors must agree
 
 class WeightReader {
@@ -49,6 +64,10 @@ class WeightReader {
   // `changed` (sorted): modules without any of these are taken from there.
   WeightReader(Context& ctx, const LoadOptions& options, io::Checkpoint checkpoint,
                std::shared_ptr<const WeightParts> parts, std::vector<std::string> changed);
+  // Reads nothing, and makes nothing that could run: what a family's loader asks of it goes to `list`. Of what a
+  // checkpoint may have under several names or in several layouts, those that `checkpoint` has some of are meant. Looks
+  // at its names, types and shapes only.
+  WeightReader(Context& ctx, const LoadOptions& options, io::Checkpoint checkpoint, NeededTensors& list);
   ~WeightReader();
 
   const io::Config& config() const;
@@ -56,9 +75,9 @@ class WeightReader {
   const LoadOptions& options() const { return options_; }
   bool contains(std::string_view name) const;
   bool contains_module(const std::string& module) const;  // its weight, in whatever format
-  // The same for a tensor that the configuration requires. Dummy weights have every required tensor and no optional
-  // one.
-  bool has_required(std::string_view name) const { return options_.dummy || contains(name); }
+  // The same for a tensor that the configuration requires. Dummy weights, and lists, have every required tensor and no
+  // optional one.
+  bool has_required(std::string_view name) const { return options_.dummy || lists() || contains(name); }
   // The first of the names that the checkpoint has; throws bad_file naming all of them.
   std::string first_of(std::initializer_list<std::string> names) const;
 
@@ -94,6 +113,12 @@ class WeightReader {
   // With dummy weights, makes these tensors; without, does nothing.
   void add_dummies(std::initializer_list<std::pair<std::string, Shape>> tensors, DType dtype) const;
   bool makes_dummies() const;  // in the memory of the GPU that the model runs on
+  bool lists() const;
+  // With a list, adds to it; without, does nothing. True: there is a list.
+  bool list(const std::string& name, const Shape& shape) const;
+  bool list_module(const std::string& module, const Shape& shape) const;
+  bool list_experts(const std::string& module, const ExpertDims& dims, bool gated) const;
+  void list_stored(const std::string& module, const weights::StoredNames& names, const Shape& shape) const;
   struct Module;
   Module read_module(const std::string& module, Dim rows, Dim cols, Bias bias) const;
   void verify_shape(const std::string& name, Dims shape) const;

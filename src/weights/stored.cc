@@ -214,6 +214,27 @@ ModuleFormat stored_format(const Checkpoint& checkpoint, const QuantScheme& sche
   return format;
 }
 
+std::vector<std::string> needed_scales(const Checkpoint& checkpoint, const QuantScheme& scheme, std::string_view module,
+                                       const StoredNames& names, bool per_token) {
+  const ModuleFormat format = scheme.of(module);
+  const io::SafetensorsEntry* weight = checkpoint.find(names.weight);
+  if (weight == nullptr || !weight->dtype->dtype || is_float(*weight->dtype->dtype)) return {};
+  const format::FormatInfo f = info(format.weights);
+  const bool packed = names.weight.ends_with(".weight_packed");  // compressed-tensors
+  std::string matrix = names.weight;
+  if (packed || matrix.ends_with(".weight")) matrix.resize(matrix.rfind('.'));
+  std::vector<std::string> needed;
+  const auto add = [&](const std::string& present, const char* published) {
+    needed.push_back(present.empty() ? matrix + "." + published : present);
+  };
+  if (f.scale != ScaleType::none)
+    add(names.scale, format.weights == Format::fp8_block ? "weight_scale_inv" : "weight_scale");
+  if (f.global_scale) add(names.global, packed ? "weight_global_scale" : "weight_scale_2");
+  if (format::is_static(format.inputs) && !(per_token && format.inputs == format::InputFormat::nvfp4))
+    add(names.input, packed ? "input_global_scale" : "input_scale");
+  return needed;
+}
+
 QuantTensor open_stored(const Checkpoint& checkpoint, const StoredNames& names, Format format, const StoredShape& s,
                         int half) {
   const format::FormatInfo f = info(format);

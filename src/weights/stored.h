@@ -30,6 +30,11 @@ StoredNames fused_names(const io::Checkpoint& checkpoint, std::string_view modul
 ModuleFormat stored_format(const io::Checkpoint& checkpoint, const QuantScheme& scheme, std::string_view module,
                            const StoredNames& names);
 
+// The scales that codes in `names.weight` cannot be read without, each by the name that it has or else by a published
+// one. Looks at names and types only.
+std::vector<std::string> needed_scales(const io::Checkpoint& checkpoint, const QuantScheme& scheme,
+                                       std::string_view module, const StoredNames& names, bool per_token);
+
 struct StoredShape {
   int64_t experts = 1, rows = 0, cols = 0;
   bool stacked = false;  // the tensors have a leading dimension of experts

@@ -65,6 +65,32 @@ TEST(Checkpoint, UpdatedTensorsTakeThePlacesOfTheFiles) {
   });
 }
 
+TEST(Checkpoint, ExtendedTensorsComeBesideTheFilesOrWithoutAny) {
+  TempDir dir;
+  put_sharded(dir);
+  const Checkpoint files = Checkpoint::open(dir.path());
+  const Checkpoint more = files.extended({{"x", ramp(4, 100)}, {"b", Tensor(DType::u8, {7}).zero()}});
+  EXPECT_EQ(more.names(), (std::vector<std::string>{"a", "b", "c", "x"}));
+  EXPECT_EQ(more.bytes(), (3 + 5 + 4) * 4 + 7);
+  EXPECT_EQ(more.find("b")->dtype->dtype, DType::u8);
+  EXPECT_EQ(more.find("b")->shape, Shape{7});
+  EXPECT_EQ(more.tensor("x").as<float>()[3], 103);
+  EXPECT_EQ(more.updated_names(), (std::vector<std::string>{"b", "x"}));
+  EXPECT_EQ(more.without_updates().bytes(), files.bytes());
+  const Checkpoint configs = Checkpoint::open_configs(dir.path());
+  const Checkpoint one = configs.extended({{"y", ramp(2, 5)}}),
+                   two = one.extended({{"z", ramp(1, 9)}, {"y", ramp(3, 7)}});
+  EXPECT_EQ(one.tensor("y").as<float>()[0], 5);
+  EXPECT_EQ(one.bytes(), 8);
+  EXPECT_EQ(two.names(), (std::vector<std::string>{"y", "z"}));
+  EXPECT_EQ(two.tensor("y").as<float>()[2], 9);
+  EXPECT_EQ(two.bytes(), 16);
+  EXPECT_EQ(two.without_updates().bytes(), 0);
+  expect_error(ErrorCode::invalid_argument, {"\"y\"", "twice"}, [&] {
+    configs.extended({{"y", ramp(2, 0)}, {"y", ramp(2, 0)}});
+  });
+}
+
 TEST(Checkpoint, KnowsThatItsFilesWereWrittenTo) {
   TempDir dir;
   put_sharded(dir);
