@@ -195,6 +195,7 @@ bool run(Options o, Shared& shared) {
       std::make_shared<server::InProcessEngine>(ctx, std::move(live), std::move(loaded), served->tokenizer, o.engine,
                                                 [&ctx, options = o.model](const std::string& path) mutable {
                                                   options.path = path;
+                                                  options.load_format = "auto";
                                                   return load_options(ctx, options);
                                                 });
   if (events)

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,8 @@ class EngineClient {
   virtual void update(const engine::NamedTensors& tensors, const engine::Replacement& how) = 0;
   virtual void begin_update() = 0;
   virtual void end_update(const engine::Replacement& how) = 0;
+  virtual void check_update(const engine::NamedTensors& tensors) const = 0;
+  virtual std::optional<engine::SentTensors> sent() const = 0;
   virtual io::Checkpoint weights() const = 0;
   virtual void release_memory(engine::MemoryTags tags) = 0;
   virtual void resume_memory(engine::MemoryTags tags) = 0;

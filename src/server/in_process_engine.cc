@@ -41,6 +41,8 @@ void InProcessEngine::update(const engine::NamedTensors& tensors, const engine::
 }
 void InProcessEngine::begin_update() { live_.begin_update(); }
 void InProcessEngine::end_update(const engine::Replacement& how) { live_.end_update(how); }
+void InProcessEngine::check_update(const engine::NamedTensors& tensors) const { live_.check_update(tensors); }
+std::optional<engine::SentTensors> InProcessEngine::sent() const { return live_.sent(); }
 io::Checkpoint InProcessEngine::weights() const { return live_.weights(); }
 void InProcessEngine::release_memory(engine::MemoryTags tags) { live_.release_memory(tags); }
 void InProcessEngine::resume_memory(engine::MemoryTags tags) { live_.resume_memory(tags); }

@@ -40,6 +40,8 @@ class InProcessEngine final : public EngineClient {
   void update(const engine::NamedTensors& tensors, const engine::Replacement& how) override;
   void begin_update() override;
   void end_update(const engine::Replacement& how) override;
+  void check_update(const engine::NamedTensors& tensors) const override;
+  std::optional<engine::SentTensors> sent() const override;
   io::Checkpoint weights() const override;
   void release_memory(engine::MemoryTags tags) override;
   void resume_memory(engine::MemoryTags tags) override;

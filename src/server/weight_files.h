@@ -17,10 +17,10 @@ namespace sluice::server {
 std::string checked_path(const ServiceConfig& config, std::string_view field, const std::string& wanted,
                          const std::string& served);
 
-// Reads a request's "tensors" [{"name", "dtype", "shape", "offset"}] from the POSIX shared memory "shared_memory" or
-// from the "file" below a weight folder. Every name, type, shape and offset is checked before the first byte is read;
-// the bytes are copied, so the memory is the client's again on return. Throws ApiError 400.
-engine::NamedTensors read_given_tensors(Fields& fields, const ServiceConfig& config, const io::Checkpoint& checkpoint,
+// Reads tensors for `engine`: a request's "tensors" [{"name", "dtype", "shape", "offset"}] from the POSIX shared memory
+// "shared_memory" or from the "file" below a weight folder. Every name, type, shape and offset is checked before the
+// first byte is read; the bytes are copied, so the memory is the client's again on return. Throws ApiError 400.
+engine::NamedTensors read_given_tensors(Fields& fields, const ServiceConfig& config, const EngineClient& engine,
                                         UnknownFields& unknown);
 
 }  // namespace sluice::server

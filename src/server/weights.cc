@@ -43,6 +43,16 @@ void answer_with(Service& service, const ExchangePtr& exchange, const char* fiel
   }
 }
 
+// Of an engine that runs dummy weights until it has all tensors of the model.
+std::string what_is_missing(const EngineClient& engine) {
+  const auto sent = engine.sent();
+  if (!sent || engine.weights().bytes() > 0) return "";
+  if (sent->complete())
+    return fmt::format("; all {} of the model have come, and /end_weight_update puts them in place", sent->needed);
+  return fmt::format("; {} of the model's {} have come, and the dummy weights run until all have: {} is missing",
+                     sent->come, sent->needed, io::quote(sent->missing));
+}
+
 std::string read_version(Fields& fields, std::string_view key) {
   std::string version = fields.string(key).value_or("");
   if (version.size() > 256) fields.refuse(key, fmt::format("has {} bytes; accepted: at most 256", version.size()));
@@ -130,10 +140,10 @@ void update_weights_from_tensor(Service& service, const ExchangePtr& exchange) {
     read_update_flags(fields, how);
     const auto engine = service.engine();
     const engine::NamedTensors tensors =
-        read_given_tensors(fields, service.config(), engine->weights(), service.unknown_fields());
+        read_given_tensors(fields, service.config(), *engine, service.unknown_fields());
     fields.finish(service.unknown_fields());
     engine->update(tensors, how);
-    return fmt::format("{} tensors were taken", tensors.size());
+    return fmt::format("{} tensors were taken{}", tensors.size(), what_is_missing(*engine));
   });
 }
 

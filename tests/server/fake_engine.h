@@ -71,6 +71,8 @@ class FakeEngine final : public EngineClient {
   void update(const engine::NamedTensors&, const engine::Replacement& how) override { how.in_place(); }
   void begin_update() override {}
   void end_update(const engine::Replacement& how) override { how.in_place(); }
+  void check_update(const engine::NamedTensors&) const override {}
+  std::optional<engine::SentTensors> sent() const override { return std::nullopt; }
   io::Checkpoint weights() const override {  // a few bytes, as fuzzers hash them often
     return io::Checkpoint::open_configs(tiny_folder()).with_tensors({{"a", Tensor(DType::f32, {2, 2}).zero()}});
   }

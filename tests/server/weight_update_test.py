@@ -6,12 +6,16 @@ usage: weight_update_test.py PROGRAM SOURCE_FOLDER [unittest arguments]
 import json
 import math
 import os
+import pathlib
+import random
 import shutil
 import struct
+import tempfile
 
 from checkpoint_bytes import checksums, halved, read_checkpoint, SharedTensors
 from control_case import Control, LOGPROBS, WithWeightUpdates
-from serve_case import CHAT, main, MODEL
+from serve_case import CHAT, main, MODEL, PROGRAM
+from serve_driver import Server
 
 
 class Versions(Control):
@@ -214,6 +218,103 @@ class Quantized(Control):
             with SharedTensors(new) as spec:
                 self.ok("/update_weights_from_tensor", spec)
         self.assertEqual(self.answer(), fresh)
+
+
+class Dummies(Control):
+    """A server that has the configuration alone, and gets its weights from a trainer."""
+    words = ("--allow-weight-update", "--load-format", "dummy", "--weights-folder", str(MODEL))
+
+    @classmethod
+    def setUpClass(cls):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-dummy-"))
+        cls.addClassCleanup(shutil.rmtree, folder)
+        for file in MODEL.iterdir():
+            if "safetensors" not in file.name:
+                shutil.copy(file, folder)
+        cls.model = folder
+        cls.tensors = read_checkpoint(MODEL)
+        loaded = Server(PROGRAM, MODEL, "--dtype", "float32")
+        try:
+            status, got = loaded.post("/generate", LOGPROBS)
+        finally:
+            loaded.close()
+        assert status == 200, got
+        cls.expected = got["output_ids"]
+        cls.logprobs = got["meta_info"]["output_token_logprobs"]
+
+    def setUp(self):
+        self.names = sorted(self.tensors)
+        self.server = Server(PROGRAM, self.model, "--dtype", "float32", *self.words)
+        self.addCleanup(self.server.close)
+        seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 32))
+        print(f"SLUICE_TEST_SEED={seed}", flush=True)
+        random.Random(seed).shuffle(self.names)
+
+    def send(self, names, **more):
+        with SharedTensors({name: self.tensors[name] for name in names}) as spec:
+            return self.ok("/update_weights_from_tensor", {**spec, **more})["message"]
+
+    def has_the_folders_weights(self):
+        ids, _, logprobs = self.answer()
+        self.assertEqual((ids, logprobs), (self.expected, self.logprobs))
+        self.assertEqual(self.ok("/weights_checker", {})["ranks"][0]["checksums"], checksums(self.tensors)[0])
+
+    def test_buckets_until_all_are_there(self):
+        dummies = self.answer()
+        self.assertNotEqual(dummies[0], self.expected)
+        for at in range(0, len(self.names), 30):
+            for path, body in (("/weights_checker", {}), ("/get_weights_by_name", {"name": self.names[0]})):
+                self.refused(path, body, needle="the weights are dummies")
+            message = self.send(self.names[at:at + 30], weight_version="sent")
+            come = min(at + 30, len(self.names))
+            if come == len(self.names):
+                break
+            self.assertIn(f"{come} of the model's {len(self.names)} have come", message)
+            self.assertTrue(message.endswith(" is missing"), message)
+            self.assertIn(message.split()[-3].strip('"'), self.names[come:])
+            self.assertEqual(self.info("weight_version"), "0")
+            self.assertEqual(self.answer(), dummies)
+        self.assertNotIn("dummy", message)
+        self.assertEqual(self.info("weight_version"), "sent")
+        self.has_the_folders_weights()
+        # As verl: released, and sent anew. Requests wait for all of them.
+        self.ok("/release_memory_occupation", {})
+        self.ok("/resume_memory_occupation", {})
+        self.send(self.names[1:])
+        self.refused("/generate", LOGPROBS, status=503, needle=self.names[0])
+        self.send(self.names[:1])
+        self.has_the_folders_weights()
+
+    def test_all_at_once(self):
+        self.ok("/begin_weight_update", "")
+        self.send(self.names[1:])
+        failed = self.failed("/end_weight_update", {}, needle=self.names[0])
+        self.assertIn(f"{len(self.names) - 1} of {len(self.names)} tensors have come", failed["message"])
+        self.ok("/begin_weight_update", "")
+        self.assertIn("/end_weight_update puts them in place", self.send(self.names[:1]))
+        self.assertNotEqual(self.answer()[0], self.expected)
+        self.ok("/end_weight_update", {})
+        self.has_the_folders_weights()
+
+    def test_shapes_and_files(self):
+        name = next(n for n in self.names if n.endswith("norm_f.weight"))
+        with SharedTensors({name: self.tensors[name]}) as spec:
+            for shape in ([255], [2**62], [2**40]):
+                bad = {**spec, "tensors": [{**spec["tensors"][0], "shape": shape}]}
+                self.failed("/update_weights_from_tensor", bad, param="tensors", needle="accepted: [256]")
+            unknown = {**spec, "tensors": [{**spec["tensors"][0], "name": "x", "shape": [2**62], "dtype": "F64"}]}
+            self.failed("/update_weights_from_tensor", unknown, param="tensors", needle='"x"')
+        dummies = self.answer()
+        self.ok("/release_memory_occupation", {})
+        self.ok("/resume_memory_occupation", {})
+        self.assertEqual(self.answer(), dummies)
+        self.ok("/update_weights_from_disk", {"model_path": str(MODEL)})
+        self.has_the_folders_weights()
+        self.ok("/release_memory_occupation", {})
+        self.ok("/resume_memory_occupation", {})
+        self.has_the_folders_weights()
+        with SharedTensors({"x": self.tensors[name]}) as spec:
+            self.failed("/update_weights_from_tensor", spec, param="tensors[0].name")
 
 
 if __name__ == "__main__":
