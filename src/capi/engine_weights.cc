@@ -108,8 +108,9 @@ sluice_status sluice_engine_update_tensors(sluice_engine* engine, const sluice_t
   return guard([&] {
     Running& r = *required(engine, "engine").running;
     engine::NamedTensors given = view_tensors(tensors, count);
-    // Names, types and shapes before the first byte: a wrong shape would be read beyond its end.
-    const io::Checkpoint checked = weights_of(r).updated(given);  // throws
+    // Names, types and shapes before the first byte: a wrong shape would be read beyond its end. In an engine of dummy
+    // weights the model's configuration says which are right.
+    r.live->check_update(given);
     for (auto& [name, tensor] : given) tensor = tensor.clone();
     r.live->update(given, r.replacement(abort != 0));
   });
@@ -123,6 +124,16 @@ sluice_status sluice_engine_end_update(sluice_engine* engine, int abort) {
   return guard([&] {
     Running& r = *required(engine, "engine").running;
     r.live->end_update(r.replacement(abort != 0));
+  });
+}
+
+sluice_status sluice_engine_sent_tensors(const sluice_engine* engine, int64_t* come, int64_t* total, char* missing,
+                                         size_t size, size_t* needed) {
+  return guard([&] {
+    const engine::SentTensors sent = required(engine, "engine").running->live->sent().value_or(engine::SentTensors{});
+    required(come, "come") = sent.come;
+    required(total, "total") = sent.needed;
+    return capi::copy_text(sent.missing, missing, size, needed);
   });
 }
 

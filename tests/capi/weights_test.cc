@@ -41,9 +41,12 @@ struct Owned {
 
 class CapiWeights : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { start("auto"); }
+  void start(const char* load_format) {
+    sluice_engine_destroy(engine_);
     auto model = SLUICE_INIT(sluice_model_options);
     model.dtype = "float32";
+    model.load_format = load_format;
     auto options = SLUICE_INIT(sluice_engine_options);
     options.threads = 2;
     options.model = &model;
@@ -108,6 +111,15 @@ class CapiWeights : public testing::Test {
     std::memcpy(out.bits.data(), t.data, elements * 2);
     sluice_weights_destroy(all);
     return out;
+  }
+  std::string checksum_of(const std::string& name) {
+    sluice_weights* all = weights();
+    size_t index = 0;
+    char sum[65] = {};
+    EXPECT_EQ(sluice_weights_find(all, name.c_str(), &index), SLUICE_OK) << sluice_last_error();
+    EXPECT_EQ(sluice_weights_checksum(all, index, sum, sizeof sum), SLUICE_OK);
+    sluice_weights_destroy(all);
+    return sum;
   }
   sluice_status update(const std::vector<sluice_tensor>& tensors) {
     return sluice_engine_update_tensors(engine_, tensors.data(), tensors.size(), 0);
@@ -251,6 +263,76 @@ TEST_F(CapiWeights, SeveralCallsAreOneUpdate) {
   EXPECT_EQ(updates(), 1);
   EXPECT_EQ(read(kNorm).bits, norm.halved().bits);
   EXPECT_NE(answer(), fresh);
+}
+
+TEST_F(CapiWeights, DummiesRunUntilAllTensorsHaveCome) {
+  const Answer fresh = answer();
+  const std::string checksum = checksum_of(kNorm);
+  sluice_weights* all = weights();
+  size_t count = 0;
+  ASSERT_EQ(sluice_weights_count(all, &count), SLUICE_OK);
+  struct Copy {
+    std::string name, dtype;
+    std::vector<int64_t> shape;
+    std::vector<char> bytes;
+  };
+  std::vector<Copy> copies(count);
+  std::vector<sluice_tensor> tensors;
+  size_t norm = 0;
+  for (size_t i = 0; i < count; ++i) {
+    auto t = SLUICE_INIT(sluice_tensor);
+    ASSERT_EQ(sluice_weights_get(all, i, &t), SLUICE_OK);
+    Copy& c = copies[i] = {t.name, t.dtype, {t.shape, t.shape + t.rank}, {}};
+    size_t size = c.dtype == "float32" ? 4 : 2;
+    for (const int64_t n : c.shape) size *= static_cast<size_t>(n);
+    c.bytes.assign(static_cast<const char*>(t.data), static_cast<const char*>(t.data) + size);
+    t.name = c.name.c_str();
+    t.dtype = c.dtype.c_str();
+    t.shape = c.shape.data();
+    t.data = c.bytes.data();
+    tensors.push_back(t);
+    if (c.name == kNorm) norm = i;
+  }
+  sluice_weights_destroy(all);
+  int64_t come = -1, total = -1;
+  char missing[256];
+  ASSERT_EQ(sluice_engine_sent_tensors(engine_, &come, &total, missing, sizeof missing, nullptr), SLUICE_OK);
+  EXPECT_EQ(come + total, 0) << "the weights are a folder's";
+
+  start("dummy");
+  const Answer of_dummies = answer();
+  EXPECT_NE(of_dummies, fresh);
+  auto bad = tensors[norm];
+  const int64_t longer = 1 << 30;
+  bad.shape = &longer;  // refused before its bytes are read
+  EXPECT_EQ(update({bad}), SLUICE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(sluice_last_error()).find("has the shape [1073741824]; accepted: [256]"), std::string::npos)
+      << sluice_last_error();
+  bad = tensors[norm];
+  std::swap(tensors[norm], tensors.back());
+  tensors.pop_back();
+  ASSERT_EQ(sluice_engine_update_tensors(engine_, tensors.data(), 50, 0), SLUICE_OK) << sluice_last_error();
+  ASSERT_EQ(sluice_engine_update_tensors(engine_, tensors.data() + 50, tensors.size() - 50, 0), SLUICE_OK);
+  ASSERT_EQ(sluice_engine_sent_tensors(engine_, &come, &total, missing, sizeof missing, nullptr), SLUICE_OK);
+  EXPECT_EQ(come, static_cast<int64_t>(count) - 1);
+  EXPECT_EQ(total, static_cast<int64_t>(count));
+  EXPECT_EQ(missing, kNorm);
+  EXPECT_EQ(sluice_engine_sent_tensors(engine_, &come, nullptr, missing, sizeof missing, nullptr),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_EQ(answer(), of_dummies);
+  EXPECT_EQ(updates(), 0);
+  EXPECT_EQ(sluice_engine_get_weights(engine_, &all), SLUICE_UNSUPPORTED);
+  ASSERT_EQ(update({bad}), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(updates(), 1);
+  EXPECT_EQ(answer(), fresh);
+  EXPECT_EQ(checksum_of(kNorm), checksum);
+  ASSERT_EQ(sluice_engine_sent_tensors(engine_, &come, &total, missing, sizeof missing, nullptr), SLUICE_OK);
+  EXPECT_STREQ(missing, "");
+
+  start("dummy");
+  ASSERT_EQ(sluice_engine_update_weights(engine_, kFolder.c_str()), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(answer(), fresh);
+  EXPECT_EQ(checksum_of(kNorm), checksum);
 }
 
 TEST_F(CapiWeights, ReleasedMemoryComesBack) {

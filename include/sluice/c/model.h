@@ -27,7 +27,7 @@ typedef struct sluice_model_options {
   const char* quantization_head;  /* with quantization: the output head; NULL: BF16 */
   const char* load_format;        /* "auto" (also NULL): the folder's tensors; "dummy": random weights, always the same,
                                      for which the folder needs only config.json and the tokenizer's files. Such tensors
-                                     can be neither read nor updated one by one */
+                                     cannot be read; an engine runs them until it is given others (weights.h) */
 } sluice_model_options;
 
 /* options NULL: all defaults. */

@@ -36,15 +36,25 @@ typedef struct sluice_tensor {
 /* Some tensors of the checkpoint, of its types and shapes; all of them or none. In an engine with
  * sluice_model_options.quantization they are quantised here, to the bits of the loader. Copied: the caller's memory is
  * free after the call. Between begin_update and end_update tensors are only kept, and end_update puts all of them in
- * place at once. SLUICE_BUSY while the weights are released. */
+ * place at once. SLUICE_BUSY while the weights are released.
+ *
+ * An engine of dummy weights (load_format "dummy") takes every tensor of a checkpoint of its configuration so, in any
+ * number of calls; of two of one name the later one counts. The dummies run until none that the model needs is missing,
+ * at the end of a call or, if begin_update was called, in end_update. Then the model is built as from a folder, with
+ * the loader's checks; after an error the dummies stay, and so does what has come. A name that the model does not need
+ * is kept, and its shape is the caller's to answer for. Later calls may bring single tensors. */
 SLUICE_API sluice_status sluice_engine_update_tensors(sluice_engine* engine, const sluice_tensor* tensors, size_t count,
                                                       int abort);
 SLUICE_API sluice_status sluice_engine_begin_update(sluice_engine* engine);
 SLUICE_API sluice_status sluice_engine_end_update(sluice_engine* engine, int abort);
+/* Of an engine of dummy weights: *total tensors are needed, *come of them have come, and the first other one is
+ * `missing`, as sluice_moe_explain writes text; empty: none. *total is 0 where the weights are a folder's. */
+SLUICE_API sluice_status sluice_engine_sent_tensors(const sluice_engine* engine, int64_t* come, int64_t* total,
+                                                    char* missing, size_t size, size_t* needed);
 
 /* Gives memory back to the system for a while: the weights, the cache of keys and values, or both with |. Nothing may
- * run: SLUICE_BUSY. Weights come back from the checkpoint's files. Until all is back, and every tensor that
- * sluice_engine_update_tensors had brought has been brought again, submit gives SLUICE_BUSY. */
+ * run: SLUICE_BUSY. Weights come back from the checkpoint's files, or as dummies. Until all is back, and every tensor
+ * that sluice_engine_update_tensors had put in place has been brought again, submit gives SLUICE_BUSY. */
 typedef int32_t sluice_memory;
 enum { SLUICE_MEMORY_WEIGHTS = 1, SLUICE_MEMORY_KV_CACHE = 2 };
 SLUICE_API sluice_status sluice_engine_release_memory(sluice_engine* engine, sluice_memory memory);
