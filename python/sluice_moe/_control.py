@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import ctypes
 import hashlib
 import os
 import threading
@@ -122,6 +123,10 @@ class Control:
 
         What the tensors do not touch is shared with the old weights, so that a call costs the modules that it names. The
         tensors are copied. Raises Busy while the weights are released.
+
+        An engine of load_format "dummy" takes all tensors of a checkpoint of its configuration so, in any number of calls.
+        The dummies run until none that the model needs is missing; the sentence says how many have come. float8 must
+        come as such there, not in uint8.
         """
         if load_format == "flattened_bucket":
             given = _named_tensors.of_bucket(named_tensors)
@@ -129,15 +134,22 @@ class Control:
             given = _named_tensors.named_tensors(named_tensors)
         else:
             raise ValueError(f"load_format is {load_format!r}; accepted: None, 'auto', 'direct', 'flattened_bucket'")
-        with _named_tensors.Weights(self._handle) as weights:
-            array, keep = _named_tensors.as_structs(weights, given)
+        array, keep = _named_tensors.as_structs(self._handle, given)
         in_place = self._replace(
             weight_version, lambda: _library.call("sluice_engine_update_tensors", self._handle.get(), array, len(array),
                                                   bool(abort_all_requests)))
         del keep
         if not in_place:
-            return True, f"{len(given)} tensors wait for end_weight_update()"
+            return True, f"{len(given)} tensors wait for {self._awaited()}"
         return True, f"{len(given)} tensors are in use, as version {self._weight_version}"
+
+    def _awaited(self) -> str:
+        """What tensors wait for that came and are not in place."""
+        come, total = ctypes.c_int64(), ctypes.c_int64()
+        missing = _library.read_text("sluice_engine_sent_tensors", self._handle.get(), come, total)
+        if not missing:
+            return "end_weight_update()"
+        return f"the others: {come.value} of the model's {total.value} have come, {missing!r} is missing"
 
     def begin_weight_update(self) -> tuple[bool, str]:
         """From now on tensors are only kept; end_weight_update() puts all of them in place at once."""
@@ -231,7 +243,7 @@ class Control:
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Gives memory back to the system: the "weights", the "kv_cache", or both (None). Nothing may run: Busy; pause
         with "abort" or "retract" first. Until all of it is resumed generate() raises Busy. Weights come back from the
-        checkpoint's files; tensors that updates had brought must be brought again."""
+        checkpoint's files, dummies are made again; tensors that updates had put in place must be brought again."""
         memory = self._memory(tags)
         if memory:
             interruptible(lambda: _library.call("sluice_engine_release_memory", self._handle.get(), memory))

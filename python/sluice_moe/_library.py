@@ -265,6 +265,7 @@ _STATUS = {
     "sluice_engine_update_tensors": (c_void_p, POINTER(Tensor), c_size_t, c_int),
     "sluice_engine_begin_update": (c_void_p,),
     "sluice_engine_end_update": (c_void_p, c_int),
+    "sluice_engine_sent_tensors": (c_void_p, _INT, _INT, *_TEXT),
     "sluice_engine_release_memory": (c_void_p, c_int32),
     "sluice_engine_resume_memory": (c_void_p, c_int32),
     "sluice_engine_get_weights": (c_void_p, _OUT),

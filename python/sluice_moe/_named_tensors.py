@@ -2,6 +2,7 @@
 """Tensors of a checkpoint on their way between a trainer and an engine: names, types, bytes."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from collections.abc import Iterable, Mapping
@@ -128,25 +129,34 @@ def _on_host(label: str, tensor: Any) -> _tensor.View:
     return view
 
 
-def as_structs(weights: Weights, given: list[tuple[str, Any]]) -> tuple[Any, list[Any]]:
-    """An array of sluice_tensor, and what it points to."""
+def as_structs(engine: _library.Handle, given: list[tuple[str, Any]]) -> tuple[Any, list[Any]]:
+    """An array of sluice_tensor, and what it points to. A tensor that the running weights have comes as they have it; of
+    any other the library says whether it is accepted."""
     array, keep = (_library.Tensor * len(given))(), []
-    for i, (name, tensor) in enumerate(given):
-        label = f"tensor {name!r}"
-        try:
-            _, dtype, shape = weights.describe(weights.index(name))
-        except errors.NotFound:
-            raise errors.InvalidArgument(f"{label} is no tensor of the engine's checkpoint") from None
-        v = _on_host(label, tensor)
-        accepted = _tensor.ACCEPTED.get(dtype, (dtype,))
-        if v.dtype not in accepted:
-            hint = ("; to send BF16 for quantised weights, load the BF16 checkpoint with quantization="
-                    if v.dtype == "bfloat16" else "")
-            raise TypeError(f"{label} is {v.dtype}; accepted: {', '.join(accepted)}, as the checkpoint has it{hint}")
-        if v.shape != shape:
-            raise ValueError(f"{label} has shape {list(v.shape)}; accepted: {list(shape)}, as the checkpoint has it")
-        _tensor.check_layout(v, label, 1)
-        sizes = (ctypes.c_int64 * len(shape))(*shape)
-        array[i] = _library.Tensor(name=name.encode(), dtype=dtype.encode(), shape=sizes, rank=len(shape), data=v.pointer)
-        keep += [v, sizes]
+    with contextlib.ExitStack() as stack:
+        weights = None
+        with contextlib.suppress(errors.Unsupported):  # dummies have no tensors
+            weights = stack.enter_context(Weights(engine))
+        for i, (name, tensor) in enumerate(given):
+            label = f"tensor {name!r}"
+            v = _on_host(label, tensor)
+            dtype, shape = "bfloat16" if v.dtype == "uint16" else v.dtype, v.shape
+            if weights is not None:
+                with contextlib.suppress(errors.NotFound):
+                    _, dtype, shape = weights.describe(weights.index(name))
+                    _check_as(label, v, dtype, shape)
+            _tensor.check_layout(v, label, 1)
+            sizes = (ctypes.c_int64 * len(shape))(*shape)
+            array[i] = _library.Tensor(name=name.encode(), dtype=dtype.encode(), shape=sizes, rank=len(shape), data=v.pointer)
+            keep += [v, sizes]
     return array, keep
+
+
+def _check_as(label: str, v: _tensor.View, dtype: str, shape: tuple[int, ...]) -> None:
+    accepted = _tensor.ACCEPTED.get(dtype, (dtype,))
+    if v.dtype not in accepted:
+        hint = ("; to send BF16 for quantised weights, load the BF16 checkpoint with quantization="
+                if v.dtype == "bfloat16" else "")
+        raise TypeError(f"{label} is {v.dtype}; accepted: {', '.join(accepted)}, as the checkpoint has it{hint}")
+    if v.shape != shape:
+        raise ValueError(f"{label} has shape {list(v.shape)}; accepted: {list(shape)}, as the checkpoint has it")

@@ -28,8 +28,8 @@ class Engine(Control):
 
     model_path: folder of a Hugging Face checkpoint.
     load_format: "auto" reads its tensors; "dummy" needs only config.json and the tokenizer's files, and fills the weights with
-        random numbers, always the same: for runs without the checkpoint. Such tensors can be neither read nor updated one by one;
-        update_weights_from_disk() puts a checkpoint in their place.
+        random numbers, always the same: for runs without the checkpoint. Such tensors cannot be read. A checkpoint takes their
+        place by update_weights_from_disk(), or by update_weights_from_tensor() with all its tensors.
     dtype: of activations: "bfloat16" ("auto") or "float32". kv_cache_dtype: of cached keys and values: "auto" (dtype),
         "bfloat16" or "fp8_e4m3", which halves their memory.
     quantization: BF16 weights are quantised to it while loading: fp8, fp8_channel, fp8_block, mxfp8, nvfp4_online, mxfp4.

@@ -6,7 +6,7 @@ import pytest
 import sluice_moe
 from conftest import NO_HOPPER, SOURCE, hopper
 from reference import bf16, route_renormalize, swiglu_moe, to_bf16
-from test_weights import EXPERT, NORM, buckets, checksums, halved, read_checkpoint
+from test_weights import EXPERT, NORM, buckets, checksums, halved, make_dummy, read_checkpoint, shuffled
 
 pytestmark = hopper
 if NO_HOPPER is None:
@@ -91,6 +91,26 @@ def test_quantised_on_arrival(tensors, tmp_path, quantization):
             results.append(engine.weights_checker()["ranks"][0]["checksums"])
             assert len(engine.generate(PROMPTS[0], GREEDY)["output_ids"]) == 32
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("quantization", [None, "mxfp8"])
+def test_dummies_take_a_trainers_tensors(tensors, tmp_path, rng, quantization):
+    with make("cuda", quantization=quantization) as loaded:
+        expected = texts(loaded)
+    with make_dummy(tmp_path / "dummy", device="cuda", dtype="bfloat16", quantization=quantization) as dummy:
+        of_dummies = texts(dummy)
+        assert of_dummies != expected
+        dummy.release_memory_occupation(["weights"])
+        dummy.resume_memory_occupation(["weights"])
+        assert texts(dummy) == of_dummies
+        for _ in range(2):
+            for bucket in buckets(shuffled(tensors, rng), 2**21):
+                bucket["flattened_tensor"] = on_gpu(bucket["flattened_tensor"])
+                dummy.update_weights_from_tensor(bucket, load_format="flattened_bucket")
+            assert texts(dummy) == expected
+            assert dummy.weights_checker()["ranks"][0]["checksums"] == checksums(tensors)[0]
+            dummy.release_memory_occupation(["weights"])
+            dummy.resume_memory_occupation(["weights"])
 
 
 def test_memory_goes_to_the_trainer_and_comes_back(engine, tensors):
