@@ -2,7 +2,7 @@
 // The GEMM kernel of MXFP4 weights by bfloat16 inputs, as integers. Inputs are two or three planes of bytes
 // (FixedPointRow in packed_layout.h), weights are signed bytes 2w, and vpdpbusd sums four products per lane. One int32
 // sums the planes one after the other, shifted left by 8 bits in between, so the sum of 32 products is exact and
-// rounded once. Outliers, which the planes do not hold, are added one by one. Needs AVX-512 VNNI.
+// rounded once. Outliers, which the planes do not hold, are added one by one. AVX2 sums the same bytes by vpmaddubsw.
 //
 // Every output is one chain of fused multiply-adds: the blocks of a chunk, then its outliers, then the next chunk. The
 // order does not depend on the number of rows (register_tile.h says why). A third plane of zeros multiplies a sum by
