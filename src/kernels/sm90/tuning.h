@@ -51,7 +51,7 @@ inline constexpr double kFilledShare = 0.4;
 // decodes Nano's single sequences at 397 tokens/s with these kernels, and at 400 without (H100).
 inline constexpr int64_t kOneTokenValues = 8192, kOneTokenValuesBf16 = 12288;
 
-// ---- product of few rows (docs/kernels/sm90_dense.md) -------------------------------------------------------------
+// ---- product of few rows (docs/kernels/sm90_few_rows.md) ----------------------------------------------------------
 
 // K is cut into parts, each a block's, until this many blocks per multiprocessor stream weights ...
 inline constexpr double kFewRowsFilled = 0.9;
