@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import tempfile
 import unittest
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
@@ -20,17 +21,19 @@ if importlib.util.find_spec("openai") is None:
 import openai  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from serve_driver import Server  # noqa: E402
+from serve_driver import endless_model, Server  # noqa: E402
 
 MESSAGES = [{"role": "system", "content": "You tell stories."}, {"role": "user", "content": "Once upon a time"}]
 PROMPT = "Henry meditated awhile all to himself early the next morning as"
 
 
-class OpenAi(unittest.TestCase):
+class WithClient(unittest.TestCase):
+    model = SOURCE / "models" / "tiny-nemotron-h"
+
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(PROGRAM, SOURCE / "models" / "tiny-nemotron-h", "--served-model-name", "tiny", "--api-key",
-                            "secret", "--dtype", "float32", "--max-running-requests", 1, "--max-queued-requests", 1)
+        cls.server = Server(PROGRAM, cls.model, "--served-model-name", "tiny", "--api-key", "secret", "--dtype", "float32",
+                            "--max-running-requests", 1, "--max-queued-requests", 1)
         cls.addClassCleanup(cls.server.close)
         cls.client = cls.open("secret")
         cls.addClassCleanup(cls.client.close)
@@ -39,6 +42,8 @@ class OpenAi(unittest.TestCase):
     def open(cls, key):
         return openai.OpenAI(base_url=f"http://127.0.0.1:{cls.server.port}/v1", api_key=key, max_retries=0, timeout=60)
 
+
+class OpenAi(WithClient):
     def test_models(self):
         self.assertEqual([m.id for m in self.client.models.list()], ["tiny"])
         self.assertEqual(self.client.models.retrieve("tiny").id, "tiny")
@@ -89,9 +94,18 @@ class OpenAi(unittest.TestCase):
         with self.assertRaises(openai.BadRequestError):
             self.client.chat.completions.create(model="tiny", messages=MESSAGES, response_format={"type": "xml"})
 
+
+class Leaving(WithClient):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="sluice-serve-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.model = endless_model(cls.model, folder.name)
+        super().setUpClass()
+
     def test_leaving_a_stream_frees_the_slot(self):
-        stream = self.client.completions.create(model="tiny", prompt="a", max_tokens=2000, stream=True,
-                                                extra_body={"ignore_eos": True})
+        stream = self.client.completions.create(model="tiny", prompt="a", max_tokens=1_000_000, stream=True,
+                                                extra_body={"ignore_eos": True})  # which does not end by itself
         next(iter(stream))
         stream.close()
         self.server.wait_until_idle()  # the only slot

@@ -24,7 +24,7 @@ if CHROMIUM is None:
     sys.exit(77)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from serve_driver import Server  # noqa: E402
+from serve_driver import endless_model, Server  # noqa: E402
 
 
 class Browser:
@@ -94,7 +94,10 @@ class Browser:
 
 class Playground(unittest.TestCase):
     def open(self, *words):
-        server = Server(PROGRAM, SOURCE / "models" / "tiny-nemotron-h", "--served-model-name", "tiny", *words)
+        copy = tempfile.TemporaryDirectory(prefix="sluice-serve-")
+        self.addCleanup(copy.cleanup)
+        model = endless_model(SOURCE / "models" / "tiny-nemotron-h", copy.name)
+        server = Server(PROGRAM, model, "--served-model-name", "tiny", *words)
         self.addCleanup(server.close)
         folder = tempfile.mkdtemp(prefix="sluice-chromium-")
         self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
@@ -123,11 +126,11 @@ class Playground(unittest.TestCase):
             "messages": [{"role": "user", "content": shown[0]}], "max_tokens": 30, "seed": 1, "temperature": 0})
         self.assertEqual(shown[1], answer["choices"][0]["message"]["content"])
 
-        self.say(browser, "And then?", max_tokens="1000000")
+        self.say(browser, "And then?", max_tokens="10000000")
         error = browser.wait_for("document.querySelector('.error')?.textContent")
         self.assertIn("context length", error)
 
-        self.say(browser, "Go on.", max_tokens="1500")
+        self.say(browser, "Go on.", max_tokens="1000000")  # until it is stopped, however late the page is seen
         browser.wait_for("document.getElementById('send').textContent == 'Stop'")
         browser.evaluate("document.getElementById('form').requestSubmit()")  # stop
         browser.wait_for("document.getElementById('send').textContent == 'Send'")
