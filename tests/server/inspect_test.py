@@ -35,6 +35,7 @@ class Inspect(WithServer):
         return json.loads(text)
 
     def test_what_a_router_reads(self):
+        self.server.wait_until_idle()  # an answer may come before the numbers of its last step
         for path in ("/server_info", "/get_server_info"):
             info = self.get_json(path)
             self.assertEqual((info["model_path"], info["served_model_name"]), (str(MODEL), "tiny"))
@@ -49,6 +50,7 @@ class Inspect(WithServer):
         self.assertEqual((model["is_generation"], model["has_image_understanding"]), (True, False))
 
     def test_loads(self):
+        self.server.wait_until_idle()
         loads = self.get_json("/v1/loads")
         rank = loads["loads"][0]
         self.assertEqual((loads["dp_rank_count"], rank["dp_rank"], rank["num_running_reqs"]), (1, 0, 0))

@@ -54,11 +54,10 @@ class Pauses(Control):
     def test_what_waits_goes_on_to_the_same_answer(self):
         for mode in ("retract", "in_place"):
             thread, out = self.pause_while_running(mode)
-            time.sleep(0.2)
+            self.server.wait_for_metric("num_running_reqs", 1 if mode == "in_place" else 0)
             steps = self.server.metric("generation_tokens_total")
             time.sleep(0.2)
             self.assertEqual(self.server.metric("generation_tokens_total"), steps)
-            self.assertEqual(self.server.metric("num_running_reqs"), 1 if mode == "in_place" else 0)
             self.assertTrue(self.ok("/flush_cache", "")["success"])
             self.ok("/continue_generation", {})
             while self.server.metric("generation_tokens_total") < steps + 20:
