@@ -95,16 +95,18 @@ TEST_F(HttpTest, AnswersAndStaysOpen) {
 }
 
 TEST_F(HttpTest, ARequestThatNeverEndsIsToldSo) {
-  options_.header_timeout = 300ms;
-  options_.body_timeout = 400ms;
-  serve();
-  for (const auto& [bytes, least] :
-       {std::pair{std::string("POST / HTTP/1.1\r\nHost:"), 250ms},
-        {std::string("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"), 350ms}}) {
+  const auto expect_408 = [&](std::string_view bytes) {
+    serve();
     const auto begin = Clock::now();
     EXPECT_TRUE(ask(bytes).starts_with("HTTP/1.1 408 Request Timeout\r\n"));
-    EXPECT_GE(Clock::now() - begin, least);
-  }
+    EXPECT_GE(Clock::now() - begin, 350ms);
+  };
+  // One bound at a time: a busy machine may take longer to read the head of the second than the head's bound.
+  options_.header_timeout = 400ms;
+  expect_408("POST / HTTP/1.1\r\nHost:");
+  options_.header_timeout = 1h;
+  options_.body_timeout = 400ms;
+  expect_408("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc");
 }
 
 TEST_F(HttpTest, OneByteNowAndThenDoesNotHelp) {
@@ -348,12 +350,15 @@ TEST_F(HttpTest, TheHeadOfAStreamComesWithItsFirstChunkOrComment) {
     options_.comment_interval = comment ? 500ms : 3'600'000ms;
     serve();
     Client client(server_->port());
+    const auto begin = Clock::now();
     client.send(post("/stream", "", ""));
     const auto exchange = held();
     std::this_thread::sleep_for(200ms);
-    EXPECT_EQ(client.arrived(), "");
+    std::string text = client.arrived();
+    // On a busy machine the comment may have come already.
+    if (Clock::now() - begin < options_.comment_interval) EXPECT_EQ(text, "");
     if (!comment) exchange->write("data: 1\n\n");
-    const std::string text = client.until(comment ? ": keep-alive\n\n" : "data: 1\n\n");
+    text += client.until(comment ? ": keep-alive\n\n" : "data: 1\n\n");
     EXPECT_TRUE(text.starts_with("HTTP/1.1 200 OK")) << text;
     exchange->end();
   }
