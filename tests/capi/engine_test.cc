@@ -119,6 +119,17 @@ class CapiEngine : public testing::Test {
     }
     FAIL() << info.running << " requests run and " << info.queued << " wait after 10 s";
   }
+  // An answer may end before a busy machine lets this thread go on: `attempt` says whether it was in time.
+  template <class Attempt>
+  static void expect_once_in_time(const Attempt& attempt) {
+    for (int i = 0; i < 100; ++i)
+      if (attempt()) return;
+    FAIL() << "every answer came to its end";
+  }
+  static bool was_cancelled(const Answer& a) {
+    EXPECT_TRUE(a.finish == SLUICE_FINISH_CANCELLED || a.finish == SLUICE_FINISH_LENGTH) << a.finish;
+    return a.finish == SLUICE_FINISH_CANCELLED;
+  }
   static void expect_refusal(const sluice_request& r, const char* sentence) {
     sluice_stream* stream = nullptr;
     EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &stream), SLUICE_INVALID_ARGUMENT);
@@ -284,10 +295,13 @@ TEST_F(CapiEngine, CancelledAndAbandonedRequestsGiveTheirPlaces) {
   const auto prompt = encode("Once upon a time");
   auto r = request(prompt, 2000);
   r.ignore_eos = 1;
-  sluice_stream* stream = submit({r, r});
-  sluice_stream_cancel(stream);
-  for (const auto& [key, a] : read_all(stream)) EXPECT_EQ(a.finish, SLUICE_FINISH_CANCELLED);
-  sluice_stream_destroy(stream);
+  expect_once_in_time([&] {
+    sluice_stream* stream = submit({r, r});
+    sluice_stream_cancel(stream);
+    const auto answers = read_all(stream);
+    sluice_stream_destroy(stream);
+    return was_cancelled(answers.at({0, 0})) && was_cancelled(answers.at({1, 0}));
+  });
   sluice_stream_destroy(submit({r, r, r, r}));
   expect_idle();
   auto info = SLUICE_INIT(sluice_engine_info);
@@ -300,10 +314,12 @@ TEST_F(CapiEngine, AFullQueueIsBusy) {
   const auto prompt = encode("Once upon a time");
   auto r = request(prompt, 2000);
   r.ignore_eos = 1;
-  sluice_stream* all = submit(std::vector<sluice_request>(12, r));  // a call is taken whole
+  ASSERT_EQ(sluice_engine_pause(engine_, SLUICE_PAUSE_IN_PLACE), SLUICE_OK);  // so that none of them ends
+  sluice_stream* all = submit(std::vector<sluice_request>(12, r));            // a call is taken whole
   sluice_stream* none = nullptr;
   EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &none), SLUICE_BUSY) << sluice_last_error();
   EXPECT_EQ(none, nullptr);
+  ASSERT_EQ(sluice_engine_continue(engine_), SLUICE_OK);
   sluice_stream_destroy(all);
   expect_idle();
 }
@@ -314,10 +330,13 @@ TEST_F(CapiEngine, OtherWeightsTakeOver) {
   EXPECT_EQ(run({request(prompt, 4)}).at({0, 0}).text, " he went down the");
   auto r = request(prompt, 2000);
   r.ignore_eos = 1;
-  sluice_stream* running = submit({r});
-  ASSERT_EQ(sluice_engine_update_weights(engine_, kFolder.c_str()), SLUICE_OK) << sluice_last_error();
-  EXPECT_EQ(read_all(running).at({0, 0}).finish, SLUICE_FINISH_CANCELLED);
-  sluice_stream_destroy(running);
+  expect_once_in_time([&] {
+    sluice_stream* running = submit({r});
+    EXPECT_EQ(sluice_engine_update_weights(engine_, kFolder.c_str()), SLUICE_OK) << sluice_last_error();
+    const Answer a = read_all(running).at({0, 0});
+    sluice_stream_destroy(running);
+    return was_cancelled(a);
+  });
   ASSERT_EQ(sluice_engine_flush_cache(engine_), SLUICE_OK);
   EXPECT_EQ(run({request(prompt, 4)}).at({0, 0}).text, " he went down the");
 }
