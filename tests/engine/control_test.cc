@@ -214,7 +214,7 @@ TEST(AsyncControl, NoStepRunsAfterHold) {
 TEST(AsyncControl, AnEmptyHeldEngineDrains) {
   const auto engine = make_async();
   engine->hold(Hold::paused);
-  EXPECT_TRUE(engine->drain(milliseconds(5000)));
+  EXPECT_TRUE(engine->drain(milliseconds(60000)));
 }
 
 }  // namespace
