@@ -38,8 +38,9 @@ class Server:
             self.wait_until_ready()
 
     def sanitized(self):
-        """Built with AddressSanitizer, which keeps freed memory and takes its time."""
-        return "libasan" in pathlib.Path(f"/proc/{self.process.pid}/maps").read_text()
+        """Built with AddressSanitizer or ThreadSanitizer, which keep freed memory and take their time."""
+        maps = pathlib.Path(f"/proc/{self.process.pid}/maps").read_text()
+        return "libasan" in maps or "libtsan" in maps
 
     def wait_until_ready(self):
         while True:
