@@ -141,8 +141,12 @@ def test_streams_grow(engine):
 def test_a_stream_that_is_left_is_cancelled(engine):
     stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 1500, "ignore_eos": True}, stream=True)
     next(stream)
+    engine.pause_generation("in_place")  # so that it does not end by itself
     stream.close()
-    wait_until_idle(engine)
+    try:
+        wait_until_idle(engine)
+    finally:
+        engine.continue_generation()
 
 
 def wait_until_idle(engine):
