@@ -112,6 +112,7 @@ class Stress(WithServer):
 
             def ask(body=long, sent=sent):
                 s = self.server.connect()
+                s.settimeout(4 * TIMEOUT)  # one is read after another
                 s.sendall(raw_post("/v1/completions", body))
                 sent.release()
                 return b"".join(iter(lambda: s.recv(65536), b""))
@@ -138,6 +139,7 @@ class Stress(WithServer):
 
             def ask(_, server=server, body=body):
                 with server.connect() as s:
+                    s.settimeout(6 * TIMEOUT)
                     s.sendall(raw_post("/v1/completions", body))
                     return b"".join(iter(lambda: s.recv(65536), b""))
 
