@@ -356,7 +356,9 @@ TEST_F(HttpTest, TheHeadOfAStreamComesWithItsFirstChunkOrComment) {
     std::this_thread::sleep_for(200ms);
     std::string text = client.arrived();
     // On a busy machine the comment may have come already.
-    if (Clock::now() - begin < options_.comment_interval) EXPECT_EQ(text, "");
+    if (Clock::now() - begin < options_.comment_interval) {
+      EXPECT_EQ(text, "");
+    }
     if (!comment) exchange->write("data: 1\n\n");
     text += client.until(comment ? ": keep-alive\n\n" : "data: 1\n\n");
     EXPECT_TRUE(text.starts_with("HTTP/1.1 200 OK")) << text;
@@ -419,6 +421,38 @@ TEST_F(HttpTest, StopEndsEverything) {
   EXPECT_EQ(idle.rest() + half.rest() + waiting.rest(), "");
   EXPECT_EQ(gone_, 1);
   exchange->reply({.body = "too late"});
+}
+
+// Threads let go of exchanges whenever they like: before and after the peer has left, before and after the server's
+// end.
+TEST_F(HttpTest, ExchangesEndOnAnyThread) {
+  for (const bool after_the_end : {false, true}) {
+    serve();
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t)
+      threads.emplace_back([&] {
+        for (int i = 0; i < 100; ++i) {
+          Client client(server_->port());
+          client.send(post("/hold", ""));
+          const auto exchange = held();
+          client.close();
+          if (i % 2 == 0) std::this_thread::yield();
+        }
+      });
+    for (std::thread& t : threads) t.join();
+    EXPECT_TRUE(soon([&] { return server_->stats().connections == 0; }));
+    std::vector<std::unique_ptr<Client>> clients;
+    std::vector<std::shared_ptr<Exchange>> exchanges;
+    for (int i = 0; i < 4; ++i) {
+      clients.push_back(std::make_unique<Client>(server_->port()));
+      clients.back()->send(post("/hold", ""));
+      exchanges.push_back(held());
+    }
+    if (after_the_end) server_->stop();
+    threads.clear();
+    for (auto& exchange : exchanges) threads.emplace_back([last = std::move(exchange)]() mutable { last = nullptr; });
+    for (std::thread& t : threads) t.join();
+  }
 }
 
 TEST_F(HttpTest, APortInUseIsNamed) {

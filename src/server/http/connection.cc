@@ -32,18 +32,22 @@ Connection::Connection(std::shared_ptr<Hub> hub, tcp::socket socket, bool kept)
   ++hub_->open;
 }
 
+// On the server's thread; of a closed connection, after the server's end, on any.
 Connection::~Connection() {
-  hub_->connections.erase(this);
-  if (phase_ != Phase::closed) --hub_->open;
+  if (phase_ != Phase::closed) leave_hub();
   count_body(0);
+}
+
+void Connection::leave_hub() {
+  hub_->connections.erase(this);
+  --hub_->open;
   set_waiting(false);
 }
 
 void Connection::close() {
   if (phase_ == Phase::closed) return;
   phase_ = Phase::closed;
-  --hub_->open;
-  set_waiting(false);
+  leave_hub();
   Error ignored;
   socket_.close(ignored);
   deadline_.cancel();

@@ -79,6 +79,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool may_ask(const Request& request) const;
 
   // connection.cc
+  void leave_hub();
   void watch();
   void look_at_peer();
   bool probe_peer();

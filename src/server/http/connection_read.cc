@@ -26,8 +26,10 @@ class ConnectionExchange final : public Exchange {
  public:
   ConnectionExchange(std::shared_ptr<Hub> hub, std::shared_ptr<Connection> connection, uint64_t number, Request request)
       : hub_(std::move(hub)), connection_(std::move(connection)), number_(number), request_(std::move(request)) {}
+  // The connection goes along: where this was its last reference, it must end on the server's thread.
   ~ConnectionExchange() override {
-    on_server([number = number_](Connection& c) { c.abandon(number); });
+    if (hub_->stopped) return;
+    asio::post(hub_->io, [c = std::move(connection_), number = number_] { c->abandon(number); });
   }
 
   const Request& request() const override { return request_; }
