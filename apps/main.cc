@@ -9,6 +9,7 @@
 #include "bus_error.h"
 #include "command.h"
 #include "interrupt.h"
+#include "parse_error.h"
 #include "version.h"
 
 namespace sluice::apps {
@@ -34,10 +35,10 @@ ExitCode exit_code(ErrorCode code) {
   return kExitInternal;
 }
 
-int report(Shared& shared, ExitCode code, const char* sentence) {
+int report(Shared& shared, ExitCode code, const std::string& sentence) {
   std::fflush(stdout);
   shared.clear_progress();
-  std::fprintf(stderr, "sluice: %s\n", sentence);
+  std::fprintf(stderr, "sluice: %s\n", sentence.c_str());
   return code;
 }
 
@@ -51,15 +52,17 @@ int run(int argc, char** argv) {
     shared.threads = env_int(kEnvThreads, ThreadPool::kMaxThreads);
     shared.log_level = env_choice(kEnvLog);
     app.parse(argc, argv);
-    check(shared.action != nullptr, "a sub-command is missing; --help lists them");
+    check(shared.action != nullptr, "{}", missing_command(app));
     shared.action();
     // When the output is piped or redirected, a full disk shows only here.
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
       fail(ErrorCode::io, "writing to standard output failed; is the disk full?");
     }
     return kExitOk;
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
+    return report(shared, kExitUsage, sentence_of(app, e));
   } catch (const Interrupted&) {
     return report(shared, kExitInterrupted, "interrupted");
   } catch (const Error& e) {

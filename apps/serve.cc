@@ -291,6 +291,7 @@ void add_server_options(CLI::App& command, Options& o) {
       ->capture_default_str()
       ->group(group);
   command.add_option("--port", o.http.port, "0: the system chooses, and the first line says which")
+      ->check(CLI::Range(0, 65535))
       ->capture_default_str()
       ->group(group);
   command

@@ -8,6 +8,7 @@ import os
 import pathlib
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -45,13 +46,37 @@ class Frame(Program):
                       ("info", "--threads", "-1"), ("info", "extra"), ("generate",), ("eval",),
                       ("generate", "--model-path", MODEL, "--prompt", "x", "--no-such-option"),
                       ("generate", "--model-path", MODEL, "--prompt", "x", "--max-new-tokens", "-3")]:
-            result = run(*words)
-            self.assertEqual(result.returncode, USAGE, (words, result.stderr))
-            self.assertEqual(result.stdout, "", words)
-            self.assertNotEqual(result.stderr, "", words)
+            self.usage_error("", *words)
         for words in commands():
             if words:
-                self.assertEqual(run(*words, "--no-such-option").returncode, USAGE, words)
+                self.usage_error("--no-such-option is no option of sluice " + " ".join(words), *words, "--no-such-option")
+
+    def usage_error(self, needle, *words):
+        """Nothing but one sentence."""
+        self.assertEqual(self.refused(USAGE, needle, *words) + "\n", run(*words).stderr, words)
+
+    def test_usage_errors_name_the_argument_its_value_and_what_is_accepted(self):
+        generate = ("generate", "--model-path", MODEL, "--prompt", "x")
+        serve = ("serve", "--model-path", MODEL)
+        for needle, words in [
+                ("sluice needs a command; accepted: generate, serve, eval,", ()),
+                ("sluice eval needs a command; accepted: logits, perplexity", ("eval",)),
+                ('"no-such-command" is no command of sluice; accepted: generate, serve,', ("no-such-command",)),
+                ('"losses" is no command of sluice eval; accepted: logits, perplexity', ("eval", "losses")),
+                ('"extra" is an argument too many for sluice info', ("info", "extra")),
+                ("--prompt is required; sluice generate --help", ("generate", "--model-path", MODEL)),
+                ("--promt is no option of sluice generate", ("generate", "--model-path", MODEL, "--promt", "x")),
+                ("--promt is no option of sluice generate", ("generate", "--model-path", MODEL, "--promt=x")),
+                ("--prompt has no value; accepted: a text", ("generate", "--model-path", MODEL, "--prompt")),
+                ('--threads is "x"; accepted: 0 to 4096', ("info", "--threads", "x")),
+                ('--top-k is "many"; accepted: an integer', (*generate, "--top-k", "many")),
+                ('--dtype is "float12"; accepted: bfloat16, float32, auto', (*generate, "--dtype", "float12")),
+                ('--port is "99999"; accepted: 0 to 65535', (*serve, "--port", 99999)),
+                ('--port is "-1"; accepted: 0 to 65535', (*serve, "--port", -1)),
+                ("--tp-size: 2 is not available; accepted: 1", (*serve, "--tp-size", 2)),
+                ("--model-path is given 2 times; accepted: once", (*serve, "--model-path", "again"))]:
+            with self.subTest(needle):
+                self.usage_error(needle, *words)
 
     def test_environment_errors(self):
         self.refused(USAGE, "SLUICE_THREADS", "info", env={"SLUICE_THREADS": "many"})

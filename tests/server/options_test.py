@@ -203,7 +203,7 @@ class Habits(Options):
         self.assertEqual(info["kv_cache_dtype"], "float8_e4m3fn")
         self.refused(2, "--dp-size is 2; accepted: 1", "--dp-size", 2)
         self.refused(2, "--runner is pooling; accepted: generate, the models here make text", "--runner", "pooling")
-        self.refused(2, "fp8_e5m2 not in {auto,bf16,bfloat16,fp8_e4m3,fp8}", "--kv-cache-dtype", "fp8_e5m2")
+        self.refused(2, '--kv-cache-dtype is "fp8_e5m2"; accepted: auto, bf16, bfloat16, fp8_e4m3, fp8', "--kv-cache-dtype", "fp8_e5m2")
 
     def test_the_others_name_their_counterpart(self):
         for words, needle in ((("--max-model-len", 512), "--max-model-len: here --context-length"),
