@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "argument_checks.h"
 #include "base/error.h"
 #include "command.h"
 #include "http_stream.h"
@@ -287,7 +288,7 @@ void add_bench_serving(CLI::App& parent, Shared& shared) {
   command->add_option("--request-rate", o->request_rate, "requests per second, at random intervals; 0: all at once")
       ->check(CLI::Range(0.0, 1e9))
       ->capture_default_str();
-  command->add_option("--seed", o->seed, "of prompts and intervals")->capture_default_str();
+  check_uint64(*command->add_option("--seed", o->seed, "of prompts and intervals")->capture_default_str());
   command->add_flag("--disable-stream", o->whole, "ask for whole answers: throughput and end-to-end latency only");
   command->add_flag("--json", o->json, "print one JSON object");
 }

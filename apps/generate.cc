@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "argument_checks.h"
 #include "interrupt.h"
 #include "model/generate.h"
 #include "model_options.h"
@@ -159,9 +160,9 @@ void add_generate(CLI::App& parent, Shared& shared) {
   command->add_option("--top-p", s.top_p, "choose among the most likely tokens that together reach this probability")
       ->capture_default_str()
       ->group(group);
-  command->add_option("--seed", s.seed, "of the choices; the same seed gives the same text")
-      ->capture_default_str()
-      ->group(group);
+  check_uint64(*command->add_option("--seed", s.seed, "of the choices; the same seed gives the same text")
+                    ->capture_default_str()
+                    ->group(group));
   add_speculative_options(*command, o->speculative, o->model);
   add_launch_options(*command, o->recording, o->overlap);
 }

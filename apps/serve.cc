@@ -10,6 +10,7 @@
 #include <mutex>
 #include <random>
 
+#include "argument_checks.h"
 #include "habit_options.h"
 #include "model_options.h"
 #include "server/api_server.h"
@@ -272,7 +273,8 @@ void add_engine_options(CLI::App& command, Options& o) {
                 "a text depends on its request alone, not on what else is running; requests without a seed take "
                 "--random-seed")
       ->group(group);
-  command.add_option("--random-seed", o.random_seed, "where the seeds of requests without one come from")->group(group);
+  check_uint64(*command.add_option("--random-seed", o.random_seed, "where the seeds of requests without one come from")
+                    ->group(group));
 }
 
 // All names of a list of parsers, and "none".

@@ -78,6 +78,14 @@ class Frame(Program):
             with self.subTest(needle):
                 self.usage_error(needle, *words)
 
+    def test_seeds(self):
+        base = ("generate", "--model-path", MODEL, "--prompt", "x", "--max-new-tokens", 1, "--seed")
+        for seed in (-1, 1 << 64, "1.5", ""):
+            self.refused(USAGE, f'--seed is "{seed}"; accepted: 0 to {(1 << 64) - 1}', *base, seed)
+        self.refused(USAGE, "--random-seed", "serve", "--model-path", MODEL, "--random-seed", -1)
+        self.refused(USAGE, "--seed", "bench", "serving", "--seed", 1 << 64)
+        self.assertEqual(run(*base, (1 << 64) - 1).returncode, OK)
+
     def test_environment_errors(self):
         self.refused(USAGE, "SLUICE_THREADS", "info", env={"SLUICE_THREADS": "many"})
         self.refused(USAGE, "4096", "info", env={"SLUICE_THREADS": "1000000"})

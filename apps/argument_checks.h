@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What several commands check of their arguments, beyond CLI11's own checks.
+#pragma once
+
+#include <string>
+
+namespace CLI {
+class Option;
+}
+
+namespace sluice::apps {
+
+// Accepts 0 to 2^64 - 1 for a number of that type: CLI11 would take -1 for the largest, and cut a larger one.
+void check_uint64(CLI::Option& option);
+
+}  // namespace sluice::apps
