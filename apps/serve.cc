@@ -300,11 +300,22 @@ void add_server_options(CLI::App& command, Options& o) {
       .add_option("--served-model-name", o.names,
                   "names that requests may call the model, *: any; default: --model-path and its last part")
       ->group(group);
-  command.add_option("--api-key", o.service.api_key, "requests must carry it, except for / and /health")->group(group);
-  command
-      .add_option("--admin-api-key", o.service.admin_api_key,
-                  "what controls the server (requests of others, weights, memory, the cache) needs this one")
-      ->group(group);
+  // A shell variable that is not set must not open the server, nor make the next option its key: CLI11 takes whatever
+  // follows as the value.
+  const auto key = [&](const char* name, std::string& value, const char* what) {
+    command.add_option(name, value, what)
+        ->check(CLI::Validator(
+            [name, &command](const std::string& text) -> std::string {
+              check(!text.empty(), "{} is empty; give a key, or leave the option out", name);
+              check(command.get_option_no_throw(text) == nullptr, "{} has no value: {} is an option", name, text);
+              return "";
+            },
+            ""))
+        ->group(group);
+  };
+  key("--api-key", o.service.api_key, "requests must carry it, except for / and /health");
+  key("--admin-api-key", o.service.admin_api_key,
+      "what controls the server (requests of others, weights, memory, the cache) needs this one");
   command.add_option("--chat-template", o.chat_template, "file with a Jinja template instead of the checkpoint's")
       ->group(group);
   command

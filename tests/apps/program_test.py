@@ -86,6 +86,14 @@ class Frame(Program):
         self.refused(USAGE, "--seed", "bench", "serving", "--seed", 1 << 64)
         self.assertEqual(run(*base, (1 << 64) - 1).returncode, OK)
 
+    def test_keys_of_a_server(self):
+        """A shell variable that is not set must not open it."""
+        serve = ("serve", "--model-path", MODEL, "--port", 0)
+        self.refused(USAGE, "--api-key is empty", *serve, "--api-key", "")
+        self.refused(USAGE, "--api-key has no value", *serve, "--api-key=")
+        self.refused(USAGE, "--api-key has no value: --deterministic is an option", *serve, "--api-key", "--deterministic")
+        self.refused(USAGE, "--admin-api-key is empty", *serve, "--api-key", "x", "--admin-api-key", "")
+
     def test_environment_errors(self):
         self.refused(USAGE, "SLUICE_THREADS", "info", env={"SLUICE_THREADS": "many"})
         self.refused(USAGE, "4096", "info", env={"SLUICE_THREADS": "1000000"})
