@@ -56,6 +56,28 @@ void raise_descriptor_limit(int& max_connections) {
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
+// What a browser may send as Origin: a scheme, a host in lower case and a port, nothing after them. It is compared
+// letter by letter, so that anything else would never be met.
+bool is_origin(std::string_view text) {
+  if (text == "*") return true;
+  constexpr std::string_view kLower = "abcdefghijklmnopqrstuvwxyz0123456789";
+  const size_t slashes = text.find("://");
+  if (slashes == 0 || slashes == text.npos) return false;
+  const std::string_view scheme = text.substr(0, slashes);
+  std::string_view host = text.substr(slashes + 3);
+  if (const size_t colon = host.rfind(':'); colon != host.npos && host.find(']', colon) == host.npos) {
+    const std::string_view port = host.substr(colon + 1);
+    if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != port.npos) return false;
+    host = host.substr(0, colon);
+  }
+  const auto of = [&](std::string_view part, std::string_view more) {
+    return !part.empty() && std::all_of(part.begin(), part.end(), [&](char c) {
+      return kLower.find(c) != kLower.npos || more.find(c) != more.npos;
+    });
+  };
+  return of(scheme, "+-.") && (host.starts_with('[') ? host.ends_with(']') && of(host, "[:]") : of(host, "-._"));
+}
+
 // Lines come from several threads here.
 Context with_locked_log(Context ctx) {
   auto mutex = std::make_shared<std::mutex>();
@@ -346,6 +368,7 @@ void add_server_options(CLI::App& command, Options& o) {
   command
       .add_option("--weights-folder", o.service.weight_folders,
                   "weights of requests may be read from below this folder; may be given again")
+      ->check(CLI::ExistingDirectory)
       ->group(group);
   command
       .add_flag("--allow-weight-update", o.service.allow_weight_update,
@@ -360,6 +383,13 @@ void add_server_options(CLI::App& command, Options& o) {
                   "names in the Host header to accept besides the loopback's, when listening there without a key")
       ->group(group);
   command.add_option("--cors-origins", o.service.cors_origins, "origins whose pages may use the server; *: all")
+      ->check(CLI::Validator(
+          [](const std::string& origin) -> std::string {
+            check(is_origin(origin), "--cors-origins is \"{}\"; accepted: scheme://host, scheme://host:port, and *",
+                  origin);
+            return "";
+          },
+          ""))
       ->group(group);
   command
       .add_option(

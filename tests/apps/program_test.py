@@ -94,6 +94,16 @@ class Frame(Program):
         self.refused(USAGE, "--api-key has no value: --deterministic is an option", *serve, "--api-key", "--deterministic")
         self.refused(USAGE, "--admin-api-key is empty", *serve, "--api-key", "x", "--admin-api-key", "")
 
+    def test_folders_and_origins_of_a_server(self):
+        serve = ("serve", "--model-path", MODEL, "--port", 0)
+        self.refused(USAGE, "/no/such/folder", *serve, "--weights-folder", "/no/such/folder")
+        for origin in ("foo", "http://", "http://a.example/", "http://a.example:", "http://a.example:x", "//a.example",
+                       "http://A.example", "http://u@a.example", "http://[::1", ""):
+            self.refused(USAGE, f'--cors-origins is "{origin}"; accepted: scheme://host', *serve, "--cors-origins", origin)
+        # These are accepted: what is wrong is an option that is looked at later.
+        self.refused(USAGE, '--max-request-bytes is "1"', *serve, "--max-request-bytes", 1, "--cors-origins", "*", "http://a.example",
+                     "https://b.example:8443", "http://localhost:3000", "http://127.0.0.1", "http://[::1]:80", "chrome-extension://abc")
+
     def test_environment_errors(self):
         self.refused(USAGE, "SLUICE_THREADS", "info", env={"SLUICE_THREADS": "many"})
         self.refused(USAGE, "4096", "info", env={"SLUICE_THREADS": "1000000"})
