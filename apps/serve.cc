@@ -229,6 +229,12 @@ bool run(Options o, Shared& shared) {
       "waiting",
       static_cast<double>(served->info.weight_bytes) / 1e9, static_cast<double>(engine->cache_bytes()) / 1e9,
       config.cache_tokens, config.context_length, config.max_running, config.max_queued));
+  if (const int64_t wanted = o.engine.context_length ? o.engine.context_length : model->info().max_positions;
+      config.context_length < wanted)
+    ctx.log(LogLevel::warning,
+            fmt::format("the cache of {} tokens bounds the context: {} tokens instead of {}; a larger {} allows more",
+                        config.cache_tokens, config.context_length, wanted,
+                        o.mem_fraction ? "--mem-fraction-static" : "--max-total-tokens"));
   shared.clear_progress();
   watch_for_shutdown();
   engine->on_fault(ask_for_shutdown);

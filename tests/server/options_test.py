@@ -107,6 +107,9 @@ class Sizes(Options):
         self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"))
         whole = self.start("--mem-fraction-static", 0.5, "--max-running-requests", 4)
         self.assertEqual(whole.metric("max_total_num_tokens"), 4 * self.info(whole)["context_length"])  # more is no use
+        self.assertIn(f"the cache of 256 tokens bounds the context: 256 tokens instead of {self.info(whole)['context_length']}",
+                      server.log())
+        self.assertNotIn("bounds the context", whole.log())
         self.refused(2, "leaves no room", "--mem-fraction-static", 0.0001)
         self.refused(2, "excludes", "--mem-fraction-static", 0.5, "--max-total-tokens", 4096)
 
