@@ -89,6 +89,7 @@ void run(const Options& o, Shared& shared) {
   Context ctx = shared.context(o.model.device);
   model::GenerateOptions generate = o.generate;
   model::validate(generate.sampling);
+  check(o.chat || !o.prompt.empty(), "--prompt is empty; give at least one character");
   const auto model = load_model(ctx, o.model);
   const text::Tokenizer tokenizer = load_tokenizer(o.model, *model);
   const std::vector<int32_t> prompt = tokenizer.encode(prompt_text(o, tokenizer));

@@ -2,10 +2,9 @@
 #include "model_options.h"
 
 #include <CLI/CLI.hpp>
-#include <fstream>
-#include <iterator>
 
 #include "base/env.h"
+#include "io/file.h"
 #include "io/tokenizer_json.h"
 #include "model/calibrate.h"
 #include "moe/select.h"
@@ -120,12 +119,12 @@ model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
           "checkpoint first (sluice quantize)",
           to_string(ctx.device().id()));
     check(!o.quantization.empty(), "--calibration-text is given without --quantization, which would use it");
+    const std::string text = read_text_file(o.calibration_text);
     model::LoadOptions traced = load;
     if (traced.moe_backend == "auto") traced.moe_backend = "cpu";  // keeps the traces that calibration reads
     const auto exact = model::load_model(ctx, traced);
     const text::Tokenizer tokenizer = load_tokenizer(o, *exact);
-    load.amax = model::calibrate(ctx, *exact, tokenizer.encode(read_text_file(o.calibration_text)),
-                                 !o.quantization_head.empty());
+    load.amax = model::calibrate(ctx, *exact, tokenizer.encode(text), !o.quantization_head.empty());
   }
   load.quantization = o.quantization;
   load.quantization_rest = o.quantization_rest;
@@ -146,11 +145,8 @@ text::Tokenizer load_tokenizer(const ModelOptions& o, const model::Model& model)
 }
 
 std::string read_text_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) fail(ErrorCode::not_found, "{} cannot be read", path);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (in.bad()) fail(ErrorCode::io, "reading {} failed", path);
-  return text;
+  constexpr int64_t kMost = int64_t{1} << 32;  // a text is not parsed into a tree: memory alone bounds it
+  return io::read_file(path, kMost);
 }
 
 void add_speculative_options(CLI::App& command, SpeculativeOptions& o, ModelOptions& model) {

@@ -88,10 +88,10 @@ Context with_locked_log(Context ctx) {
   return ctx;
 }
 
-std::shared_ptr<server::ServedModel> served_model(const Options& o, const model::Model& model) {
+std::shared_ptr<server::ServedModel> served_model(const Options& o, const model::Model& model,
+                                                  const std::string& template_text) {
   server::SamplingDefaults defaults;
   if (o.sampling_defaults == "model") defaults = server::read_sampling_defaults(o.model.path);
-  const std::string template_text = o.chat_template.empty() ? "" : read_text_file(o.chat_template);
   std::vector<std::string> names = o.names;
   if (std::all_of(names.begin(), names.end(), [](const std::string& name) { return name == "*"; })) {
     // The path, as SGLang has it, and its last part, which people remember.
@@ -174,6 +174,7 @@ void print_ready(const std::string& url, const server::ServedModel& model) {
 // Returns whether grammars still compile, which nobody wants any more.
 bool run(Options o, Shared& shared) {
   Context ctx = with_locked_log(shared.context(o.model.device));
+  const std::string template_text = o.chat_template.empty() ? "" : read_text_file(o.chat_template);
   const auto log = [&](std::string_view line) { ctx.log(LogLevel::info, line); };
   raise_descriptor_limit(o.http.max_connections);
   o.model.deterministic = o.model.deterministic || o.deterministic;
@@ -208,7 +209,7 @@ bool run(Options o, Shared& shared) {
         return planned_cache(o, ctx.device().id(), shape, max_positions);
       });
   const model::Model* const model = live.model.get();
-  const std::shared_ptr<server::ServedModel> served = served_model(o, *model);
+  const std::shared_ptr<server::ServedModel> served = served_model(o, *model, template_text);
   if (!served->chat_template_error().empty())
     ctx.log(LogLevel::warning, fmt::format("no chat: {}", served->chat_template_error()));
   if (!served->defaults.source.empty()) log("sampling defaults from " + served->defaults.source);

@@ -176,6 +176,19 @@ class Models(Program):
         self.edit_config(copy, architectures=["NoSuchModel"], model_type="no_such_model")
         self.refused_model(UNSUPPORTED, "NoSuchModel", copy)
 
+    def test_small_inputs_are_looked_at_before_the_weights(self):
+        copy = self.copy_of_model()
+        for shard in copy.glob("*.safetensors"):
+            shard.write_bytes(b"")  # whoever opens them says so
+        self.refused(USAGE, "--prompt is empty", "generate", "--model-path", copy, "--prompt", "")
+        self.refused(FILE, f"{self.folder} is a directory", "eval", "perplexity", "--model-path", copy, "--text", self.folder)
+        self.refused(FILE, "no-text does not exist", "generate", "--model-path", copy, "--prompt", "x", "--quantization",
+                     "nvfp4", "--calibration-text", self.folder / "no-text")
+        self.refused(FILE, "no.jinja does not exist", "serve", "--model-path", copy, "--port", 0, "--chat-template",
+                     self.folder / "no.jinja")
+        (self.folder / "empty").write_bytes(b"")
+        self.refused(FILE, "empty is empty", "eval", "perplexity", "--model-path", copy, "--text", self.folder / "empty")
+
     def test_unknown_choices(self):
         for option, value in [("--dtype", "float12"), ("--quantization", "int3"), ("--moe-runner-backend", "abacus")]:
             result = self.generate(MODEL, option, value)
