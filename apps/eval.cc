@@ -43,6 +43,7 @@ void run_logits(const LogitsOptions& o, Shared& shared) {
   check_file((input.rank() == 1 || input.rank() == 2) && input.elements() > 0,
              "{}: input_ids has shape {}; accepted: [sequences, tokens]", o.input, to_string(input.shape()));
   const std::vector<int32_t> ids = read_ids(input, o.input);
+  io::SafetensorsWriter writer(o.output);  // before the work: an output that cannot be written is said at once
   const auto model = load_model(ctx, o.model);
   Shape shape = input.shape();
   const int64_t length = shape.back(), vocab = model->info().vocab;
@@ -52,7 +53,7 @@ void run_logits(const LogitsOptions& o, Shared& shared) {
   model::run_windows(ctx, *model, ids, length, true, nullptr, "evaluating", [&](const model::WindowPiece& piece) {
     piece.runner.read_logits(0, static_cast<int64_t>(piece.ids.size()), logits.as<float>() + piece.begin * vocab);
   });
-  io::write_safetensors(o.output, {{"logits", logits}}, {}, ctx.progress);
+  writer.write_all({{"logits", logits}}, ctx.progress);
 }
 
 struct PerplexityOptions {

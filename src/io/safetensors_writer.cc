@@ -119,12 +119,10 @@ void SafetensorsWriter::finish() {
   s.file.commit();
 }
 
-void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata,
-                       const std::function<void(const Progress&)>& progress) {
-  SafetensorsWriter writer(path, metadata);
-  for (const auto& [name, tensor] : tensors) writer.add(name, tensor.dtype(), tensor.shape());
-  writer.start();
+void SafetensorsWriter::write_all(const std::vector<std::pair<std::string, Tensor>>& tensors,
+                                  const std::function<void(const Progress&)>& progress) {
+  for (const auto& [name, tensor] : tensors) add(name, tensor.dtype(), tensor.shape());
+  start();
   int64_t done = 0, total = 0;
   for (const auto& [name, tensor] : tensors) total += tensor.bytes();
   const auto tell = [&] {
@@ -132,11 +130,17 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<std:
   };
   for (const auto& [name, tensor] : tensors) {
     tell();
-    writer.write(name, tensor);
+    write(name, tensor);
     done += tensor.bytes();
   }
   tell();
-  writer.finish();
+  finish();
+}
+
+void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata,
+                       const std::function<void(const Progress&)>& progress) {
+  SafetensorsWriter(path, metadata).write_all(tensors, progress);
 }
 
 }  // namespace sluice::io

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -34,12 +35,17 @@ class SafetensorsWriter {
   // Throws invalid_argument when a tensor is missing, io when the disk refuses.
   void finish();
 
+  // All of that for tensors that are there at once. progress is called before every tensor and before the file appears,
+  // and may throw.
+  void write_all(const std::vector<std::pair<std::string, Tensor>>& tensors,
+                 const std::function<void(const Progress&)>& progress = {});
+
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-// A whole file at once. progress is called before every tensor and before the file appears, and may throw.
+// A whole file at once, as write_all().
 void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata = {},
                        const std::function<void(const Progress&)>& progress = {});

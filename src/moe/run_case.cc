@@ -9,6 +9,8 @@ std::string_view run_case(Context& ctx, const CaseFile& c, std::string_view choi
                           const std::filesystem::path& out) {
   const MoeSpec& s = c.spec;
   const Backend& backend = select(s, choice);
+  // Before the work: an output that cannot be written is said at once.
+  io::SafetensorsWriter writer(out, {{"spec", to_string(s)}, {"backend", std::string(backend.name())}});
   const auto layer = backend.prepare(ctx, s, c.weights);
 
   Tensor output(s.dtype, s.finalize ? Shape{c.tokens, s.hidden} : Shape{c.tokens, s.top_k, s.hidden});
@@ -37,7 +39,7 @@ std::string_view run_case(Context& ctx, const CaseFile& c, std::string_view choi
     for (const auto& [name, point] : all)
       if (!point->empty()) tensors.emplace_back(name, *point);
   }
-  io::write_safetensors(out, tensors, {{"spec", to_string(s)}, {"backend", std::string(backend.name())}}, ctx.progress);
+  writer.write_all(tensors, ctx.progress);
   return backend.name();
 }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <optional>
 #include <set>
 
@@ -279,6 +281,12 @@ class Saver {
   std::set<std::string> uncalibrated_;
 };
 
+// Without "/" at the end ("out/") and without dots.
+fs::path clean(const fs::path& folder) {
+  const fs::path normal = folder.lexically_normal();
+  return normal.has_filename() ? normal : normal.parent_path();
+}
+
 // Removes what it holds unless it was renamed.
 struct UnfinishedFolder {
   fs::path path;
@@ -329,19 +337,23 @@ SaveOptions save_options(std::string_view name, std::string_view rest, std::stri
 
 void check_output_folder(const fs::path& folder) {
   std::error_code ignored;
+  const fs::path parent = clean(folder).parent_path();
+  if (!parent.empty() && !fs::is_directory(parent, ignored))
+    fail(ErrorCode::not_found, "{} cannot be created: {} is no folder", folder.string(), parent.string());
+  if (access(parent.empty() ? "." : parent.c_str(), W_OK | X_OK) != 0)
+    fail(ErrorCode::io, "{} cannot be created: {}", folder.string(), std::strerror(errno));
   check(!io::is_present(folder) || (fs::is_directory(folder, ignored) && fs::is_empty(folder, ignored)),
         "{} exists already; give a new folder", folder.string());
 }
 
 void save_quantized(Context& ctx, const io::Checkpoint& in, const fs::path& folder, const SaveOptions& options) {
   check_output_folder(folder);
-  fs::path clean = folder.lexically_normal();
-  if (!clean.has_filename()) clean = clean.parent_path();  // "out/"
-  fs::path beside = clean;
+  const fs::path to = clean(folder);
+  fs::path beside = to;
   beside += fmt::format(".partial-{}", getpid());
   UnfinishedFolder unfinished(beside);
   Saver(ctx, in, options).write(unfinished.path);
-  unfinished.rename_to(clean);
+  unfinished.rename_to(to);
 }
 
 }  // namespace sluice::weights

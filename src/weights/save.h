@@ -27,7 +27,8 @@ struct SaveOptions {
 SaveOptions save_options(std::string_view name, std::string_view rest, std::string_view head, bool calibrated,
                          bool weight_only);
 
-// Throws invalid_argument unless `folder` can be written: absent, or an empty folder.
+// Whether save_quantized() can write `folder`, said before the work. Throws invalid_argument unless it is absent or an
+// empty folder, not_found when the folder that it shall lie in does not exist, io when nothing can be created there.
 void check_output_folder(const std::filesystem::path& folder);
 
 // Writes `folder`: config.json with the quantization_config that says what was done, hf_quant_config.json for

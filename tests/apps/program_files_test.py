@@ -49,7 +49,21 @@ class Files(Program):
         missing = self.eval_logits(self.folder / "no" / "such" / "out.safetensors")
         self.assertEqual(missing.returncode, FILE, missing.stderr)
         self.assertIn("no/such", missing.stderr)
-        self.assertIn(self.eval_logits(self.folder).returncode, (USAGE, FILE))
+        self.assertEqual(self.eval_logits(self.folder).returncode, USAGE)
+
+    def test_outputs_are_looked_at_before_the_work(self):
+        model = self.copy_of_model()
+        for shard in model.glob("*.safetensors"):
+            shard.write_bytes(b"")  # whoever opens them says so
+        base = ("eval", "logits", "--model-path", model, "--input-ids", self.input_ids(), "-o")
+        self.refused(FILE, "no/out cannot be created", *base, self.folder / "no" / "out")
+        self.refused(USAGE, "is a folder", *base, self.folder)
+        text = self.folder / "text.txt"
+        text.write_text((MODEL / "valid.txt").read_text())
+        quantize = ("quantize", MODEL, self.folder / "no" / "deep", "--format", "nvfp4", "--calibration", text)
+        started = time.monotonic()
+        self.refused(FILE, "no is no folder", *quantize)
+        self.assertLess(time.monotonic() - started, 30, "the calibration, which takes minutes, did not run")
 
     def test_file_size_limit_leaves_nothing(self):
         def limit():

@@ -4,6 +4,7 @@
 #include "base/math.h"
 #include "io/json_text.h"
 #include "live_context.h"
+#include "tests/io/expect_error.h"
 #include "weights/calibration.h"
 #include "weights/export_format.h"
 #include "weights/load.h"
@@ -338,6 +339,18 @@ TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
   io::JsonValue after = io::parse_json_value(io::slurp(folder / "config.json"), "after", io::JsonDialect::python);
   set_member(after, "quantization_config", {});
   EXPECT_EQ(after, before);
+}
+
+TEST_F(SaveTest, OutputFoldersAreLookedAtFirst) {
+  check_output_folder(folder);
+  check_output_folder(folder / "");
+  check_output_folder(out.path());
+  io::expect_error(ErrorCode::not_found, {"no/deep", "cannot be created", "no is no folder"},
+                   [&] { check_output_folder(out.path() / "no" / "deep"); });
+  out.put("file", "x");
+  io::expect_error(ErrorCode::not_found, {"file/deep", "cannot be created"},
+                   [&] { check_output_folder(out.path() / "file" / "deep"); });
+  io::expect_error(ErrorCode::invalid_argument, {"exists already"}, [&] { check_output_folder(out.path()); });
 }
 
 TEST_F(SaveTest, NothingIsLeftOfAnUnfinishedFolder) {
