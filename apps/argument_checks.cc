@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <filesystem>
 
 #include "base/error.h"
 
@@ -18,6 +19,12 @@ void check_uint64(CLI::Option& option) {
         return fmt::format("Value {} not in range 0 to {}", text, UINT64_MAX);  // as CLI::Range says it
       },
       ""));
+}
+
+void check_not_the_input(const std::string& output, const std::string& input) {
+  std::error_code ignored;  // an output that does not exist yet is another file
+  check(!std::filesystem::equivalent(output, input, ignored),
+        "the output {} is the input file {}; give the output a name of its own", output, input);
 }
 
 }  // namespace sluice::apps

@@ -13,4 +13,7 @@ namespace sluice::apps {
 // Accepts 0 to 2^64 - 1 for a number of that type: CLI11 would take -1 for the largest, and cut a larger one.
 void check_uint64(CLI::Option& option);
 
+// Throws invalid_argument when the file to write is the one that is read: it would be replaced by the result.
+void check_not_the_input(const std::string& output, const std::string& input);
+
 }  // namespace sluice::apps

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "argument_checks.h"
 #include "io/safetensors.h"
 #include "io/safetensors_writer.h"
 #include "model/perplexity.h"
@@ -43,6 +44,7 @@ void run_logits(const LogitsOptions& o, Shared& shared) {
   check_file((input.rank() == 1 || input.rank() == 2) && input.elements() > 0,
              "{}: input_ids has shape {}; accepted: [sequences, tokens]", o.input, to_string(input.shape()));
   const std::vector<int32_t> ids = read_ids(input, o.input);
+  check_not_the_input(o.output, o.input);
   io::SafetensorsWriter writer(o.output);  // before the work: an output that cannot be written is said at once
   const auto model = load_model(ctx, o.model);
   Shape shape = input.shape();

@@ -2,6 +2,7 @@
 // `sluice moe run`: one fused-MoE call from a file to a file.
 #include <CLI/CLI.hpp>
 
+#include "argument_checks.h"
 #include "command.h"
 #include "moe/case_file.h"
 #include "moe/select.h"
@@ -17,6 +18,7 @@ struct Options {
 
 void run(const Options& o, Shared& shared) {
   Context ctx = shared.context();
+  check_not_the_input(o.out, o.in);
   const moe::CaseFile c = moe::read_case(io::SafetensorsFile::open(o.in));
   const std::string_view backend = moe::run_case(ctx, c, o.backend, o.trace, o.out);
   std::printf("%s: %lld tokens on %s: %s\n", o.out.c_str(), static_cast<long long>(c.tokens),

@@ -65,6 +65,15 @@ class Files(Program):
         self.refused(FILE, "no is no folder", *quantize)
         self.assertLess(time.monotonic() - started, 30, "the calibration, which takes minutes, did not run")
 
+    def test_an_output_is_not_the_input(self):
+        case, ids = self.moe_case(4), self.input_ids()
+        (self.folder / "link").symlink_to(case)
+        before = case.read_bytes(), ids.read_bytes()
+        for out in (case, self.folder / "link", f"{self.folder}/../{self.folder.name}/{case.name}"):
+            self.refused(USAGE, "is the input file", "moe", "run", case, "-o", out)
+        self.refused(USAGE, "is the input file", "eval", "logits", "--model-path", MODEL, "--input-ids", ids, "-o", ids)
+        self.assertEqual((case.read_bytes(), ids.read_bytes()), before)
+
     def test_file_size_limit_leaves_nothing(self):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
