@@ -49,6 +49,7 @@ void run(const Options& o, Shared& shared) {
   save.shard_bytes = static_cast<int64_t>(o.shard_gib * static_cast<double>(int64_t{1} << 30));
   const io::Checkpoint in = io::Checkpoint::open(o.input);
   weights::check_output_folder(o.output);  // before the work, not after it
+  weights::check_plan(ctx, in, save);
   if (!o.calibration.empty()) save.amax = calibrate(ctx, o);
   set_interrupt_patience(60);  // flushing a shard of 4 GiB takes a slow disk that long; then the folder is removed
   weights::save_quantized(ctx, in, o.output, save);

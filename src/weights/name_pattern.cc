@@ -62,7 +62,9 @@ std::string normal_name(std::string_view module) {
 
 NamePattern::NamePattern(std::string_view pattern, const std::string& what) : text_(pattern) {
   if (!pattern.starts_with("re:")) return;
-  const std::string source = "\\A(?:" + std::string(pattern.substr(3)) + ")";
+  const std::string own(pattern.substr(3));
+  text::Regex(own, false, what);  // a sentence about what was written, and none about what is made of it
+  const std::string source = "\\A(?:" + own + ")";
   regex_ = std::make_shared<text::Regex>(source, false, what);
 }
 

@@ -73,8 +73,24 @@ class Saver {
  public:
   Saver(Context& ctx, const io::Checkpoint& in, const SaveOptions& options)
       : ctx_(ctx), in_(in), options_(options), scheme_(QuantScheme::detect(in)) {
-    for (const std::string& pattern : options.exclude) excluded_.emplace_back(pattern, "exclude");
+    for (const std::string& pattern : options.exclude) {
+      try {
+        excluded_.push_back({NamePattern(pattern, "--exclude")});
+      } catch (const Error& e) {
+        fail(ErrorCode::invalid_argument, "{}", e.what());  // here the pattern is an argument, not a file's
+      }
+    }
     check_exportable(options.formats, options.modelopt);
+  }
+
+  // Decides what happens to every tensor; throws what save_quantized throws before anything is written.
+  void plan() {
+    if (options_.formats.head != ModuleFormat{}) untie_head();
+    for (const std::string& name : in_.names()) add(name);
+    is_excluded(std::string(kHead));  // a module of every model, also where the embedding is its matrix
+    for (const Excluded& e : excluded_)
+      check(e.found, "--exclude \"{}\" matches no module of {}; accepted: names, globs and re:<regular expression>",
+            e.pattern.text(), in_.folder().string());
   }
 
   void write(const fs::path& folder) {
@@ -87,22 +103,20 @@ class Saver {
   }
 
  private:
-  void plan() {
-    if (options_.formats.head != ModuleFormat{}) untie_head();
-    for (const std::string& name : in_.names()) {
-      const std::string module = module_of(name);
-      const std::string_view part = last_part(name);
-      const bool weight = part == "weight" || part == "weight_packed";
-      const Shape& shape = in_.find(name)->shape;
-      if (module.ends_with(".experts")) {
-        split_fused(name, module, part, shape);
-      } else if (untied_ && module == kHead) {
-        continue;  // a copy of the embedding
-      } else if (weight && shape.size() == 2) {
-        items_.push_back(matrix(module, module));
-      } else if (weight || std::find(kScaleNames.begin(), kScaleNames.end(), part) == kScaleNames.end()) {
-        items_.push_back({name, false, {}, {}, 0, 0, {}, {}, {}});
-      }
+  void add(const std::string& name) {
+    const std::string module = module_of(name);
+    const std::string_view part = last_part(name);
+    const bool weight = part == "weight" || part == "weight_packed";
+    const Shape& shape = in_.find(name)->shape;
+    is_excluded(module);
+    if (module.ends_with(".experts")) {
+      split_fused(name, module, part, shape);
+    } else if (untied_ && module == kHead) {
+      return;  // a copy of the embedding
+    } else if (weight && shape.size() == 2) {
+      items_.push_back(matrix(module, module));
+    } else if (weight || std::find(kScaleNames.begin(), kScaleNames.end(), part) == kScaleNames.end()) {
+      items_.push_back({name, false, {}, {}, 0, 0, {}, {}, {}});
     }
   }
 
@@ -162,8 +176,12 @@ class Saver {
     }
   }
 
-  bool is_excluded(const std::string& module) const {
-    return std::any_of(excluded_.begin(), excluded_.end(), [&](const NamePattern& p) { return p.matches(module); });
+  // Also notes which patterns are met: one that never is was misspelt.
+  bool is_excluded(const std::string& module) {
+    bool excluded = false;
+    for (Excluded& e : excluded_)
+      if (e.pattern.matches(module)) excluded = e.found = true;
+    return excluded;
   }
 
   // The shapes are those of a tensor that is never filled: memory that is not touched costs nothing.
@@ -275,7 +293,11 @@ class Saver {
   const io::Checkpoint& in_;
   const SaveOptions& options_;
   QuantScheme scheme_;
-  std::vector<NamePattern> excluded_;
+  struct Excluded {
+    NamePattern pattern;
+    bool found = false;
+  };
+  std::vector<Excluded> excluded_;
   std::vector<Item> items_;
   bool untied_ = false;  // the head was the embedding and is written as a matrix of its own
   std::set<std::string> uncalibrated_;
@@ -345,6 +367,8 @@ void check_output_folder(const fs::path& folder) {
   check(!io::is_present(folder) || (fs::is_directory(folder, ignored) && fs::is_empty(folder, ignored)),
         "{} exists already; give a new folder", folder.string());
 }
+
+void check_plan(Context& ctx, const io::Checkpoint& in, const SaveOptions& options) { Saver(ctx, in, options).plan(); }
 
 void save_quantized(Context& ctx, const io::Checkpoint& in, const fs::path& folder, const SaveOptions& options) {
   check_output_folder(folder);

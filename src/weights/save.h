@@ -31,13 +31,17 @@ SaveOptions save_options(std::string_view name, std::string_view rest, std::stri
 // empty folder, not_found when the folder that it shall lie in does not exist, io when nothing can be created there.
 void check_output_folder(const std::filesystem::path& folder);
 
+// The same for what shall be done to every tensor. Throws invalid_argument for a pattern of `exclude` that is none or
+// that matches no module, unsupported for tensors that cannot be rewritten. Calibration need not have run.
+void check_plan(Context& ctx, const io::Checkpoint& in, const SaveOptions& options);
+
 // Writes `folder`: config.json with the quantization_config that says what was done, hf_quant_config.json for
 // ModelOpt's formats, safetensors files with an index, and the tokenizer's files. Quantised modules of the input are
 // read through their scales; modules that have no calibration record, where inputs are static, stay in BF16 (an MTP
 // layer that did not run). A head that is the embedding and is to be quantised becomes lm_head, a matrix of its own,
 // and config.json says so: embeddings are never quantised. Loading the result gives the same bytes as quantising `in`
 // while it is loaded. Nothing is left of an unfinished folder: it is written beside `folder` and renamed. Throws
-// invalid_argument when `folder` exists and is not empty, and what Loader and the file system throw.
+// what check_output_folder() and check_plan() throw, and what Loader and the file system throw.
 void save_quantized(Context& ctx, const io::Checkpoint& in, const std::filesystem::path& folder,
                     const SaveOptions& options);
 

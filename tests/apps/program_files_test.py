@@ -74,6 +74,15 @@ class Files(Program):
         self.refused(USAGE, "is the input file", "eval", "logits", "--model-path", MODEL, "--input-ids", ids, "-o", ids)
         self.assertEqual((case.read_bytes(), ids.read_bytes()), before)
 
+    def test_quantize_refuses_patterns_that_say_nothing(self):
+        out = self.folder / "out"
+        self.refused(USAGE, '--exclude "nothing_matches" matches no module', "quantize", MODEL, out, "--format", "mxfp8",
+                     "--exclude", "nothing_matches")
+        sentence = self.refused(USAGE, '--exclude "(" is not a regular expression', "quantize", MODEL, out, "--format", "mxfp8",
+                                "--exclude", "re:(")
+        self.assertNotIn("?:", sentence)
+        self.assertFalse(out.exists())
+
     def test_file_size_limit_leaves_nothing(self):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -341,6 +341,23 @@ TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
   EXPECT_EQ(after, before);
 }
 
+TEST_F(SaveTest, ExcludedPatternsAreLookedAtFirst) {
+  Written in;
+  put_model(in);
+  const io::Checkpoint model = in.open();
+  SaveOptions options = save_options("mxfp8", "", "", false, false);
+  const auto plan = [&](const std::vector<std::string>& exclude) {
+    options.exclude = exclude;
+    check_plan(ctx, model, options);
+  };
+  // Modules that stay in BF16 anyway, and the head of a model whose embedding is its matrix, are modules too.
+  plan({"lm_head", "mlp.gate", "model.norm", "re:model\\.layers\\.[01]\\.", "experts.2"});
+  io::expect_error(ErrorCode::invalid_argument, {"--exclude \"model.layer.0\"", "no module"}, [&] {
+    plan({"lm_head", "model.layer.0"});
+  });
+  io::expect_error(ErrorCode::invalid_argument, {"--exclude \"(\"", "regular expression"}, [&] { plan({"re:("}); });
+}
+
 TEST_F(SaveTest, OutputFoldersAreLookedAtFirst) {
   check_output_folder(folder);
   check_output_folder(folder / "");
