@@ -68,7 +68,7 @@ constexpr std::array kCounterparts{
     Counterpart{"--speculative-config", "--speculative-algorithm NEXTN --speculative-num-steps 3"},
     Counterpart{"--scheduling-policy",
                 "--enable-priority-scheduling "
-                "--schedule-low-priority-values-first, or nothing"},
+                "--schedule-low-priority-values-first (for fcfs: nothing)"},
     Counterpart{"--return-tokens-as-token-ids", "the field return_tokens_as_token_ids of a request", true},
     Counterpart{"--enable-force-include-usage", "the field stream_options.include_usage of a request", true},
     Counterpart{"--weight-version", "the field weight_version of /update_weights_from_disk"},
@@ -119,7 +119,10 @@ void add_habit_options(CLI::App& command, std::vector<std::string>& lines) {
     hide(stands_alone ? command.add_flag_callback(name, say)
                       : command.add_option_function<std::string>(name, [say](const std::string&) { say(); }));
   };
-  for (const Counterpart& c : kCounterparts) refuse(c.name, c.stands_alone, fmt::format("{}: here {}", c.name, c.here));
+  for (const Counterpart& c : kCounterparts) {
+    const bool option = std::string_view(c.here).starts_with("--");
+    refuse(c.name, c.stands_alone, fmt::format("{} is {}{} here", c.name, option ? "called " : "", c.here));
+  }
   for (const Absent& a : kAbsent) refuse(a.name, a.stands_alone, fmt::format("{} is not available: {}", a.name, a.why));
 }
 

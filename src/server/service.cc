@@ -57,8 +57,9 @@ void Service::set_ready(std::shared_ptr<const ServedModel> model, std::shared_pt
   {
     const std::lock_guard lock(mutex_);
     formats_ = formats_of(config_, *model);
-    const auto name = [](const auto* format) { return format == nullptr ? "not looked for" : format->names[0]; };
-    config_.log(fmt::format("calls of tools: {}; thoughts: {}", name(formats_.calls), name(formats_.reasoning)));
+    const auto name = [](const auto* format) { return format == nullptr ? "none" : format->names[0]; };
+    config_.log(
+        fmt::format("tool-call parser: {}; reasoning parser: {}", name(formats_.calls), name(formats_.reasoning)));
     model_ = std::move(model);
     engine_ = std::move(engine);
   }

@@ -209,14 +209,14 @@ class Habits(Options):
         self.refused(2, '--kv-cache-dtype is "fp8_e5m2"; accepted: auto, bf16, bfloat16, fp8_e4m3, fp8', "--kv-cache-dtype", "fp8_e5m2")
 
     def test_the_others_name_their_counterpart(self):
-        for words, needle in ((("--max-model-len", 512), "--max-model-len: here --context-length"),
-                              (("--gpu-memory-utilization", 0.9), "here --mem-fraction-static"),
-                              (("--no-enable-prefix-caching",), "here --disable-radix-cache"),
-                              (("--tensor-parallel-size", 2), "here --tp-size"), (("--seed", 1), "here --random-seed"),
+        for words, needle in ((("--max-model-len", 512), "--max-model-len is called --context-length here"),
+                              (("--gpu-memory-utilization", 0.9), "is called --mem-fraction-static here"),
+                              (("--no-enable-prefix-caching",), "is called --disable-radix-cache here"),
+                              (("--tensor-parallel-size", 2), "is called --tp-size here"), (("--seed", 1), "is called --random-seed here"),
                               (("--ssl-keyfile", "x"), "a proxy"), (("--enable-lora",), "not available"),
                               (("--root-path", "/x"), "the proxy"), (("--skip-tokenizer-init",), "input_ids"),
                               (("--incremental-streaming-output",), "/v1/completions"),
-                              (("--enable-force-include-usage",), "here the field stream_options.include_usage")):
+                              (("--enable-force-include-usage",), "is the field stream_options.include_usage of a request here")):
             self.refused(2, needle, *words)
         help_text = subprocess.run([PROGRAM, "serve", "--help"], capture_output=True, text=True).stdout
         self.assertNotIn("--max-model-len", help_text)

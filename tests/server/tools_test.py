@@ -74,7 +74,7 @@ class Tools(unittest.TestCase):
         return message, calls, reason
 
     def test_the_formats_come_from_the_template(self):
-        self.assertIn("calls of tools: hermes; thoughts: qwen3", server.log())
+        self.assertIn("tool-call parser: hermes; reasoning parser: qwen3", server.log())
 
     def test_scripts_are_said(self):
         self.assertEqual(self.ask("hello")["message"]["content"], SCRIPTS["hello"])
@@ -159,7 +159,7 @@ class Tools(unittest.TestCase):
         other = Server(PROGRAM, SOURCE / "models" / "tiny-nemotron-h", "--tool-call-parser", "glm47", "--reasoning-parser",
                        "none", "--enable-auto-tool-choice", "--log-level", "info")
         self.addCleanup(other.close)
-        self.assertIn("calls of tools: glm45; thoughts: not looked for", other.log())
+        self.assertIn("tool-call parser: glm45; reasoning parser: none", other.log())
         status, answer = other.post(CHAT, {"messages": user("a"), "tools": TOOLS})
         self.assertEqual((status, answer["error"]["param"]), (400, "tools"))  # its template shows no tools
 
