@@ -449,6 +449,21 @@ class Documents(Program):
         declared = re.findall(r"^  kExit\w+ = (\d+),", (SOURCE / "apps" / "command.h").read_text(), re.MULTILINE)
         self.assertEqual(rows, declared)
 
+    def test_quick_start_of_the_readme(self):
+        """Every command for any checkpoint, with the bundled one."""
+        commands = re.findall(r"^sluice (.*?)(?: +#.*)?$", (SOURCE / "README.md").read_text(), re.MULTILINE)
+        self.assertEqual({c.split()[0] for c in commands}, {"generate", "serve", "eval", "quantize", "explain"})
+        text = self.folder / "text.txt"
+        text.write_text((MODEL / "valid.txt").read_text()[:4000])
+        for command in commands:
+            names = {"DIR": str(MODEL), "OUT": str(self.folder / "out"), "FILE": str(text)}
+            words = [names.get(word, word) for word in shlex.split(command)]
+            with self.subTest(command):
+                if words[0] == "serve":  # it would not end
+                    self.refused(USAGE, '--port is "x"', *words, "--port", "x")
+                else:
+                    self.assertEqual(run(*words).returncode, OK)
+
     def test_robustness_names_tests_that_exist(self):
         document = (SOURCE / "docs" / "robustness.md").read_text()
         sources = [p.read_text() for p in (SOURCE / "tests").rglob("*") if p.suffix in (".cc", ".h", ".py")]
