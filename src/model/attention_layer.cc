@@ -19,4 +19,21 @@ void AttentionLayer::run(const ForwardContext& forward, const ops::LinearInput& 
   o.run(forward, mixed, y);
 }
 
+AttentionLayer load_attention(const WeightReader& s, const CommonConfig& c, int64_t head_dim,
+                              const std::string& module) {
+  const Dim hidden{c.hidden, "hidden_size"};
+  const Dim wide{c.heads * head_dim, "num_attention_heads * head_dim"};
+  const Dim narrow{c.kv_heads * head_dim, "num_key_value_heads * head_dim"};
+  const Bias bias = c.attention_bias ? Bias::present : Bias::none;
+  AttentionLayer a;
+  a.qkv = s.dense({{module + "q_proj", wide}, {module + "k_proj", narrow}, {module + "v_proj", narrow}}, hidden, bias);
+  a.o = s.dense(module + "o_proj", hidden, wide, bias);
+  a.key_scale = s.cache_scale(module, "k");
+  a.value_scale = s.cache_scale(module, "v");
+  a.layout.heads = c.heads;
+  a.layout.kv_heads = c.kv_heads;
+  a.layout.head_dim = head_dim;
+  return a;
+}
+
 }  // namespace sluice::model

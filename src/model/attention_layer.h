@@ -2,7 +2,8 @@
 // Grouped-query attention: Qwen3 (norms on q and k, rotary embedding) and NemotronH (neither).
 #pragma once
 
-#include "model/dense.h"
+#include "model/config.h"
+#include "model/weight_reader.h"
 
 namespace sluice::model {
 
@@ -17,5 +18,10 @@ struct AttentionLayer {
   CacheShape::Attention cache() const { return {layout.kv_heads, layout.head_dim, layout.head_dim}; }
   int64_t weight_bytes() const { return qkv.weight_bytes() + o.weight_bytes(); }
 };
+
+// The projections under `module` ("model.layers.3.self_attn."), and the scales of the cache; norms and rotary embedding
+// are the families' own.
+AttentionLayer load_attention(const WeightReader& s, const CommonConfig& c, int64_t head_dim,
+                              const std::string& module);
 
 }  // namespace sluice::model

@@ -108,20 +108,6 @@ MambaLayer mamba(const WeightReader& s, const Config& c, const std::string& p) {
   return m;
 }
 
-AttentionLayer attention(const WeightReader& s, const Config& c, const std::string& p) {
-  const Dim hidden{c.hidden, "hidden_size"};
-  const Dim wide{c.heads * c.head_dim, "num_attention_heads * head_dim"};
-  const Dim narrow{c.kv_heads * c.head_dim, "num_key_value_heads * head_dim"};
-  const Bias bias = c.attention_bias ? Bias::present : Bias::none;
-  AttentionLayer a;
-  a.qkv = s.dense({{p + "q_proj", wide}, {p + "k_proj", narrow}, {p + "v_proj", narrow}}, hidden, bias);
-  a.o = s.dense(p + "o_proj", hidden, wide, bias);
-  a.key_scale = s.cache_scale(p, "k");
-  a.value_scale = s.cache_scale(p, "v");
-  a.layout = {c.heads, c.kv_heads, c.head_dim, {}, {}, false};
-  return a;
-}
-
 Mlp mlp(const WeightReader& s, const Config& c, const std::string& p, Dim inter) {
   const Dim hidden{c.hidden, "hidden_size"};
   const Bias bias = c.mlp_bias ? Bias::present : Bias::none;
@@ -148,7 +134,7 @@ Mixer mixer(const WeightReader& s, const Config& c, const std::string& p, int64_
     case Kind::mamba:
       return mamba(s, c, p);
     case Kind::attention:
-      return attention(s, c, p);
+      return load_attention(s, c, c.head_dim, p);
     case Kind::mlp:
       return mlp(s, c, p, {c.inter, "intermediate_size"});
     case Kind::moe:

@@ -38,21 +38,11 @@ Config read(const io::Config& c) {
 }
 
 AttentionLayer attention(const WeightReader& s, const Config& c, const std::string& p) {
-  const Dim hidden{c.hidden, "hidden_size"}, head{c.head_dim, "head_dim"};
-  const Dim wide{c.heads * c.head_dim, "num_attention_heads * head_dim"};
-  const Dim narrow{c.kv_heads * c.head_dim, "num_key_value_heads * head_dim"};
-  const Bias bias = c.attention_bias ? Bias::present : Bias::none;
-  AttentionLayer a;
-  a.qkv = s.dense({{p + "q_proj", wide}, {p + "k_proj", narrow}, {p + "v_proj", narrow}}, hidden, bias);
-  a.o = s.dense(p + "o_proj", hidden, wide, bias);
-  a.key_scale = s.cache_scale(p, "k");
-  a.value_scale = s.cache_scale(p, "v");
-  a.layout = {c.heads,
-              c.kv_heads,
-              c.head_dim,
-              s.norm(p + "q_norm.weight", head, c.eps),
-              s.norm(p + "k_norm.weight", head, c.eps),
-              true};
+  const Dim head{c.head_dim, "head_dim"};
+  AttentionLayer a = load_attention(s, c, c.head_dim, p);
+  a.layout.q_norm = s.norm(p + "q_norm.weight", head, c.eps);
+  a.layout.k_norm = s.norm(p + "k_norm.weight", head, c.eps);
+  a.layout.rotary = true;
   return a;
 }
 
