@@ -3,6 +3,7 @@
 #pragma once
 
 #include "io/config.h"
+#include "io/quote.h"
 #include "ops/rope.h"
 
 namespace sluice::model {
@@ -26,6 +27,16 @@ int64_t read_head_dim(const io::Config& config, const io::ConfigKeys& keys, cons
 // rope_parameters (transformers 5), or rope_theta and rope_scaling (published checkpoints). dim: rotated values per
 // head.
 ops::RopeConfig read_rope(const io::Config& config, int64_t dim);
+
+// What a name of the table stands for. Throws unsupported for any other: `what` is "x"; accepted: a, b, c.
+template <class Enum, size_t N>
+Enum parse_supported(const std::array<Named<Enum>, N>& table, const std::string& what, std::string_view name) {
+  try {
+    return parse_name(table, what, io::printable(name));
+  } catch (const Error& e) {
+    fail(ErrorCode::unsupported, "{}", e.what());
+  }
+}
 
 // Throws unsupported unless the key is absent or has the only value that is implemented.
 void require_string(const io::Config& config, const char* key, std::string_view value);

@@ -38,12 +38,12 @@ std::vector<Kind> read_kinds(const io::Config& c) {
   const io::ConfigKeys list_keys{"layers_block_type", "layer_types"};
   if (c.has(list_keys))
     for (const std::string& name : c.strings(list_keys))
-      kinds.push_back(parse_name(kKinds, c.source() + ": a member of layers_block_type", name));
+      kinds.push_back(parse_supported(kKinds, c.source() + ": a member of layers_block_type", name));
   if (c.has("hybrid_override_pattern")) {
     std::vector<Kind> letters;
     for (const char letter : c.string("hybrid_override_pattern"))
       letters.push_back(
-          parse_name(kLetters, c.source() + ": a letter of hybrid_override_pattern", std::string(1, letter)));
+          parse_supported(kLetters, c.source() + ": a letter of hybrid_override_pattern", std::string(1, letter)));
     if (!kinds.empty() && kinds != letters)
       c.refuse("hybrid_override_pattern", "and layers_block_type name different layers");
     kinds = std::move(letters);

@@ -107,7 +107,7 @@ void SchemeReader::read_mixed(const io::Config& quant) {
 void SchemeReader::read_fp8(const io::Config& quant) {
   const std::string activation = quant.string("activation_scheme", "dynamic");
   if (activation != "dynamic" && activation != "static")
-    quant.refuse("activation_scheme", "is \"" + activation + "\"; accepted: dynamic, static");
+    refuse_method(quant, "fp8 and activation_scheme \"" + activation + "\" (accepted: dynamic, static)");
   exclude(quant, {"modules_to_not_convert", "ignored_layers"});
   if (!quant.has("weight_block_size")) {
     scheme_.method_ = "fp8 per tensor";
@@ -118,10 +118,9 @@ void SchemeReader::read_fp8(const io::Config& quant) {
   const auto block = quant.integers("weight_block_size", {1, 1 << 20});
   if (block == std::vector<int64_t>{1, 32}) return read_mx(quant, {Format::mxfp8, InputFormat::mxfp8});
   if (block != std::vector<int64_t>{128, 128})
-    quant.refuse("weight_block_size",
-                 fmt::format("is [{}]; accepted: [128, 128], and [1, 32] for MXFP8", fmt::join(block, ", ")));
+    refuse_method(quant, fmt::format("fp8 and weight_block_size [{}]", fmt::join(block, ", ")));
   if (activation == "static")
-    quant.refuse("activation_scheme", "is \"static\"; blocks of [128, 128] have dynamic activation scales");
+    refuse_method(quant, "fp8, weight_block_size [128, 128] and activation_scheme \"static\" (accepted: dynamic)");
   scheme_.method_ = "fp8 in blocks";
   scheme_.rules_.push_back({{}, {Format::fp8_block, InputFormat::fp8_group}});
 }
@@ -179,7 +178,7 @@ ModuleFormat SchemeReader::read_group(const io::Config& group) {
     format.weights = Format::fp8_block;
     const auto block = weights.integers("block_structure", {1, 1 << 20});
     if (block != std::vector<int64_t>{128, 128})
-      weights.refuse("block_structure", fmt::format("is [{}]; accepted: [128, 128]", fmt::join(block, ", ")));
+      refuse_method(group, fmt::format("compressed-tensors blocks of [{}]", fmt::join(block, ", ")));
   } else if (bits == 8 && groups && size == 32) {
     format.weights = Format::mxfp8;
   } else if (bits == 4 && groups && size == 16) {
@@ -210,7 +209,8 @@ ModuleFormat SchemeReader::read_group(const io::Config& group) {
       break;
     default:
       if (!dynamic && input_strategy != "tensor")
-        inputs.refuse("strategy", "is \"" + input_strategy + "\" with calibrated scales; accepted: tensor");
+        refuse_method(group,
+                      "compressed-tensors inputs with calibrated scales per " + input_strategy + " (accepted: tensor)");
       // One dynamic scale per tensor would depend on which requests share a batch; one per row is at least as fine and
       // does not.
       format.inputs = !dynamic                    ? InputFormat::fp8_static

@@ -98,7 +98,8 @@ TEST(Config, Qwen3Moe) {
 
 TEST(Config, NemotronH) {
   expect_all("nemotron-h",
-             {{"layers_block_type", {"moe", "dance"}, {"dance", "linear_attention"}, ErrorCode::invalid_argument},
+             {{"layers_block_type", {"moe", "dance"}, {"dance", "linear_attention"}, ErrorCode::unsupported},
+              {"hybrid_override_pattern", "MX", {"hybrid_override_pattern", "\"X\""}, ErrorCode::unsupported},
               {"layers_block_type", json::array(), {"layers_block_type"}},
               {"hybrid_override_pattern", "MM", {"hybrid_override_pattern", "different layers"}},
               {"num_hidden_layers", 9, {"num_hidden_layers", "9", "8 layers"}},
