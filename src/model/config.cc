@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/config.h"
 
+#include <tuple>
+
 namespace sluice::model {
 
 CommonConfig read_common(const io::Config& c) {
@@ -31,35 +33,66 @@ namespace {
 constexpr io::NumberRange kTheta{1.0, 1e12};
 constexpr std::array<Named<ops::RopeType>, 3> kRopeTypes{
     {{ops::RopeType::plain, "default"}, {ops::RopeType::linear, "linear"}, {ops::RopeType::yarn, "yarn"}}};
+
+// The base of the rotary embedding, from every place that states it.
+double read_theta(std::initializer_list<std::pair<std::string_view, std::optional<io::Config>>> places) {
+  std::optional<double> theta;
+  std::string_view first;
+  for (const auto& [name, object] : places) {
+    if (!object || !object->has("rope_theta")) continue;
+    const double value = object->number("rope_theta", kTheta);
+    if (theta && value != *theta)
+      object->refuse("rope_theta", fmt::format("is {}, but {} is {}", value, first, *theta));
+    theta = value;
+    first = name;
+  }
+  return theta.value_or(10000.0);
+}
+
+// `rope` with the type that the object `name` has, and the values that go with it. Nothing when it names no type:
+// configurations may have rope_parameters with nothing but rope_theta beside a rope_scaling.
+std::optional<ops::RopeConfig> read_typed(const io::Config& c, const char* name, ops::RopeConfig rope) {
+  const io::ConfigKeys keys{"rope_type", "type"};
+  if (!c.has(keys)) return std::nullopt;
+  rope.type = parse_supported(kRopeTypes, fmt::format("{}: the type of {}", c.source(), name), c.string(keys));
+  if (rope.type == ops::RopeType::plain) return rope;
+  rope.factor = c.number("factor", {1.0, 1e6});
+  if (rope.type == ops::RopeType::linear) return rope;
+  rope.original_max_positions = static_cast<double>(c.integer("original_max_position_embeddings", kSize));
+  rope.beta_fast = c.number("beta_fast", {1e-3, 1e6}, rope.beta_fast);
+  rope.beta_slow = c.number("beta_slow", {1e-3, 1e6}, rope.beta_slow);
+  rope.mscale = c.number("mscale", {0.0, 100.0}, 0.0);
+  rope.mscale_all_dim = c.number("mscale_all_dim", {0.0, 100.0}, 0.0);
+  rope.truncate = c.boolean("truncate", true);
+  if (c.has("attention_factor")) rope.attention_factor = c.number("attention_factor", {1e-3, 1e3});
+  return rope;
+}
+
+bool same(const ops::RopeConfig& a, const ops::RopeConfig& b) {
+  const auto members = [](const ops::RopeConfig& r) {
+    return std::tie(r.type, r.dim, r.theta, r.factor, r.original_max_positions, r.beta_fast, r.beta_slow, r.mscale,
+                    r.mscale_all_dim, r.attention_factor, r.truncate);
+  };
+  return members(a) == members(b);
+}
 }  // namespace
 
 ops::RopeConfig read_rope(const io::Config& c, int64_t dim) {
-  ops::RopeConfig rope;
-  rope.dim = dim;
   const std::optional<io::Config> parameters = c.find_object("rope_parameters"),
                                   scaling = c.find_object("rope_scaling");
-  if (parameters && parameters->has("rope_theta")) {
-    rope.theta = parameters->number("rope_theta", kTheta);
-    if (c.has("rope_theta") && c.number("rope_theta", kTheta) != rope.theta)
-      c.refuse("rope_theta",
-               fmt::format("is {}, but rope_parameters.rope_theta is {}", c.number("rope_theta", kTheta), rope.theta));
-  } else {
-    rope.theta = c.number("rope_theta", kTheta, 10000.0);
-  }
-  const std::optional<io::Config>& more = parameters ? parameters : scaling;
-  if (!more || !more->has({"rope_type", "type"})) return rope;
-  rope.type = more->choice({"rope_type", "type"}, kRopeTypes);
-  if (rope.type == ops::RopeType::plain) return rope;
-  rope.factor = more->number("factor", {1.0, 1e6});
-  if (rope.type == ops::RopeType::linear) return rope;
-  rope.original_max_positions = static_cast<double>(more->integer("original_max_position_embeddings", kSize));
-  rope.beta_fast = more->number("beta_fast", {1e-3, 1e6}, rope.beta_fast);
-  rope.beta_slow = more->number("beta_slow", {1e-3, 1e6}, rope.beta_slow);
-  rope.mscale = more->number("mscale", {0.0, 100.0}, 0.0);
-  rope.mscale_all_dim = more->number("mscale_all_dim", {0.0, 100.0}, 0.0);
-  rope.truncate = more->boolean("truncate", true);
-  if (more->has("attention_factor")) rope.attention_factor = more->number("attention_factor", {1e-3, 1e3});
-  return rope;
+  ops::RopeConfig rope;
+  rope.dim = dim;
+  rope.theta =
+      read_theta({{"rope_theta", c}, {"rope_parameters.rope_theta", parameters}, {"rope_scaling.rope_theta", scaling}});
+  const std::optional<ops::RopeConfig> typed =
+                                           parameters ? read_typed(*parameters, "rope_parameters", rope) : std::nullopt,
+                                       scaled = scaling ? read_typed(*scaling, "rope_scaling", rope) : std::nullopt;
+  if (typed && scaled && !same(*typed, *scaled))
+    c.refuse("rope_scaling",
+             fmt::format("says another rotary embedding ({}) than rope_parameters ({}); they must agree",
+                         name_of(kRopeTypes, scaled->type), name_of(kRopeTypes, typed->type)));
+  if (typed) return *typed;
+  return scaled.value_or(rope);
 }
 
 void require_string(const io::Config& c, const char* key, std::string_view value) {

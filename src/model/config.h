@@ -24,8 +24,8 @@ CommonConfig read_common(const io::Config& config);
 // Columns of a head; absent: hidden_size / num_attention_heads, which must then be whole.
 int64_t read_head_dim(const io::Config& config, const io::ConfigKeys& keys, const CommonConfig& common);
 
-// rope_parameters (transformers 5), or rope_theta and rope_scaling (published checkpoints). dim: rotated values per
-// head.
+// rope_parameters (transformers 5), or rope_theta and rope_scaling (published checkpoints). Where several of them state
+// the same thing, they must agree. dim: rotated values per head.
 ops::RopeConfig read_rope(const io::Config& config, int64_t dim);
 
 // What a name of the table stands for. Throws unsupported for any other: `what` is "x"; accepted: a, b, c.

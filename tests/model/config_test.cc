@@ -3,6 +3,7 @@
 // that names file, key and value; nothing crashes and nothing is divided by zero.
 #include <functional>
 
+#include "model/config.h"
 #include "tests/io/expect_error.h"
 #include "tests/io/temp_dir.h"
 #include "tests/model/fixture.h"
@@ -83,7 +84,7 @@ TEST(Config, Qwen3Moe) {
               {"tie_word_embeddings", "yes", {"tie_word_embeddings"}},
               {"attention_bias", false, {"q_proj.bias", "no bias"}},
               {"rope_parameters", {{"rope_theta", 0}, {"rope_type", "default"}}, {"rope_theta", "0"}},
-              {"rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "spiral"}}, {"rope_type", "spiral", "yarn"}},
+              {"rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "spiral"}}, {"spiral"}, ErrorCode::unsupported},
               {"rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "linear"}}, {"factor"}},
               {"rope_theta", 7.0, {"rope_theta", "7", "5000"}},
               {"hidden_act", "tanh", {"hidden_act", "tanh", "silu"}, ErrorCode::unsupported},
@@ -94,6 +95,44 @@ TEST(Config, Qwen3Moe) {
                ErrorCode::unsupported},
               {"architectures", json::array(), {"architectures"}},
               {"eos_token_id", -5, {"eos_token_id", "-5"}}});
+}
+
+// transformers 5 writes rope_parameters, published checkpoints have rope_scaling, and a file may have both.
+TEST(Config, RopeParametersBesideRopeScaling) {
+  const json yarn{{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
+  const auto read = [](json c) {
+    c["rope_theta"] = 5000.0;
+    return read_rope(io::Config::parse(c.dump(), "config.json"), 16);
+  };
+  const ops::RopeConfig expected = read({{"rope_scaling", yarn}});
+  EXPECT_EQ(expected.type, ops::RopeType::yarn);
+  json typed = yarn;
+  typed["rope_theta"] = 5000.0;
+  const auto expect_same = [&](const ops::RopeConfig& rope) {
+    const ops::RopeFrequencies a = ops::rope_frequencies(rope), b = ops::rope_frequencies(expected);
+    EXPECT_EQ(a.inv_freq, b.inv_freq);
+    EXPECT_EQ(a.attention_factor, b.attention_factor);
+  };
+  for (const json& c : {json{{"rope_parameters", {{"rope_theta", 5000.0}}}, {"rope_scaling", yarn}},
+                        json{{"rope_parameters", typed}, {"rope_scaling", yarn}},
+                        json{{"rope_parameters", typed}, {"rope_scaling", nullptr}},
+                        json{{"rope_parameters", typed}, {"rope_scaling", {{"rope_theta", 5000.0}}}}})
+    expect_same(read(c));
+
+  json other = yarn;
+  other["factor"] = 8.0;
+  io::expect_error(ErrorCode::bad_file, {"rope_scaling", "rope_parameters", "agree"}, [&] {
+    read({{"rope_parameters", typed}, {"rope_scaling", other}});
+  });
+  io::expect_error(ErrorCode::bad_file, {"rope_scaling", "(yarn)", "rope_parameters (default)"}, [&] {
+    read({{"rope_parameters", {{"rope_type", "default"}}}, {"rope_scaling", yarn}});
+  });
+  io::expect_error(ErrorCode::bad_file, {"rope_scaling.rope_theta is 7", "rope_theta is 5000"}, [&] {
+    read({{"rope_scaling", {{"rope_theta", 7.0}}}});
+  });
+  io::expect_error(ErrorCode::unsupported, {"rope_scaling", "longrope", "yarn"}, [&] {
+    read({{"rope_parameters", {{"rope_theta", 5000.0}}}, {"rope_scaling", {{"type", "longrope"}, {"factor", 4.0}}}});
+  });
 }
 
 TEST(Config, NemotronH) {
