@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "model/config.h"
 #include "model/families.h"
@@ -56,6 +57,17 @@ std::vector<Kind> read_kinds(const io::Config& c) {
   return kinds;
 }
 
+// The scan does not clamp its time steps. time_step_min, time_step_max and time_step_floor are of new weights alone.
+void require_free_time_steps(const io::Config& c) {
+  const io::ConfigKeys keys{"time_step_limit", "mamba_dt_limit"};  // the second name is that of early configurations
+  if (!c.has(keys)) return;
+  const std::vector<double> limit = c.numbers(keys, {});
+  if (limit.size() != 2) c.refuse(keys, fmt::format("has the length {}; it must be 2: least and most", limit.size()));
+  if (limit != std::vector<double>{0, std::numeric_limits<double>::infinity()})
+    fail(ErrorCode::unsupported, "{}: time_step_limit is [{}, {}]; accepted: [0, Infinity]", c.source(), limit[0],
+         limit[1]);
+}
+
 Config read(const io::Config& c) {
   Config out;
   static_cast<CommonConfig&>(out) = read_common(c);
@@ -70,6 +82,7 @@ Config read(const io::Config& c) {
                c.integer({"conv_kernel", "mamba_d_conv"}, {1, ops::kMaxTaps}, 4)};
   if (out.mamba.heads % out.mamba.groups != 0)
     c.refuse("n_groups", fmt::format("is {}; it must divide mamba_num_heads = {}", out.mamba.groups, out.mamba.heads));
+  require_free_time_steps(c);
   out.conv_bias = c.boolean({"use_conv_bias", "mamba_conv_bias"}, true);
   if (std::find(out.kinds.begin(), out.kinds.end(), Kind::moe) != out.kinds.end()) out.moe = read_sigmoid_moe(c);
   if (c.has("moe_latent_size")) out.latent = c.integer("moe_latent_size", kSize);

@@ -176,6 +176,16 @@ class Models(Program):
         self.edit_config(copy, architectures=["NoSuchModel"], model_type="no_such_model")
         self.refused_model(UNSUPPORTED, "NoSuchModel", copy)
 
+    def test_what_is_well_formed_but_not_supported(self):
+        copy = self.copy_of_model()
+        original = (copy / "config.json").read_text()
+        pattern = "X" * json.loads(original)["num_hidden_layers"]
+        for changes in ({"layers_block_type": None, "hybrid_override_pattern": pattern}, {"time_step_limit": [0.001, 0.1]},
+                        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}):
+            (copy / "config.json").write_text(original)
+            self.edit_config(copy, **changes)
+            self.refused_model(UNSUPPORTED, "config.json", copy)
+
     def test_small_inputs_are_looked_at_before_the_weights(self):
         copy = self.copy_of_model()
         for shard in copy.glob("*.safetensors"):

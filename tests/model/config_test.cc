@@ -162,6 +162,28 @@ TEST(Config, NemotronH) {
               {"moe_shared_expert_intermediate_size", 49, {"shared_experts", "[50]"}}});
 }
 
+// The scan has no clamp of its time steps. The fixture's own limit is (0, infinity).
+TEST(Config, LimitsOfTimeSteps) {
+  expect_all("nemotron-h",
+             {{"time_step_limit", {0.001, 0.1}, {"[0.001, 0.1]", "[0, Infinity]"}, ErrorCode::unsupported},
+              {"time_step_limit", {0.0, 1e30}, {"[0, 1e+30]"}, ErrorCode::unsupported},
+              {"time_step_limit", 0.0, {"time_step_limit", "2"}},
+              {"time_step_limit", {0.0, "no"}, {"time_step_limit", "no", "a number"}},
+              {"mamba_dt_limit", {0.0, 1.0}, {"mamba_dt_limit", "time_step_limit", "agree"}}});
+  for (const char* limit : {"null", "[0, Infinity]", "[0.0, {\"__float__\": \"Infinity\"}]"}) {
+    SCOPED_TRACE(limit);
+    const io::TempDir folder;
+    json config = json::parse(io::slurp(fixture("nemotron-h") + "/config.json"));
+    config["time_step_limit"] = "LIMIT";  // JSON itself has no infinity
+    config["time_step_floor"] = 0.5;      // of new weights alone
+    std::string text = config.dump();
+    text.replace(text.find("\"LIMIT\""), 7, limit);
+    folder.put("config.json", text);
+    std::filesystem::create_symlink(fixture("nemotron-h") + "/model.safetensors", folder / "model.safetensors");
+    load(folder.path(), DType::bf16);
+  }
+}
+
 TEST(Config, DeepseekV3) {
   expect_all("deepseek-v3", {{"num_key_value_heads", 1, {"num_key_value_heads", "1"}},
                              {"kv_lora_rank", 0, {"kv_lora_rank", "0"}},
