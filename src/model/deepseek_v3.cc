@@ -95,6 +95,8 @@ MoeBlock moe_block(const WeightReader& s, const Config& c, const std::string& p,
   if (c.shared > 0)
     m.shared =
         dense_mlp(s, c, p + "shared_experts.", {c.moe.inter * c.shared, "moe_intermediate_size * n_shared_experts"});
+  else
+    check_no_shared_experts(s, p);
   return m;
 }
 

@@ -70,4 +70,10 @@ MoeBlock load_moe_block(const WeightReader& s, const MoeConfig& c, activation::A
   return m;
 }
 
+void check_no_shared_experts(const WeightReader& s, const std::string& module) {
+  const std::string up = module + "shared_experts.up_proj";
+  check_file(!s.contains_module(up), "{} has shared experts ({}), but {} says that there are none (n_shared_experts)",
+             s.options().path.string(), up, s.config().source());
+}
+
 }  // namespace sluice::model

@@ -27,4 +27,7 @@ MoeConfig read_sigmoid_moe(const io::Config& config);
 MoeBlock load_moe_block(const WeightReader& s, const MoeConfig& c, activation::Activation act,
                         const std::string& module, int64_t layer, Dim hidden, Dim width);
 
+// For a configuration of which n_shared_experts is 0: throws bad_file when there are some under `module` all the same.
+void check_no_shared_experts(const WeightReader& s, const std::string& module);
+
 }  // namespace sluice::model

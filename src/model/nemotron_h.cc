@@ -139,6 +139,8 @@ MoeBlock moe_block(const WeightReader& s, const Config& c, const std::string& p,
   if (c.shared > 0)
     m.shared = mlp(s, c, p + "shared_experts.",
                    {c.shared_inter * c.shared, "moe_shared_expert_intermediate_size * n_shared_experts"});
+  else
+    check_no_shared_experts(s, p);
   return m;
 }
 

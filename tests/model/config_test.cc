@@ -184,6 +184,11 @@ TEST(Config, LimitsOfTimeSteps) {
   }
 }
 
+TEST(Config, SharedExpertsThatTheConfigurationDenies) {
+  for (const char* name : {"nemotron-h", "deepseek-v3"})
+    expect_all(name, {{"n_shared_experts", 0, {"shared_experts.up_proj", "none", "n_shared_experts"}}});
+}
+
 TEST(Config, DeepseekV3) {
   expect_all("deepseek-v3", {{"num_key_value_heads", 1, {"num_key_value_heads", "1"}},
                              {"kv_lora_rank", 0, {"kv_lora_rank", "0"}},
