@@ -36,12 +36,18 @@ const Family& family_of(const io::Config& config) {
        model_names());
 }
 // generation_config.json names the tokens that end a text; published checkpoints without it name them in config.json.
+// An id beyond the vocabulary would never be generated, and the text would not end.
 std::vector<int32_t> stop_tokens(const io::Checkpoint& checkpoint) {
   const auto& generation = checkpoint.generation_config();
   const io::Config& c = generation && generation->has("eos_token_id") ? *generation : checkpoint.config();
   std::vector<int32_t> ids;
-  if (c.has("eos_token_id"))
-    for (const int64_t id : c.integers("eos_token_id", {0, int64_t{1} << 30})) ids.push_back(static_cast<int32_t>(id));
+  if (!c.has("eos_token_id")) return ids;
+  const int64_t vocab = checkpoint.config().integer("vocab_size", kSize);
+  for (const int64_t id : c.integers("eos_token_id", {0, int64_t{1} << 30})) {
+    if (id >= vocab)
+      c.refuse("eos_token_id", fmt::format("names the token {}; config.json's vocab_size is {}", id, vocab));
+    ids.push_back(static_cast<int32_t>(id));
+  }
   return ids;
 }
 }  // namespace
@@ -55,6 +61,7 @@ std::string model_names() {
 namespace {
 LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReader& reader) {
   const Family& family = family_of(reader.config());
+  std::vector<int32_t> stops = stop_tokens(reader.checkpoint());  // before the weights, which take long
   Decoder::Parts parts = family.load(reader);
   reader.end_progress();
   parts.embedding = reader.to_device(parts.embedding);
@@ -62,7 +69,7 @@ LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReade
   parts.info.architecture = family.architecture;
   parts.info.dtype = options.dtype;
   parts.info.kv_dtype = options.kv_dtype.value_or(options.dtype);
-  parts.info.stop_tokens = stop_tokens(reader.checkpoint());
+  parts.info.stop_tokens = std::move(stops);
   parts.info.row_invariant = options.deterministic || ops::traits_of(ctx.device().id()).row_invariant;
   // A reader of dummy weights holds those of the last module.
   return {std::make_unique<Decoder>(std::move(parts)),

@@ -176,6 +176,11 @@ class Models(Program):
         self.edit_config(copy, architectures=["NoSuchModel"], model_type="no_such_model")
         self.refused_model(UNSUPPORTED, "NoSuchModel", copy)
 
+    def test_end_tokens_beyond_the_vocabulary(self):
+        copy = self.copy_of_model()
+        (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 999999]}))
+        self.refused_model(FILE, "generation_config.json: eos_token_id names the token 999999; config.json's vocab_size is 4096", copy)
+
     def test_what_is_well_formed_but_not_supported(self):
         copy = self.copy_of_model()
         original = (copy / "config.json").read_text()

@@ -97,6 +97,25 @@ TEST(Config, Qwen3Moe) {
               {"eos_token_id", -5, {"eos_token_id", "-5"}}});
 }
 
+// generation_config.json, where it names the end of a text, hides what config.json says of it.
+TEST(Config, EndTokensAreInTheVocabulary) {
+  const auto load_with = [](const char* generation, int64_t configured) {
+    const io::TempDir folder;
+    json config = json::parse(io::slurp(fixture("qwen3-moe") + "/config.json"));
+    config["eos_token_id"] = configured;
+    folder.put("config.json", config.dump());
+    folder.put("generation_config.json", generation);
+    std::filesystem::create_symlink(fixture("qwen3-moe") + "/model.safetensors", folder / "model.safetensors");
+    return load(folder.path(), DType::bf16)->info().stop_tokens;
+  };
+  EXPECT_EQ(load_with(R"({"eos_token_id": [330, 0]})", 999), (std::vector<int32_t>{330, 0}));
+  EXPECT_EQ(load_with(R"({"eos_token_id": null})", 5), std::vector<int32_t>{5});
+  io::expect_error(ErrorCode::bad_file, {"generation_config.json", "eos_token_id", "331", "vocab_size"},
+                   [&] { load_with(R"({"eos_token_id": [5, 331]})", 5); });
+  expect_all("qwen3-moe", {{"eos_token_id", 331, {"eos_token_id", "331", "vocab_size is 331"}},
+                           {"eos_token_id", {7, 999999}, {"eos_token_id", "999999"}}});
+}
+
 // transformers 5 writes rope_parameters, published checkpoints have rope_scaling, and a file may have both.
 TEST(Config, RopeParametersBesideRopeScaling) {
   const json yarn{{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
@@ -222,6 +241,7 @@ TEST(Config, UnusualNumbersAreRefusedOrRun) {
     int refused = 0, ran = 0;
     for (const bool derived : {false, true}) {
       json base = original;
+      base["eos_token_id"] = 0;  // in the smallest vocabulary too
       if (derived)
         for (const char* key : {"head_dim", "num_key_value_heads", "moe_latent_size", "n_shared_experts",
                                 "moe_shared_expert_intermediate_size"})
