@@ -75,11 +75,11 @@ std::string Config::name_of(const ConfigKeys& keys) const {
   return text;
 }
 
-void Config::refuse(const ConfigKeys& keys, const std::string& sentence) const {
+void Config::refuse(const ConfigKeys& keys, const std::string& sentence, ErrorCode code) const {
   // Name the key that the file has, not its alternatives.
   for (const auto& key : keys.all())
-    if (node_->find(key)) fail(ErrorCode::bad_file, "{}: {}{} {}", source_, path_, printable(key), sentence);
-  fail(ErrorCode::bad_file, "{}: {} {}", source_, name_of(keys), sentence);
+    if (node_->find(key)) fail(code, "{}: {}{} {}", source_, path_, printable(key), sentence);
+  fail(code, "{}: {} {}", source_, name_of(keys), sentence);
 }
 
 const JsonValue* Config::find(const ConfigKeys& keys) const {

@@ -81,12 +81,14 @@ class Config {
   bool is_string(const ConfigKeys& keys) const;  // for keys that hold a name or an object
   bool is_object(const ConfigKeys& keys) const;
 
-  // One of the names of a table.
+  // One of the names of a table; any other is well-formed but not supported (unsupported).
   template <class Enum, size_t N>
   Enum choice(const ConfigKeys& keys, const std::array<Named<Enum>, N>& table) const;
 
-  // Throws bad_file "<file>: <key> <sentence>": for checks of one key against another.
-  [[noreturn]] void refuse(const ConfigKeys& keys, const std::string& sentence) const;
+  // Throws "<file>: <key> <sentence>": bad_file for checks of one key against another, unsupported for a value that
+  // means something which is not implemented.
+  [[noreturn]] void refuse(const ConfigKeys& keys, const std::string& sentence,
+                           ErrorCode code = ErrorCode::bad_file) const;
 
  private:
   Config(std::shared_ptr<const JsonValue> node, std::string source, std::string path);
@@ -110,7 +112,7 @@ Enum Config::choice(const ConfigKeys& keys, const std::array<Named<Enum>, N>& ta
     if (row.name == value) return row.value;
     accepted.append(accepted.empty() ? "" : ", ").append(row.name);
   }
-  refuse(keys, "is \"" + value + "\"; accepted: " + accepted);
+  refuse(keys, "is \"" + value + "\"; accepted: " + accepted, ErrorCode::unsupported);
 }
 
 }  // namespace sluice::io

@@ -49,12 +49,13 @@ double read_theta(std::initializer_list<std::pair<std::string_view, std::optiona
   return theta.value_or(10000.0);
 }
 
-// `rope` with the type that the object `name` has, and the values that go with it. Nothing when it names no type:
+// `rope` with the type of an object and the values that go with it. Nothing when the object names no type:
 // configurations may have rope_parameters with nothing but rope_theta beside a rope_scaling.
-std::optional<ops::RopeConfig> read_typed(const io::Config& c, const char* name, ops::RopeConfig rope) {
-  const io::ConfigKeys keys{"rope_type", "type"};
-  if (!c.has(keys)) return std::nullopt;
-  rope.type = parse_supported(kRopeTypes, fmt::format("{}: the type of {}", c.source(), name), c.string(keys));
+std::optional<ops::RopeConfig> read_typed(const std::optional<io::Config>& object, ops::RopeConfig rope) {
+  const io::ConfigKeys type{"rope_type", "type"};
+  if (!object || !object->has(type)) return std::nullopt;
+  const io::Config& c = *object;
+  rope.type = c.choice(type, kRopeTypes);
   if (rope.type == ops::RopeType::plain) return rope;
   rope.factor = c.number("factor", {1.0, 1e6});
   if (rope.type == ops::RopeType::linear) return rope;
@@ -84,9 +85,7 @@ ops::RopeConfig read_rope(const io::Config& c, int64_t dim) {
   rope.dim = dim;
   rope.theta =
       read_theta({{"rope_theta", c}, {"rope_parameters.rope_theta", parameters}, {"rope_scaling.rope_theta", scaling}});
-  const std::optional<ops::RopeConfig> typed =
-                                           parameters ? read_typed(*parameters, "rope_parameters", rope) : std::nullopt,
-                                       scaled = scaling ? read_typed(*scaling, "rope_scaling", rope) : std::nullopt;
+  const std::optional<ops::RopeConfig> typed = read_typed(parameters, rope), scaled = read_typed(scaling, rope);
   if (typed && scaled && !same(*typed, *scaled))
     c.refuse("rope_scaling",
              fmt::format("says another rotary embedding ({}) than rope_parameters ({}); they must agree",

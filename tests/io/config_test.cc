@@ -121,6 +121,7 @@ TEST(Config, Sentences) {
             "config.json: none is missing and would be 2; it must be a number from 0.5 to 1");
   constexpr std::array<Named<int>, 2> kActs{{{1, "silu"}, {2, "relu2"}}};
   EXPECT_EQ(say([&] { c.choice("act", kActs); }), "config.json: act is \"swish\"; accepted: silu, relu2");
+  expect_error(ErrorCode::unsupported, {"act"}, [&] { c.choice("act", kActs); });
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ TEST(Config, RopeParametersBesideRopeScaling) {
   io::expect_error(ErrorCode::bad_file, {"rope_scaling.rope_theta is 7", "rope_theta is 5000"}, [&] {
     read({{"rope_scaling", {{"rope_theta", 7.0}}}});
   });
-  io::expect_error(ErrorCode::unsupported, {"rope_scaling", "longrope", "yarn"}, [&] {
+  io::expect_error(ErrorCode::unsupported, {"rope_scaling.type is", "longrope", "yarn"}, [&] {
     read({{"rope_parameters", {{"rope_theta", 5000.0}}}, {"rope_scaling", {{"type", "longrope"}, {"factor", 4.0}}}});
   });
 }
