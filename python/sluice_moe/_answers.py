@@ -25,7 +25,6 @@ class Answer:
         self.text = ""
         self.ids: list[int] = []
         self.rows: list[Any] = []
-        self.prompt_rows: list[Any] = []
         self.reason: dict[str, Any] | None = None
         self.usage: dict[str, Any] = {}
 
@@ -33,7 +32,6 @@ class Answer:
         self.text += ctypes.string_at(event.text, event.text_bytes).decode(errors="replace")
         self.ids += event.tokens[:event.token_count]
         self.rows += [row_of(event.logprobs[i]) for i in range(event.logprob_count)]
-        self.prompt_rows += [row_of(event.prompt_logprobs[i]) for i in range(event.prompt_logprob_count)]
         self.usage = {key: getattr(event, key) for key in ("cached_tokens", "drafted", "accepted", "verify_rounds",
                                                               "weight_updates")}
         if event.finish == 1:
@@ -59,9 +57,8 @@ class Answer:
             drafted, accepted = self.usage["drafted"], self.usage["accepted"]
             meta |= {"spec_verify_ct": rounds, "spec_draft_token_num": drafted, "spec_accept_token_num": accepted,
                      "spec_accept_rate": accepted / max(drafted, 1), "spec_accept_length": 1 + accepted / rounds}
-        if request.logprobs:
-            if request.prompt_logprobs and self.choice == 0:
-                self._logprobs(meta, "input", self.prompt_rows, request)
+        if request.logprobs:  # without any of the prompt's its lists are empty: SGLang has the keys in every answer
+            self._logprobs(meta, "input", batch.scores[self.request].rows, request)
             self._logprobs(meta, "output", self.rows, request)
         out: dict[str, Any] = {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
         if batch.several:
@@ -77,7 +74,7 @@ class Answer:
         chosen: list[Any] = [triple(*row[0]) for row in rows]
         top: list[Any] = [[triple(*pair) for pair in row[1]] for row in rows]
         named: list[Any] = [[triple(*pair) for pair in row[2]] for row in rows]
-        if which == "input" and request.prompt_logprobs_from == 0:  # nothing comes before the first token
+        if which == "input" and request.prompt_logprobs and request.prompt_logprobs_from == 0:  # nothing comes before the first token
             chosen.insert(0, triple(None, self.batch.prompts[self.request][0]))
             top.insert(0, None)
             named.insert(0, None)
@@ -95,6 +92,30 @@ def row_of(token: _library.TokenLogprobs) -> tuple[Any, Any, Any]:
             pairs(token.asked, token.asked_count))
 
 
+class Scores:
+    """The log probabilities of a prompt. The library gives them with the first choice alone, so the other choices wait for
+    the last of them."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.rows: list[Any] = []
+        self.complete = not wanted
+        self.held: dict[int, Answer] = {}  # by choice
+
+    def take(self, event: _library.Event, answer: Answer) -> list[Answer]:
+        """The answers that go on with an event of `answer`."""
+        if self.complete:
+            return [answer]
+        if event.choice != 0:
+            self.held[event.choice] = answer
+            return []
+        self.rows += [row_of(event.prompt_logprobs[i]) for i in range(event.prompt_logprob_count)]
+        self.complete = event.token_count > 0 or event.finish != 0
+        if not self.complete:
+            return []
+        held, self.held = self.held, {}
+        return [answer, *held.values()]
+
+
 class Batch:
     """The requests of one call and their answers."""
 
@@ -104,6 +125,7 @@ class Batch:
         self.prompts: list[Sequence[int]] = []
         self.names: list[str] = []
         self.rids: set[str] = set()
+        self.scores: list[Scores] = []
         self.keep: list[Any] = []  # what the requests point to
         self.answers: dict[tuple[int, int], Answer] = {}
         self.began = time.perf_counter()
@@ -113,9 +135,17 @@ class Batch:
         self.prompts.append(prompt)
         self.names.append(name)
         self.rids.add(name)
+        self.scores.append(Scores(bool(request.prompt_logprobs)))
         for choice in range(request.n):
             self.answers[len(self.requests) - 1, choice] = Answer(len(self.requests) - 1, choice, len(self.answers), self)
         self.several = self.several or len(self.answers) > 1
+
+    def take(self, event: _library.Event) -> list[Answer]:
+        """The answers that go on with an event."""
+        answer = self.answers[event.request, event.choice]
+        answer.take(event)
+        scores: Scores = self.scores[event.request]
+        return scores.take(event, answer)
 
     def result(self) -> Answers:
         """In the order of the prompts, each with its choices."""
@@ -135,15 +165,11 @@ class Stream:
         batch.keep.clear()
         engine._streams.add(self)
 
-    def next(self, timeout_ms: int) -> tuple[int, Answer | None]:
-        """(1, the answer that went on), (0, None) when nothing came in time, (2, None) when all answers are complete."""
+    def next(self, timeout_ms: int) -> tuple[int, list[Answer]]:
+        """1 and the answers that went on; 0 when nothing came in time; 2 when all answers are complete."""
         event, state = _library.Event(), ctypes.c_int32()
         _library.call("sluice_stream_next", self._handle.get(), timeout_ms, event, state)
-        if state.value != 1:
-            return state.value, None
-        answer = self.batch.answers[event.request, event.choice]
-        answer.take(event)
-        return 1, answer
+        return state.value, self.batch.take(event) if state.value == 1 else []
 
     def cancel(self) -> None:
         _library.load().sluice_stream_cancel(self._handle.get())
@@ -156,11 +182,11 @@ def finish(stream: Stream) -> Answers:
     done, total = 0, len(stream.batch.answers)
     try:
         while True:
-            state, answer = stream.next(WAIT_MS)
+            state, answers = stream.next(WAIT_MS)
             if state == 2:
                 return stream.batch.result()
-            if answer is not None and answer.reason is not None and stream.engine._progress is not None:
-                done += 1
+            if stream.engine._progress is not None and (ended := sum(a.reason is not None for a in answers)):
+                done += ended
                 stream.engine._progress("generating", done, total, "answers")
     finally:
         stream.close()
@@ -169,10 +195,10 @@ def finish(stream: Stream) -> Answers:
 def iterate(stream: Stream) -> Iterator[dict[str, Any]]:
     try:
         while True:
-            state, answer = stream.next(WAIT_MS)
+            state, answers = stream.next(WAIT_MS)
             if state == 2:
                 return
-            if answer is not None:
+            for answer in answers:
                 yield answer.result()
     finally:
         stream.close()
@@ -195,11 +221,12 @@ class AsyncStream:
         loop.add_reader(self._wake, awake.set)
         try:
             while True:
-                state, answer = self._stream.next(0)
+                state, answers = self._stream.next(0)
                 if state == 2:
                     return
-                if answer is not None:
+                for answer in answers:
                     yield answer.result()
+                if state == 1:
                     continue
                 awake.clear()
                 try:

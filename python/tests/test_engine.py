@@ -207,6 +207,22 @@ def test_logprobs(engine):
     assert "output_token_logprobs" not in several[1]["meta_info"]
 
 
+def test_every_choice_has_the_prompts_logprobs(engine):
+    keys = ["input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"]
+    options = dict(prompt=PROMPT * 100, sampling_params={**GREEDY, "max_new_tokens": 2, "n": 3}, return_logprob=True,
+                   top_logprobs_num=1, token_ids_logprob=[7])
+    for answer in engine.generate(**options):  # also puts the prompt into the cache, so that the second choice is quick
+        assert [answer["meta_info"][key] for key in keys] == [[], [], []]
+        assert len(answer["meta_info"]["output_token_logprobs"]) == 2
+    answers = engine.generate(**options, logprob_start_len=0)
+    expected = [answers[0]["meta_info"][key] for key in keys]
+    assert [len(rows) for rows in expected] == [len(engine.encode(PROMPT * 100))] * 3
+    assert [[a["meta_info"][key] for key in keys] for a in answers] == [expected] * 3
+    events = list(engine.generate(**options, logprob_start_len=0, stream=True))
+    assert [[e["meta_info"][key] for key in keys] for e in events] == [expected] * len(events)
+    assert {e["index"]: e["output_ids"] for e in events} == {a["index"]: a["output_ids"] for a in answers}
+
+
 def test_scores(engine):
     labels = [5, 300, 17]
     items = [" the house", " a long"]

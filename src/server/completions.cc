@@ -8,6 +8,7 @@
 #include "server/endpoints.h"
 #include "server/generation.h"
 #include "server/openai_fields.h"
+#include "server/prompt_scores.h"
 #include "server/prompts.h"
 #include "server/request_options.h"
 #include "text/utf8.h"
@@ -79,7 +80,7 @@ class CompletionWriter final : public AnswerWriter {
       : model_(std::move(model)), id_(std::move(id)), form_(form), n_(static_cast<size_t>(n)) {
     choices_.assign(prompts.size() * n_, Choice(form.more.names));
     for (const Prompt& p : prompts) {
-      PromptLogprobs& known = prompts_.emplace_back();
+      EchoedPrompt& known = prompts_.emplace_back(scores_prompts());
       known.first_token = p.ids.front();
       known.no_usage.prompt_tokens = static_cast<int64_t>(p.ids.size());
       if (form.more.token_ids) known.ids = p.ids;
@@ -96,7 +97,8 @@ class CompletionWriter final : public AnswerWriter {
 
   std::string stream_event(size_t prompt, const engine::Event& event) override {
     std::string out;
-    in_order(prompt, event, [&](const engine::Event& e) { out += stream_one(prompt, e); });
+    prompts_[prompt].scores.in_order(event, weight_version(),
+                                     [&](const engine::Event& e, const std::string&) { out += stream_one(prompt, e); });
     return out;
   }
 
@@ -108,7 +110,8 @@ class CompletionWriter final : public AnswerWriter {
   }
 
   void add(size_t prompt, const engine::Event& event) override {
-    in_order(prompt, event, [&](const engine::Event& e) { take(prompt, e); });
+    prompts_[prompt].scores.in_order(event, weight_version(),
+                                     [&](const engine::Event& e, const std::string&) { take(prompt, e); });
   }
 
   std::string whole() override {
@@ -127,14 +130,14 @@ class CompletionWriter final : public AnswerWriter {
   }
 
  private:
-  struct PromptLogprobs {
+  struct EchoedPrompt {
+    explicit EchoedPrompt(bool scored) : scores(scored) {}
+
     int32_t first_token = 0;
-    std::string text;          // echoed
+    std::string text;
     std::vector<int32_t> ids;  // when they are wanted
     engine::Usage no_usage;    // before the first event
-    std::vector<sampling::TokenLogprob> tokens;
-    bool complete = false;
-    std::vector<engine::Event> held;
+    PromptScores scores;
   };
   struct Choice {
     explicit Choice(TokenNames names) : logprobs(names) {}
@@ -144,19 +147,6 @@ class CompletionWriter final : public AnswerWriter {
     std::vector<int32_t> ids;  // of the answer, of a chunk in a stream
     bool echoed = false, begun = false;
   };
-
-  // The prompt's log probabilities come with the first choice alone, so the others' events wait for the last of them.
-  template <class F>
-  void in_order(size_t prompt, const engine::Event& event, const F& use) {
-    PromptLogprobs& p = prompts_[prompt];
-    if (!scores_prompts() || p.complete) return use(event);
-    if (event.choice != 0) return p.held.push_back(event), void();
-    p.tokens.insert(p.tokens.end(), event.prompt_logprobs.begin(), event.prompt_logprobs.end());
-    p.complete = !event.tokens.empty() || event.reason != engine::FinishReason::none;
-    if (!p.complete) return;
-    use(event);
-    for (const engine::Event& e : std::exchange(p.held, {})) use(e);
-  }
 
   std::string stream_one(size_t prompt, const engine::Event& event) {
     const size_t index = take(prompt, event);
@@ -177,7 +167,7 @@ class CompletionWriter final : public AnswerWriter {
     if (echoes_logprobs() && !std::exchange(c.echoed, true)) {
       c.text = prompts_[prompt].text;
       c.logprobs.add_first(*model_, prompts_[prompt].first_token);
-      for (const auto& token : prompts_[prompt].tokens) c.logprobs.add(*model_, token, form_.top);
+      for (const auto& token : prompts_[prompt].scores.tokens()) c.logprobs.add(*model_, token, form_.top);
     }
     c.text += event.text;
     if (form_.logprobs)
@@ -201,7 +191,7 @@ class CompletionWriter final : public AnswerWriter {
 
   std::string choice_json(size_t index, const std::string& text, bool with_prompt) const {
     const Choice& c = choices_[index];
-    const PromptLogprobs& prompt = prompts_[index / n_];
+    const EchoedPrompt& prompt = prompts_[index / n_];
     JsonObject out;
     out.add("text", text)
         .add("index", index)
@@ -210,7 +200,8 @@ class CompletionWriter final : public AnswerWriter {
         .raw("matched_stop", c.matched_stop);
     if (form_.more.token_ids) out.raw("token_ids", ids_json(c.ids));
     if (form_.more.token_ids && with_prompt) out.raw("prompt_token_ids", ids_json(prompt.ids));
-    if (form_.more.prompt) out.raw("prompt_logprobs", prompt_logprobs_json(*model_, prompt.tokens, *form_.more.prompt));
+    if (form_.more.prompt)
+      out.raw("prompt_logprobs", prompt_logprobs_json(*model_, prompt.scores.tokens(), *form_.more.prompt));
     return out.str();
   }
 
@@ -232,7 +223,7 @@ class CompletionWriter final : public AnswerWriter {
   int64_t created_ = unix_time();
   Form form_;
   size_t n_;
-  std::vector<PromptLogprobs> prompts_;
+  std::vector<EchoedPrompt> prompts_;
   std::vector<Choice> choices_;
   UsageSum usage_;
 };

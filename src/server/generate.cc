@@ -13,6 +13,7 @@
 #include "server/endpoints.h"
 #include "server/generation.h"
 #include "server/openai_fields.h"
+#include "server/prompt_scores.h"
 #include "server/prompts.h"
 #include "server/request_options.h"
 
@@ -38,24 +39,30 @@ class GenerateWriter final : public AnswerWriter {
       : model_(std::move(model)), form_(std::move(form)) {
     for (size_t p = 0; p < requests.size(); ++p) {
       first_.push_back(answers_.size());
+      scores_.emplace_back(form_.shown[p].prompt_from.has_value());
       for (int64_t i = 0; i < requests[p].params.n; ++i) {
         Answer& a = answers_.emplace_back();
-        a.shown = form_.shown[p];
+        a.prompt = p;
         a.prompt_tokens = static_cast<int64_t>(requests[p].prompt.size());
         a.first_token = requests[p].prompt.front();
-        if (i > 0) a.shown.prompt_from.reset();  // the engine scores a prompt once
       }
     }
   }
 
   std::string stream_event(size_t prompt, const engine::Event& event) override {
-    const size_t index = take(prompt, event);
-    if (event.tokens.empty() && event.reason == engine::FinishReason::none) return {};
-    return sse(answer_json(index));
+    std::string out;
+    scores_[prompt].in_order(event, weight_version(), [&](const engine::Event& e, const std::string& version) {
+      const size_t index = take(prompt, e, version);
+      if (!e.tokens.empty() || e.reason != engine::FinishReason::none) out += sse(answer_json(index));
+    });
+    return out;
   }
   std::string end_stream() override { return std::string(kStreamDone); }
 
-  void add(size_t prompt, const engine::Event& event) override { take(prompt, event); }
+  void add(size_t prompt, const engine::Event& event) override {
+    scores_[prompt].in_order(event, weight_version(),
+                             [&](const engine::Event& e, const std::string& version) { take(prompt, e, version); });
+  }
 
   std::string whole() override {
     if (!form_.list) return answer_json(0);
@@ -68,24 +75,23 @@ class GenerateWriter final : public AnswerWriter {
   struct Answer {
     std::string text, reason = "null", weight_version;
     std::vector<int32_t> ids, routed;
-    std::vector<sampling::TokenLogprob> logprobs, prompt_logprobs;
-    Shown shown;
+    std::vector<sampling::TokenLogprob> logprobs;
+    size_t prompt = 0;
     int32_t first_token = 0;
     int64_t prompt_tokens = 0;
     engine::Usage usage;
     engine::Clock::time_point began = engine::Clock::now();
   };
 
-  size_t take(size_t prompt, const engine::Event& event) {
+  size_t take(size_t prompt, const engine::Event& event, const std::string& version) {
     const size_t index = first_[prompt] + static_cast<size_t>(event.choice);
     Answer& a = answers_[index];
     a.text += event.text;
     a.ids.insert(a.ids.end(), event.tokens.begin(), event.tokens.end());
     a.logprobs.insert(a.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
-    a.prompt_logprobs.insert(a.prompt_logprobs.end(), event.prompt_logprobs.begin(), event.prompt_logprobs.end());
     a.usage = event.usage;
     a.routed = event.routed_experts;
-    a.weight_version = weight_version();
+    a.weight_version = version;
     if (event.reason != engine::FinishReason::none) a.reason = reason_json(event, a);
     return index;
   }
@@ -157,11 +163,11 @@ class GenerateWriter final : public AnswerWriter {
     }
     // int32, little-endian, [tokens - 1, layers, K], as SGLang gives them.
     if (!a.routed.empty()) meta.add("routed_experts", base64(std::as_bytes(std::span(a.routed))));
-    if (a.shown.logprobs) {
-      if (a.shown.prompt_from)
-        add_logprobs(meta, "input", a.shown, a.prompt_logprobs,
-                     *a.shown.prompt_from == 0 ? std::optional(a.first_token) : std::nullopt);
-      add_logprobs(meta, "output", a.shown, a.logprobs, std::nullopt);
+    if (const Shown& shown = form_.shown[a.prompt]; shown.logprobs) {
+      // Lists without elements where the prompt is not scored: SGLang has the keys in every answer.
+      add_logprobs(meta, "input", shown, scores_[a.prompt].tokens(),
+                   shown.prompt_from == 0 ? std::optional(a.first_token) : std::nullopt);
+      add_logprobs(meta, "output", shown, a.logprobs, std::nullopt);
     }
     JsonObject out;
     out.add("text", a.text).raw("output_ids", ids_json(a.ids)).raw("meta_info", meta.str());
@@ -171,7 +177,8 @@ class GenerateWriter final : public AnswerWriter {
 
   std::shared_ptr<const ServedModel> model_;
   Form form_;
-  std::vector<size_t> first_;  // answer of each prompt
+  std::vector<size_t> first_;         // answer of each prompt
+  std::vector<PromptScores> scores_;  // of each prompt
   std::vector<Answer> answers_;
 };
 

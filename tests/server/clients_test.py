@@ -106,7 +106,7 @@ class PeersFields(WithServer):
             self.assertEqual(self.server.stream(path, body)[1][-1]["choices"][0]["finish_reason"], "length")
         answer = self.ok("/generate", {"text": PROMPT, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True})
         self.assertEqual((answer["text"], answer["output_ids"]), ("", []))
-        self.assertNotIn("input_token_logprobs", answer["meta_info"])
+        self.assertEqual(answer["meta_info"]["input_token_logprobs"], [])
         answer = self.ok("/v1/responses", {"input": "a", "max_output_tokens": 0})
         self.assertEqual((answer["incomplete_details"], answer["usage"]["output_tokens"]), ({"reason": "max_output_tokens"}, 0))
         self.refused("/v1/messages", {"messages": CHAT, "max_tokens": 0}, "max_tokens", "1 or more")  # as Anthropic and vLLM
@@ -166,6 +166,25 @@ class PeersFields(WithServer):
         self.assertEqual((rows[0], len(rows)), (None, len(ids)))
         self.assertEqual(rows[3][0], meta["input_token_logprobs"][3])
         self.assertNotIn("output_top_logprobs", meta)
+
+    def test_every_choice_of_generate_has_the_prompts_logprobs(self):
+        body = {"text": PROMPT * 100, "return_logprob": True, "top_logprobs_num": 1, "token_ids_logprob": [7],
+                "sampling_params": {"max_new_tokens": 2, "temperature": 0, "n": 3}}
+        keys = ["input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"]
+        for answer in self.ok("/generate", body):  # also puts the prompt into the cache, so that the second choice is quick
+            self.assertEqual([answer["meta_info"][key] for key in keys], [[], [], []])
+            self.assertEqual(len(answer["meta_info"]["output_token_logprobs"]), 2)
+        body["logprob_start_len"] = 0
+        answers = self.ok("/generate", body)
+        for answer in answers:
+            for key in keys:
+                self.assertEqual(len(answer["meta_info"][key]), answer["meta_info"]["prompt_tokens"])
+                self.assertEqual(answer["meta_info"][key], answers[0]["meta_info"][key])
+        status, events = self.server.stream("/generate", body)
+        for event in events:
+            self.assertEqual([event["meta_info"][key] for key in keys], [answers[0]["meta_info"][key] for key in keys])
+        last = {event["index"]: event["output_ids"] for event in events}
+        self.assertEqual(last, {answer["index"]: answer["output_ids"] for answer in answers})
 
     def test_tokens_are_named_by_their_ids(self):
         named = lambda i: f"token_id:{i}"
