@@ -68,9 +68,7 @@ void create(Service& service, const ExchangePtr& exchange) {
   const io::JsonValue body = parse_body(exchange->request().body);
   Fields fields(body);
   const ChatPrompt prompt = read_chat(fields, service, *model);
-  Job job;
-  job.id = service.new_id("msg_");
-  job.rids = {read_rid(fields, job.id)};
+  Job job = name_job(fields, service, "msg_");
   job.stream = fields.boolean("stream").value_or(false);
   engine::Request request;
   request.params = read_params(fields, kNames, *model, limits.vocab, service.next_seed());

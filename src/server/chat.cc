@@ -245,9 +245,7 @@ void chat_completions(Service& service, const ExchangePtr& exchange) {
   Fields fields(body);
   check_model_name(fields, *model);
 
-  Job job;
-  job.id = service.new_id("chatcmpl-");
-  job.rids = {read_rid(fields, job.id)};
+  Job job = name_job(fields, service, "chatcmpl-");
   Form form;
   form.stream = read_stream_options(fields, service.unknown_fields());
   job.stream = form.stream.stream;
@@ -263,6 +261,7 @@ void chat_completions(Service& service, const ExchangePtr& exchange) {
   ChatDemand demand;
   demand.separate_reasoning = read_separate_reasoning(fields);
   demand.constraint = read_constraint(fields, service.unknown_fields());
+  fields.refuse_unless_empty({"echo", "add_special_tokens"});
   refuse_what_is_not_there(fields);
   fields.finish(service.unknown_fields());
 

@@ -237,9 +237,7 @@ void completions(Service& service, const ExchangePtr& exchange) {
   Fields fields(body);
   check_model_name(fields, *model);
 
-  Job job;
-  job.id = service.new_id("cmpl-");
-  job.rids = {read_rid(fields, job.id)};
+  Job job = name_job(fields, service, "cmpl-");
   Form form;
   form.stream = read_stream_options(fields, service.unknown_fields());
   job.stream = form.stream.stream;
@@ -259,7 +257,8 @@ void completions(Service& service, const ExchangePtr& exchange) {
   fields.refuse_unless_empty({"suffix"});
   engine::Request options;
   read_request_options(fields, service.config(), options);
-  std::vector<Prompt> prompts = read_prompts(fields, "prompt", model->tokenizer, limits);
+  const bool special = fields.boolean("add_special_tokens").value_or(true);
+  std::vector<Prompt> prompts = read_prompts(fields, "prompt", model->tokenizer, limits, special);
   const auto constraint = read_constraint(fields, service.unknown_fields());
   refuse_tools(fields);
   refuse_what_is_not_there(fields);

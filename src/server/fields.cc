@@ -118,9 +118,15 @@ void Fields::ignore(std::initializer_list<std::string_view> keys) {
 }
 
 namespace {
+std::optional<double> number_of(const JsonValue& v) {
+  if (const auto* i = v.as<int64_t>()) return static_cast<double>(*i);
+  if (const auto* d = v.as<double>()) return *d;
+  return std::nullopt;
+}
+
 bool asks_for_nothing(const JsonValue& v) {
   if (const auto* b = v.as<bool>()) return !*b;
-  if (const auto* i = v.as<int64_t>()) return *i == 0;
+  if (const auto d = number_of(v)) return *d == 0;
   if (const auto* s = v.as<std::string>()) return s->empty();
   if (const auto* a = v.as<JsonValue::Array>()) return a->empty();
   if (const auto* o = v.as<JsonValue::Object>()) return o->empty();
@@ -136,10 +142,19 @@ void Fields::refuse_unless_empty(std::initializer_list<std::string_view> keys) {
   }
 }
 
+void Fields::refuse_unless_neutral(std::string_view key, const JsonValue& neutral) {
+  const JsonValue* value = find(key);
+  if (value == nullptr) return;
+  const auto number = number_of(neutral);
+  if (number ? number_of(*value) != number : value->value != neutral.value) refuse_unless_empty({key});
+}
+
 void Fields::finish(UnknownFields& unknown) const {
-  for (const io::JsonMember& member : *object_.as<JsonValue::Object>())
-    if (!known_.contains(member.key) && !member.value.is_null())
-      unknown.meet(path_ + io::printable(member.key, 100), refusal_reason(member.key));
+  for (const io::JsonMember& member : *object_.as<JsonValue::Object>()) {
+    if (known_.contains(member.key) || member.value.is_null()) continue;
+    const std::string_view reason = refusal_reason(member.key);
+    if (reason.empty() || !asks_for_nothing(member.value)) unknown.meet(path_ + io::printable(member.key, 100), reason);
+  }
 }
 
 }  // namespace sluice::server

@@ -47,7 +47,9 @@ class Fields {
   // Fields that would change the answer in a way that is not implemented: refused unless their value asks for nothing
   // (false, 0, an empty string, array or object). refusal_reasons.cc has the reason of each.
   void refuse_unless_empty(std::initializer_list<std::string_view> keys);
-  // Throws ApiError 400 for the first field that nothing above has named, or passes it over: `unknown` decides.
+  // The same for a field that asks for nothing by `neutral`, too: a string or a number.
+  void refuse_unless_neutral(std::string_view key, const io::JsonValue& neutral);
+  // What nothing above has named is `unknown`'s to decide, but a known name (refusal_reason()) that asks for nothing.
   void finish(UnknownFields& unknown) const;
 
   [[noreturn]] void refuse(std::string_view key, const std::string& is_and_accepted, std::string code = "") const;

@@ -299,7 +299,7 @@ void generate(Service& service, const ExchangePtr& exchange) {
     const io::JsonValue own = of_prompt(fields, i, prompts.size(), form.list);
     Fields one(own);
     check_model_name(one, *model);
-    names.push_back(read_rid(one, job.id));
+    names.push_back(read_rid(one, "rid").value_or(job.id));
     engine::Request request = options;
     request.prompt = prompts[i].ids;
     request.params = std::move(params[i]);

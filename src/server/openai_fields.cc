@@ -18,12 +18,21 @@ void check_model_name(Fields& fields, const ServedModel& model) {
                  "model", "model_not_found");
 }
 
-std::string read_rid(Fields& fields, const std::string& otherwise) {
-  const auto rid = fields.string("rid");
-  if (!rid) return otherwise;
-  if (rid->empty() || rid->size() > 256)
-    fields.refuse("rid", fmt::format("has {} bytes; accepted: 1 to 256", rid->size()));
-  return *rid;
+std::optional<std::string> read_rid(Fields& fields, std::string_view key) {
+  auto rid = fields.string(key);
+  if (rid && (rid->empty() || rid->size() > 256))
+    fields.refuse(key, fmt::format("has {} bytes; accepted: 1 to 256", rid->size()));
+  return rid;
+}
+
+Job name_job(Fields& fields, Service& service, std::string_view prefix, RequestIdIn id) {
+  const auto rid = read_rid(fields, "rid"), request_id = read_rid(fields, "request_id");
+  if (rid && request_id && *rid != *request_id) fields.refuse("request_id", "and rid differ; accepted: one of them");
+  Job job;
+  job.id =
+      request_id ? std::string(id == RequestIdIn::alone ? "" : prefix).append(*request_id) : service.new_id(prefix);
+  job.rids = {rid ? *rid : request_id.value_or(job.id)};
+  return job;
 }
 
 StreamOptions read_stream_options(Fields& fields, UnknownFields& unknown) {
@@ -85,9 +94,11 @@ void refuse_what_is_not_there(Fields& fields) {
     if (only == nullptr || *only != "text")
       fields.refuse("modalities", "has more than \"text\"", "unsupported_parameter");
   }
-  fields.refuse_unless_empty({"audio", "prediction", "web_search_options", "verbosity", "chat_template", "stop_regex",
+  fields.refuse_unless_empty({"audio", "prediction", "web_search_options", "chat_template", "stop_regex",
                               "custom_logit_processor", "return_hidden_states", "return_routed_experts", "lora_path",
                               "session_params", "use_beam_search", "truncate_prompt_tokens"});
+  fields.refuse_unless_neutral("verbosity", io::JsonValue{"medium"});
+  fields.refuse_unless_neutral("length_penalty", io::JsonValue{1.0});
 }
 
 }  // namespace sluice::server

@@ -7,16 +7,24 @@
 
 #include "server/answer.h"
 #include "server/fields.h"
+#include "server/generation.h"
 #include "server/params.h"
 #include "server/served_model.h"
+#include "server/service.h"
 
 namespace sluice::server {
 
 // Throws ApiError 404 for a model that is not served here. Requests without "model" mean the one that is.
 void check_model_name(Fields& fields, const ServedModel& model);
 
-// The client's own name for the request, for /abort_request; `otherwise` when it gives none.
-std::string read_rid(Fields& fields, const std::string& otherwise);
+// The client's own name for the request in the field `key`, for /abort_request. Throws ApiError 400 for one of no bytes
+// or of more than 256.
+std::optional<std::string> read_rid(Fields& fields, std::string_view key);
+
+// An answer's id, and what /abort_request calls its request: SGLang's "rid", vLLM's "request_id", else the id. A
+// request_id is in the id as well, as in vLLM: after the prefix, or alone (in Responses).
+enum class RequestIdIn : uint8_t { after_prefix, alone };
+Job name_job(Fields& fields, Service& service, std::string_view prefix, RequestIdIn id = RequestIdIn::after_prefix);
 
 struct StreamOptions {
   bool stream = false;

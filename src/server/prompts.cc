@@ -24,9 +24,17 @@ void check_enough(std::string_view field, size_t ids, int64_t context) {
 }
 
 namespace {
-Prompt encode(std::string_view field, std::string text, const text::Tokenizer& tokenizer, int64_t context) {
-  check_bytes(field, text.size(), tokenizer, context);
-  Prompt p{tokenizer.encode(text, {.enough = static_cast<size_t>(context)}), std::move(text)};
+// What makes ids of a text.
+struct Encoder {
+  const text::Tokenizer& tokenizer;
+  bool add_special_tokens;
+};
+
+Prompt encode(std::string_view field, std::string text, const Encoder& encoder, int64_t context) {
+  check_bytes(field, text.size(), encoder.tokenizer, context);
+  Prompt p{encoder.tokenizer.encode(
+               text, {.add_special_tokens = encoder.add_special_tokens, .enough = static_cast<size_t>(context)}),
+           std::move(text)};
   if (p.ids.empty()) refuse(field, fmt::format("{} is empty; at least one token is needed", field));
   check_enough(field, p.ids.size(), context);
   return p;
@@ -48,41 +56,41 @@ Prompt read_ids(Fields& fields, std::string_view key, const JsonValue::Array& ar
 }
 
 std::vector<Prompt> read_several(Fields& fields, std::string_view key, const JsonValue::Array& array,
-                                 const text::Tokenizer* tokenizer, const engine::Limits& limits) {
+                                 const Encoder* encoder, const engine::Limits& limits) {
   if (array.size() > kMaxPrompts)
     fields.refuse(key, fmt::format("has {} prompts; accepted: at most {}", array.size(), kMaxPrompts));
   std::vector<Prompt> out;
   for (const JsonValue& item : array) {
     if (const auto* ids = item.as<JsonValue::Array>())
       out.push_back(read_ids(fields, key, *ids, limits.vocab));
-    else if (const auto* text = item.as<std::string>(); text != nullptr && tokenizer != nullptr)
-      out.push_back(encode(key, *text, *tokenizer, limits.context_length));
+    else if (const auto* text = item.as<std::string>(); text != nullptr && encoder != nullptr)
+      out.push_back(encode(key, *text, *encoder, limits.context_length));
     else
       fields.refuse(key, fmt::format("holds {} beside other prompts", io::describe(item)));
   }
   return out;
 }
 
-std::vector<Prompt> read(Fields& fields, std::string_view key, const text::Tokenizer* tokenizer,
-                         const engine::Limits& limits) {
+std::vector<Prompt> read(Fields& fields, std::string_view key, const Encoder* encoder, const engine::Limits& limits) {
   const JsonValue* value = fields.find(key);
   const std::string accepted =
-      tokenizer != nullptr ? "a string, an array of strings, or token ids" : "token ids, or an array of arrays of them";
+      encoder != nullptr ? "a string, an array of strings, or token ids" : "token ids, or an array of arrays of them";
   if (value == nullptr) fields.refuse(key, "is missing; accepted: " + accepted);
-  if (const auto* text = value->as<std::string>(); text != nullptr && tokenizer != nullptr)
-    return {encode(key, *text, *tokenizer, limits.context_length)};
+  if (const auto* text = value->as<std::string>(); text != nullptr && encoder != nullptr)
+    return {encode(key, *text, *encoder, limits.context_length)};
   const auto* array = value->as<JsonValue::Array>();
   if (array == nullptr || array->empty()) fields.refuse_type(key, *value, accepted);
   const JsonValue& first = array->front();
   if (first.as<std::string>() != nullptr || first.as<JsonValue::Array>() != nullptr)
-    return read_several(fields, key, *array, tokenizer, limits);
+    return read_several(fields, key, *array, encoder, limits);
   return {read_ids(fields, key, *array, limits.vocab)};
 }
 }  // namespace
 
 std::vector<Prompt> read_prompts(Fields& fields, std::string_view key, const text::Tokenizer& tokenizer,
-                                 const engine::Limits& limits) {
-  return read(fields, key, &tokenizer, limits);
+                                 const engine::Limits& limits, bool add_special_tokens) {
+  const Encoder encoder{tokenizer, add_special_tokens};
+  return read(fields, key, &encoder, limits);
 }
 
 std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab) {

@@ -28,10 +28,10 @@ void check_bytes(std::string_view field, size_t bytes, const text::Tokenizer& to
 void check_enough(std::string_view field, size_t ids, int64_t context);
 
 // A string, an array of strings, of ids, or of arrays of ids. As Hugging Face does it: special tokens in a text are
-// tokens, the bos token is put in front. Throws ApiError 400 for anything else, for an empty one, for ids outside of
-// the vocabulary and for a text that is longer than the context.
+// tokens, the bos token is put in front unless add_special_tokens is false. Throws ApiError 400 for anything else, for
+// an empty one, for ids outside of the vocabulary and for a text that is longer than the context.
 std::vector<Prompt> read_prompts(Fields& fields, std::string_view key, const text::Tokenizer& tokenizer,
-                                 const engine::Limits& limits);
+                                 const engine::Limits& limits, bool add_special_tokens = true);
 std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab);
 
 // Throws ApiError 400 when prompts times n is more than a request may ask for. field: n's name.

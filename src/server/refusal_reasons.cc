@@ -50,6 +50,7 @@ constexpr std::array kRefusals{
     Refusal{"is_async", kReplacedWhole},
     Refusal{"keep_pause", kReplacedWhole},
     Refusal{"kv_transfer_params", kOneRole},
+    Refusal{"length_penalty", "it is for beam search, and a step chooses one token per answer"},
     Refusal{"lora_path", kAdapters},
     Refusal{"manifest", kReplacedWhole},
     Refusal{"max_tool_calls", "it counts built-in tools, and the server runs none"},

@@ -31,7 +31,7 @@ void read_text_format(Fields& fields, UnknownFields& unknown, ChatDemand& demand
   if (text == nullptr) return;
   if (text->as<io::JsonValue::Object>() == nullptr) fields.refuse_type("text", *text, "an object with a format");
   Fields inner(*text, "text.");
-  inner.refuse_unless_empty({"verbosity"});
+  inner.refuse_unless_neutral("verbosity", io::JsonValue{"medium"});
   const io::JsonValue* given = inner.find("format");
   inner.finish(unknown);
   if (given == nullptr) return;
@@ -121,9 +121,7 @@ void responses(Service& service, const ExchangePtr& exchange) {
   const std::optional<std::string> effort = read_effort(fields, service.unknown_fields());
   if (effort) std::get<io::JsonValue::Object>(chat.value).push_back(text_member("reasoning_effort", *effort));
   const ChatPrompt prompt = render_translated(*model, chat, std::move(tools), "input");
-  Job job;
-  job.id = service.new_id("resp_");
-  job.rids = {read_rid(fields, job.id)};
+  Job job = name_job(fields, service, "resp_", RequestIdIn::alone);
   job.stream = fields.boolean("stream").value_or(false);
   engine::Request request;
   request.params = read_params(fields, kNames, *model, limits.vocab, service.next_seed());

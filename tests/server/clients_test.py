@@ -67,6 +67,41 @@ class PeersFields(WithServer):
         answer = self.ok("/generate", {"text": PROMPT, "sampling_params": {"max_new_tokens": 12, "temperature": 0}, **body})
         return answer["text"], answer["output_ids"]
 
+    def test_values_that_ask_for_nothing(self):
+        chats, completions, responses = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+        chat, completion = {"messages": CHAT, "max_tokens": 1}, {"prompt": "a", "max_tokens": 1}
+        response = {"input": "a", "max_output_tokens": 1}
+        for path, body, fields in (
+                (chats, chat, {"echo": False, "add_special_tokens": False, "length_penalty": 1, "verbosity": "medium"}),
+                (chats, chat, {"length_penalty": 1.0, "use_beam_search": False, "truncate_prompt_tokens": 0.0}),
+                (completions, completion, {"length_penalty": 1.0, "verbosity": ""}),
+                # Of other endpoints: SGLang's clients send their defaults.
+                (chats, chat, {"return_prompt_token_ids": False, "return_sampling_mask": False, "suffix": ""}),
+                (responses, response, {"text": {"verbosity": "medium"}})):
+            for name, value in fields.items():
+                self.ok(path, {**body, name: value})
+        for path, body, name, value in ((chats, chat, "echo", True), (chats, chat, "add_special_tokens", True),
+                                        (chats, chat, "length_penalty", 0.5), (completions, completion, "length_penalty", 2),
+                                        (chats, chat, "verbosity", "low"), (chats, chat, "return_sampling_mask", True), (chats, chat, "truncate_prompt_tokens", 0.5),
+                                        (responses, response, "text", {"verbosity": "high"})):
+            error = self.refused(path, {**body, name: value}, code="unsupported_parameter")
+            self.assertEqual(error["param"], "text.verbosity" if name == "text" else name)
+        for special in (True, False):
+            count = self.ok("/v1/tokenize", {"prompt": "a", "add_special_tokens": special})["count"]
+            answer = self.ok(completions, {**completion, "add_special_tokens": special})
+            self.assertEqual(answer["usage"]["prompt_tokens"], count)
+
+    def test_request_ids_are_vllms(self):
+        for path, body, id in (("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1}, "chatcmpl-mine"),
+                               ("/v1/completions", {"prompt": "a", "max_tokens": 1}, "cmpl-mine"),
+                               ("/v1/responses", {"input": "a", "max_output_tokens": 1}, "mine"),
+                               ("/v1/messages", {"messages": CHAT, "max_tokens": 1}, "msg_mine")):
+            self.assertEqual(self.ok(path, {**body, "request_id": "mine"})["id"], id)
+            self.ok(path, {**body, "request_id": "mine", "rid": "mine"})
+            self.assertNotEqual(self.ok(path, {**body, "rid": "mine"})["id"], id)  # SGLang's says nothing of the id here
+        for body in ({"request_id": "a", "rid": "b"}, {"request_id": ""}, {"request_id": 7}, {"request_id": "x" * 1000}):
+            self.refused("/v1/completions", {"prompt": "a", **body}, "request_id")
+
     def test_usage_in_every_chunk(self):
         for path, prompt in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})):
             for last in (False, True):

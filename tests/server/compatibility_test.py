@@ -33,8 +33,8 @@ def names(text):
 def fields_of_the_source():
     """{field: file} of every getter and list in src/server."""
     found = {}
-    getter = r"\b(?:fields|inner|part|one)\.(?:integer|number|boolean|string|has|find|string_or_strings|token_ids)\(\s*\"([a-z_]+)\""
-    helper = r"\b(?:accept_only|required|read_version)\(\s*\w+,\s*\"([a-z_]+)\""
+    getter = r"\b(?:fields|inner|part|one)\.(?:integer|number|boolean|string|has|find|string_or_strings|token_ids|refuse_unless_neutral)\(\s*\"([a-z_]+)\""
+    helper = r"\b(?:accept_only|required|read_version|read_rid)\(\s*\w+,\s*\"([a-z_]+)\""
     several = r"\.(?:ignore|refuse_unless_empty)\(\{(.*?)\}\)"
     for file in sorted((SOURCE / "src" / "server").glob("*.cc")):
         if file.name in INNER:
@@ -80,8 +80,10 @@ class Page(unittest.TestCase):
         self.assertGreater(len(reasons), 40)
         refused = set()
         for file in (SOURCE / "src" / "server").glob("*.cc"):
-            for block in re.findall(r"\.refuse_unless_empty\(\{(.*?)\}\)", file.read_text(), re.S):
+            text = file.read_text()
+            for block in re.findall(r"\.refuse_unless_empty\(\{(.*?)\}\)", text, re.S):
                 refused |= set(re.findall(r"\"([a-z_]+)\"", block))
+            refused |= set(re.findall(r"\.refuse_unless_neutral\(\"([a-z_]+)\"", text))
         self.assertEqual(refused - reasons.keys(), set(), "no reason in refusal_reasons.cc")
         listed = {name for title, rows in sections().items() if title != "Endpoints" for row in rows for cell in row
                   for name in names(cell)}

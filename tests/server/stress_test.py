@@ -46,9 +46,9 @@ class Stress(WithServer):
         self.refused("/abort_request", {}, "rid")
         self.refused("/abort_request", {"rid": "nobody"}, "rid", status=404)
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            for how in ({"rid": "long"}, {"abort_all": True}):
+            for name, how in (("rid", {"rid": "long"}), ("request_id", {"rid": "long"}), ("rid", {"abort_all": True})):
                 self.server.wait_until_idle()  # the last round's end has been counted
-                body = {**NEVER_ENDS, "stream": False, "rid": "long"}
+                body = {**NEVER_ENDS, "stream": False, name: "long"}
                 running = pool.submit(self.ok, "/v1/completions", body)
                 self.server.wait_for_metric("num_running_reqs", 1)
                 self.refused("/v1/completions", body, "rid")
