@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // POST /v1/messages, /v1/messages/count_tokens: Anthropic's Messages API.
+#include <algorithm>
 #include <utility>
 
 #include "io/quote.h"
@@ -11,6 +12,7 @@
 #include "server/generation.h"
 #include "server/openai_fields.h"
 #include "server/params.h"
+#include "server/refusal_reasons.h"
 #include "server/request_options.h"
 
 namespace sluice::server {
@@ -27,6 +29,27 @@ ChatPrompt read_chat(Fields& fields, const Service& service, const ServedModel& 
   ToolRequest tools = read_tools(fields, model, service.formats().calls, anthropic_tools());
   const io::JsonValue chat = read_anthropic_chat(fields);
   return render_translated(model, chat, std::move(tools), "messages");
+}
+
+// {"edits": [...]}: what to drop of a long conversation. Its thoughts may be told to stay.
+void read_context_management(Fields& fields, UnknownFields& unknown) {
+  const io::JsonValue* given = fields.find("context_management");
+  if (given == nullptr) return;
+  if (given->as<io::JsonValue::Object>() == nullptr)
+    fields.refuse_type("context_management", *given, "an object with edits");
+  Fields inner(*given, "context_management.");
+  const io::JsonValue* edits = inner.find("edits");
+  inner.finish(unknown);
+  if (edits == nullptr) return;
+  const auto* list = edits->as<io::JsonValue::Array>();
+  if (list == nullptr) inner.refuse_type("edits", *edits, "an array");
+  const auto drops_nothing = [](const io::JsonValue& edit) {
+    const io::JsonValue *type = edit.find("type"), *keep = edit.find("keep");
+    return type != nullptr && keep != nullptr && *type == io::JsonValue{"clear_thinking_20251015"} &&
+           *keep == io::JsonValue{"all"};
+  };
+  if (!std::all_of(list->begin(), list->end(), drops_nothing))
+    unknown.meet("context_management.edits", refusal_reason("context_management"));
 }
 
 // {"type": "json_schema", "schema"}
@@ -89,7 +112,7 @@ void create(Service& service, const ExchangePtr& exchange) {
   if (tier != "auto" && tier != "standard_only")
     fields.refuse("service_tier", fmt::format("is {}; accepted: auto, standard_only", io::quote(tier)));
   fields.ignore({"metadata", "cache_control"});  // what can be cached is
-  fields.refuse_unless_empty({"context_management"});
+  read_context_management(fields, service.unknown_fields());
   ChatDemand demand{.call_ids = "toolu_"};
   read_output(fields, service.unknown_fields(), demand);
   fields.finish(service.unknown_fields());
@@ -106,7 +129,7 @@ void count(Service& service, const ExchangePtr& exchange) {
   const io::JsonValue body = parse_body(exchange->request().body);
   Fields fields(body);
   const ChatPrompt prompt = read_chat(fields, service, *model);
-  fields.refuse_unless_empty({"context_management"});
+  read_context_management(fields, service.unknown_fields());
   fields.ignore({"cache_control"});
   ChatDemand demand;  // changes no prompt
   read_output(fields, service.unknown_fields(), demand);

@@ -33,7 +33,7 @@ constexpr std::array kRefusals{
     Refusal{"bootstrap_room", kOneRole},
     Refusal{"chat_template", kTemplates},
     Refusal{"container", "the server runs nothing for a model"},
-    Refusal{"context_management", kNothingStored},
+    Refusal{"context_management", "edits are not applied: the model reads the whole conversation"},
     Refusal{"conversation", kNothingStored},
     Refusal{"custom_logit_processor", kNoCode},
     Refusal{"custom_params", kNoCode},

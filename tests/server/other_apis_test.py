@@ -110,7 +110,10 @@ class Anthropic(OtherApi):
                 ({"thinking": {"type": "enabled", "budget_tokens": "x"}}, "thinking.budget_tokens"),
                 ({"tools": [{"name": "f"}]}, "tools"), ({"tool_choice": {"type": "any"}}, "tool_choice"),
                 ({"mcp_servers": [{}]}, "mcp_servers"), ({"container": "x"}, "container"), ({"service_tier": "x"}, "service_tier"),
-                ({"context_management": {"edits": [1]}}, "context_management"), ({"unknown": 1}, "unknown")):
+                ({"context_management": {"edits": [1]}}, "context_management.edits"),
+                ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits"),
+                ({"context_management": {"edits": 7}}, "context_management.edits"), ({"context_management": {"x": 1}}, "context_management.x"),
+                ({"context_management": [1]}, "context_management"), ({"unknown": 1}, "unknown")):
             self.refused_in_their_form({**good, **body}, param)
         for body in ("", "[]", "{", "7"):
             self.refused_in_their_form(body)
@@ -119,6 +122,25 @@ class Anthropic(OtherApi):
         self.refused_in_their_form({**good, "model": "claude"}, "model", 404, "not_found_error")
         self.ok(MESSAGES, {**good, "metadata": {"user_id": "me"}, "tools": [], "tool_choice": {"type": "auto"},
                            "service_tier": "auto", "thinking": {"type": "disabled"}})
+
+    def test_no_edits_of_the_context(self):
+        keeps = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+        for edits in ({"edits": []}, {}, keeps):
+            self.create(context_management=edits)
+            self.ok(MESSAGES + "/count_tokens", {"messages": CHAT, "context_management": edits})
+        keeps["edits"][0]["keep"] = {"type": "thinking_turns", "value": 1}
+        body = {"messages": CHAT, "max_tokens": 1, "context_management": keeps}
+        self.refused_in_their_form(body, "context_management.edits")
+        self.assertIn("edits are not applied", self.server.post(MESSAGES, body)[1]["error"]["message"])
+
+
+class EditsPassedOver(OtherApi):
+    words = ("--unknown-fields", "ignore", "--log-level", "info")
+
+    def test_edits(self):
+        edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+        self.ok(MESSAGES, {"messages": CHAT, "max_tokens": 1, "context_management": edits})
+        self.assertIn("the field context_management.edits,", self.server.log())
 
 
 class Responses(OtherApi):
