@@ -52,44 +52,30 @@ void read_context_management(Fields& fields, UnknownFields& unknown) {
     unknown.meet("context_management.edits", refusal_reason("context_management"));
 }
 
-// {"type": "json_schema", "schema"}
-void read_format(const io::JsonValue& format, const std::string& path, UnknownFields& unknown, ChatDemand& demand) {
-  if (format.as<io::JsonValue::Object>() == nullptr)
-    refuse(path, fmt::format("{} is {}; accepted: an object with type and schema", path, io::describe(format)));
-  Fields fields(format, path + ".");
-  const std::string type = fields.string("type").value_or("");
-  if (type != "json_schema") fields.refuse("type", fmt::format("is {}; accepted: \"json_schema\"", io::quote(type)));
-  const io::JsonValue* schema = fields.find("schema");
-  if (schema == nullptr) fields.refuse("schema", "is missing; accepted: a JSON schema");
-  fields.finish(unknown);
-  if (demand.constraint)
-    refuse(path, fmt::format("{} is given beside {}; accepted: one of them", path, demand.constraint->field));
-  demand.constraint = schema_constraint(*schema, path + ".schema");
-}
-
 // What the answer must be: in "output_config", and in "output_format", as betas had it.
 void read_output(Fields& fields, UnknownFields& unknown, ChatDemand& demand) {
+  const auto take = [&](const io::JsonValue& format, const std::string& path) {
+    auto constraint = read_format(format, path, anthropic_format(), unknown);
+    if (demand.constraint)
+      refuse(path, fmt::format("{} is given beside {}; accepted: one of them", path, demand.constraint->field));
+    demand.constraint = std::move(constraint);
+  };
   if (const io::JsonValue* config = fields.find("output_config")) {
     if (config->as<io::JsonValue::Object>() == nullptr)
       fields.refuse_type("output_config", *config, "an object with a format");
     Fields inner(*config, "output_config.");
     inner.ignore({"effort"});  // which read_anthropic_chat() has read
-    if (const io::JsonValue* format = inner.find("format"))
-      read_format(*format, "output_config.format", unknown, demand);
+    if (const io::JsonValue* format = inner.find("format")) take(*format, "output_config.format");
     inner.finish(unknown);
   }
-  if (const io::JsonValue* format = fields.find("output_format"))
-    read_format(*format, "output_format", unknown, demand);
+  if (const io::JsonValue* format = fields.find("output_format")) take(*format, "output_format");
 }
 
-constexpr ParamNames kNames{"max_tokens", "", "min_tokens", "seed", std::nullopt};
+constexpr ParamNames kNames{"max_tokens", "", "min_tokens", "seed", std::nullopt, "", 1};
 
 void create(Service& service, const ExchangePtr& exchange) {
-  service.require_ready();
-  const auto model = service.model();
-  const engine::Limits limits = service.engine()->limits();
-  const io::JsonValue body = parse_body(exchange->request().body);
-  Fields fields(body);
+  AnswerRequest given(service, *exchange);
+  auto& [model, limits, body, fields] = given;
   const ChatPrompt prompt = read_chat(fields, service, *model);
   Job job = name_job(fields, service, "msg_");
   job.stream = fields.boolean("stream").value_or(false);
@@ -97,7 +83,6 @@ void create(Service& service, const ExchangePtr& exchange) {
   request.params = read_params(fields, kNames, *model, limits.vocab, service.next_seed());
   if (!request.params.max_tokens || *request.params.max_tokens < 1)
     fields.refuse("max_tokens", "is missing or 0; accepted: 1 or more");
-  if (request.params.n != 1) fields.refuse("n", "is not 1; accepted: 1");
   for (std::string& stop : fields.string_or_strings("stop_sequences", engine::kMaxStopStrings)) {
     if (stop.empty() || stop.size() > engine::kMaxStopBytes)
       fields.refuse("stop_sequences",
@@ -108,9 +93,7 @@ void create(Service& service, const ExchangePtr& exchange) {
     fields.refuse("stop_sequences", fmt::format("and stop have {} strings; accepted: at most {}",
                                                 request.params.stop.size(), engine::kMaxStopStrings));
   read_request_options(fields, service.config(), request);
-  const std::string tier = fields.string("service_tier").value_or("auto");
-  if (tier != "auto" && tier != "standard_only")
-    fields.refuse("service_tier", fmt::format("is {}; accepted: auto, standard_only", io::quote(tier)));
+  fields.accept_only("service_tier", {"auto", "standard_only"});
   fields.ignore({"metadata", "cache_control"});  // what can be cached is
   read_context_management(fields, service.unknown_fields());
   ChatDemand demand{.call_ids = "toolu_"};

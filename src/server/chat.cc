@@ -238,11 +238,8 @@ bool read_separate_reasoning(Fields& fields) {
 }  // namespace
 
 void chat_completions(Service& service, const ExchangePtr& exchange) {
-  service.require_ready();
-  const auto model = service.model();
-  const engine::Limits limits = service.engine()->limits();
-  const io::JsonValue body = parse_body(exchange->request().body);
-  Fields fields(body);
+  AnswerRequest given(service, *exchange);
+  auto& [model, limits, body, fields] = given;
   check_model_name(fields, *model);
 
   Job job = name_job(fields, service, "chatcmpl-");

@@ -3,6 +3,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "grammar/structural_tag.h"
 #include "io/json_text.h"
 #include "io/quote.h"
@@ -100,40 +102,6 @@ class Reader {
   std::optional<GivenConstraint> given_;
 };
 
-void read_response_format(Fields& fields, UnknownFields& unknown, Reader& out) {
-  const JsonValue* format = fields.find("response_format");
-  if (format == nullptr) return;
-  if (format->as<JsonValue::Object>() == nullptr) refuse_value("response_format", *format, "an object with a type");
-  Fields inner(*format, "response_format.");
-  const std::string type = inner.string("type").value_or("");
-  if (type == "json_object") {
-    out.add("response_format", {Kind::json_schema, std::string(kAnyObject)});
-  } else if (type == "json_schema") {
-    const JsonValue* wrapped = inner.find("json_schema");
-    if (wrapped == nullptr || wrapped->as<JsonValue::Object>() == nullptr)
-      refuse("response_format.json_schema", "response_format.json_schema is absent; accepted: an object with a schema");
-    Fields named(*wrapped, "response_format.json_schema.");
-    named.ignore({"name", "description"});
-    named.boolean("strict");  // the schema is kept either way
-    const JsonValue* schema = named.find("schema");
-    if (schema == nullptr)
-      refuse("response_format.json_schema.schema", "response_format.json_schema.schema is absent; a schema is needed");
-    named.finish(unknown);
-    out.add("response_format.json_schema.schema", schema_of(*schema, "response_format.json_schema.schema"));
-  } else if (type == "structural_tag") {
-    for (const char* key : {"format", "structures", "triggers"}) inner.find(key);
-    out.add("response_format", tag_of(*format, "response_format"));
-  } else if (type != "text") {
-    const JsonValue* given = inner.find("type");
-    refuse("response_format",
-           fmt::format("response_format has the type {}; accepted: \"text\", \"json_object\", \"json_schema\", "
-                       "\"structural_tag\"",
-                       given == nullptr ? "null" : io::describe(*given)),
-           "unsupported_parameter");
-  }
-  inner.finish(unknown);
-}
-
 void read_structured_outputs(Fields& fields, UnknownFields& unknown, Reader& out) {
   const JsonValue* given = fields.find("structured_outputs");
   if (given == nullptr) return;
@@ -170,7 +138,9 @@ void read_sglang(Fields& fields, Reader& out) {
 
 std::optional<GivenConstraint> read_constraint(Fields& fields, UnknownFields& unknown) {
   Reader out(fields, "");
-  read_response_format(fields, unknown, out);
+  if (const JsonValue* format = fields.find("response_format"))
+    if (auto given = read_format(*format, "response_format", chat_format(), unknown))
+      out.add(given->field, std::move(given->source));
   read_structured_outputs(fields, unknown, out);
   out.field("guided_json", schema_of);
   out.text("guided_regex", Kind::regex);
@@ -188,12 +158,59 @@ std::optional<GivenConstraint> read_sampling_constraint(Fields& fields, std::str
   return out.given();
 }
 
-GivenConstraint schema_constraint(const JsonValue& schema, const std::string& field) {
-  return {schema_of(schema, field), field};
+const TextFormat& chat_format() {
+  static const TextFormat form{{"text", "json_object", "json_schema", "structural_tag"}, "json_schema"};
+  return form;
 }
 
-GivenConstraint any_object_constraint(const std::string& field) {
-  return {{Kind::json_schema, std::string(kAnyObject)}, field};
+const TextFormat& responses_format() {
+  static const TextFormat form{{"text", "json_object", "json_schema"}};
+  return form;
+}
+
+const TextFormat& anthropic_format() {
+  static const TextFormat form{{"json_schema"}};
+  return form;
+}
+
+std::optional<GivenConstraint> read_format(const JsonValue& format, const std::string& path, const TextFormat& form,
+                                           UnknownFields& unknown) {
+  if (format.as<JsonValue::Object>() == nullptr) refuse_value(path, format, "an object with a type");
+  Fields fields(format, path + ".");
+  const JsonValue* given = fields.find("type");
+  const std::string type = fields.string("type").value_or("");
+  if (std::find(form.types.begin(), form.types.end(), type) == form.types.end())
+    fields.refuse("type",
+                  fmt::format("is {}; accepted: {}", given == nullptr ? "missing" : io::describe(*given),
+                              fmt::join(form.types, ", ")),
+                  "unsupported_parameter");
+  std::optional<GivenConstraint> out;
+  const auto read_schema = [&](Fields& inner, const std::string& field) {
+    inner.ignore({"name", "description"});
+    inner.boolean("strict");  // the schema is kept either way
+    const JsonValue* schema = inner.find("schema");
+    if (schema == nullptr) inner.refuse("schema", "is missing; accepted: a JSON schema");
+    out = GivenConstraint{schema_of(*schema, field), field};
+  };
+  if (type == "json_object") {
+    out = GivenConstraint{{Kind::json_schema, std::string(kAnyObject)}, path};
+  } else if (type == "json_schema" && form.schema_in.empty()) {
+    read_schema(fields, path + ".schema");
+  } else if (type == "json_schema") {
+    const std::string holder = fmt::format("{}.{}", path, form.schema_in);
+    const JsonValue* object = fields.find(form.schema_in);
+    if (object == nullptr || object->as<JsonValue::Object>() == nullptr)
+      fields.refuse(form.schema_in, fmt::format("is {}; accepted: an object with a schema",
+                                                object == nullptr ? "missing" : io::describe(*object)));
+    Fields inner(*object, holder + ".");
+    read_schema(inner, holder + ".schema");
+    inner.finish(unknown);
+  } else if (type == "structural_tag") {
+    for (const char* key : {"format", "structures", "triggers"}) fields.find(key);
+    out = GivenConstraint{tag_of(format, path), path};
+  }
+  fields.finish(unknown);
+  return out;
 }
 
 void apply_constraint(const GivenConstraint& given, const ServedModel& model,

@@ -4,6 +4,8 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "engine/request.h"
 #include "grammar/source.h"
@@ -24,9 +26,19 @@ std::optional<GivenConstraint> read_constraint(Fields& fields, UnknownFields& un
 // Of SGLang's sampling_params: json_schema, regex, ebnf, structural_tag. `path`: what errors put before their names.
 std::optional<GivenConstraint> read_sampling_constraint(Fields& fields, std::string_view path);
 
-// Of other APIs, where `field` is: a schema, and JSON mode, which is any object.
-GivenConstraint schema_constraint(const io::JsonValue& schema, const std::string& field);
-GivenConstraint any_object_constraint(const std::string& field);
+// How an API writes the object that says what a text must be: {"type", ...}.
+struct TextFormat {
+  std::vector<std::string_view> types;  // that it has, of text, json_object, json_schema and structural_tag
+  std::string_view schema_in = "";      // the object that holds a schema; "": it lies beside the type
+};
+// Of a chat's response_format, of text.format in /v1/responses and of output_config.format in /v1/messages.
+const TextFormat& chat_format();
+const TextFormat& responses_format();
+const TextFormat& anthropic_format();
+
+// Reads such an object, which errors call `path`. Nothing: any text. Throws ApiError 400.
+std::optional<GivenConstraint> read_format(const io::JsonValue& format, const std::string& path, const TextFormat& form,
+                                           UnknownFields& unknown);
 
 // Takes the compiled grammar for `params`; throws NotCompiled (grammar_waiters.h) when it is not there yet.
 // `reasoning`: how the answer begins where its thoughts are reported separately; they are free, and the constraint

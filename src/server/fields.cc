@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/fields.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "io/quote.h"
@@ -46,6 +49,7 @@ std::optional<int64_t> Fields::integer(std::string_view key, int64_t min, int64_
   if (i == nullptr || *i < min || *i > max)
     refuse_type(key, *value,
                 max == std::numeric_limits<int64_t>::max() ? fmt::format("an integer, {} or more", min)
+                : min == max                               ? fmt::format("{}", min)
                                                            : fmt::format("an integer from {} to {}", min, max));
   return *i;
 }
@@ -111,6 +115,14 @@ std::vector<int32_t> Fields::token_ids(std::string_view key, size_t most, int64_
     out.push_back(static_cast<int32_t>(*id));
   }
   return out;
+}
+
+std::optional<std::string> Fields::accept_only(std::string_view key, std::initializer_list<std::string_view> values) {
+  const auto value = string(key);
+  if (value && std::find(values.begin(), values.end(), *value) == values.end())
+    refuse(key, fmt::format("is {}; accepted: {}", io::quote(*value), fmt::join(values, ", ")),
+           "unsupported_parameter");
+  return value;
 }
 
 void Fields::ignore(std::initializer_list<std::string_view> keys) {

@@ -42,6 +42,9 @@ class Fields {
   // Ids below `vocab`.
   std::vector<int32_t> token_ids(std::string_view key, size_t most, int64_t vocab);
 
+  // A string that may be one of `values`.
+  std::optional<std::string> accept_only(std::string_view key, std::initializer_list<std::string_view> values);
+
   // Fields that say something about the request, but nothing about the answer.
   void ignore(std::initializer_list<std::string_view> keys);
   // Fields that would change the answer in a way that is not implemented: refused unless their value asks for nothing

@@ -267,11 +267,8 @@ Shown read_logprobs(Fields& fields, const Prompt& prompt, int64_t vocab, engine:
 }  // namespace
 
 void generate(Service& service, const ExchangePtr& exchange) {
-  service.require_ready();
-  const auto model = service.model();
-  const engine::Limits limits = service.engine()->limits();
-  const io::JsonValue body = parse_body(exchange->request().body);
-  Fields fields(body);
+  AnswerRequest given(service, *exchange);
+  auto& [model, limits, body, fields] = given;
   Form form;
   const std::vector<Prompt> prompts = read_inputs(fields, *model, limits, form.list);
   std::vector<engine::Params> params = read_sampling_params(fields, prompts.size(), *model, limits.vocab, service);

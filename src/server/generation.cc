@@ -12,6 +12,12 @@ namespace sluice::server {
 
 std::string sse(std::string_view json) { return fmt::format("data: {}\n\n", json); }
 
+AnswerRequest::AnswerRequest(Service& service, const http::Exchange& exchange)
+    : model((service.require_ready(), service.model())),
+      limits(service.engine()->limits()),
+      body(parse_body(exchange.request().body)),
+      fields(body) {}
+
 std::string AnswerWriter::error_event(const ApiError& error) { return sse(error_body(error)); }
 
 namespace {

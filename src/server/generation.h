@@ -9,6 +9,7 @@
 
 #include "engine/request.h"
 #include "server/api_error.h"
+#include "server/fields.h"
 #include "server/http/exchange.h"
 #include "server/json_out.h"
 #include "server/service.h"
@@ -49,6 +50,18 @@ class AnswerWriter {
 // "data: ...\n\n"
 std::string sse(std::string_view json);
 inline constexpr std::string_view kStreamDone = "data: [DONE]\n\n";
+
+// What a request for an answer begins with. Throws ApiError 503 while the model is not there, 400 for no JSON object.
+struct AnswerRequest {
+  AnswerRequest(Service& service, const http::Exchange& exchange);
+  AnswerRequest(const AnswerRequest&) = delete;  // `fields` refers to `body`
+  AnswerRequest& operator=(const AnswerRequest&) = delete;
+
+  std::shared_ptr<const ServedModel> model;
+  engine::Limits limits;
+  io::JsonValue body;
+  Fields fields;
+};
 
 struct Job {
   std::string id;                         // of the answer

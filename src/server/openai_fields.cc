@@ -67,27 +67,22 @@ MoreLogprobs read_more_logprobs(Fields& fields, int64_t vocab, bool stream, engi
   return out;
 }
 
-namespace {
-void accept_only(Fields& fields, std::string_view key, std::initializer_list<std::string_view> values) {
-  const auto value = fields.string(key);
-  if (value && std::find(values.begin(), values.end(), *value) == values.end())
-    fields.refuse(key, fmt::format("is {}; accepted: {}", io::quote(*value), fmt::join(values, ", ")),
-                  "unsupported_parameter");
+void pass_over_metadata(Fields& fields) {
+  fields.ignore(
+      {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "log_metrics"});
+  fields.accept_only("service_tier", {"auto", "default"});
 }
-}  // namespace
 
 void refuse_tools(Fields& fields) {
-  fields.refuse_unless_empty({"tools"});                 // before what says how to use them
-  accept_only(fields, "tool_choice", {"none", "auto"});  // without tools both say nothing
+  fields.refuse_unless_empty({"tools"});                // before what says how to use them
+  fields.accept_only("tool_choice", {"none", "auto"});  // without tools both say nothing
   fields.ignore({"parallel_tool_calls"});
 }
 
 void refuse_what_is_not_there(Fields& fields) {
   fields.refuse_unless_empty({"functions"});  // before what says how to use them
-  fields.ignore(
-      {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "log_metrics"});
-  accept_only(fields, "service_tier", {"auto", "default"});
-  accept_only(fields, "function_call", {"none", "auto"});
+  pass_over_metadata(fields);
+  fields.accept_only("function_call", {"none", "auto"});
   if (const io::JsonValue* m = fields.find("modalities")) {
     const auto* list = m->as<io::JsonValue::Array>();
     const auto* only = list != nullptr && list->size() == 1 ? list->front().as<std::string>() : nullptr;

@@ -43,6 +43,9 @@ struct MoreLogprobs {
 // Call it after OpenAI's own fields have been read into `params`.
 MoreLogprobs read_more_logprobs(Fields& fields, int64_t vocab, bool stream, engine::Params& params);
 
+// What OpenAI's forms have beside the answer, and nothing is done with: whose request it is, whether to store it.
+void pass_over_metadata(Fields& fields);
+
 // Refuses fields of tools, for request forms that have none.
 void refuse_tools(Fields& fields);
 

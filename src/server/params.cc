@@ -80,7 +80,7 @@ void read_token_constraints(Fields& fields, const text::Tokenizer& tokenizer, in
 engine::Params read_params(Fields& fields, const ParamNames& names, const ServedModel& model, int64_t vocab,
                            uint64_t seed) {
   engine::Params p;
-  p.n = fields.integer("n", 1, engine::kMaxChoices).value_or(1);
+  p.n = fields.integer("n", 1, names.most_choices).value_or(1);
   p.max_tokens = fields.integer(names.max_tokens, 0, kMany);
   if (!names.max_tokens_also.empty()) {
     const auto also = fields.integer(names.max_tokens_also, 0, kMany);

@@ -18,6 +18,7 @@ struct ParamNames {
   std::string_view max_tokens, max_tokens_also, min_tokens, seed;  // "": no such field
   std::optional<int64_t> default_max_tokens;                       // none: up to the context's end
   std::string_view path = "";                                      // where the fields are, for sentences
+  int64_t most_choices = engine::kMaxChoices;
 };
 inline constexpr ParamNames kChatNames{"max_completion_tokens", "max_tokens", "min_tokens", "seed", std::nullopt};
 inline constexpr ParamNames kCompletionNames{"max_tokens", "", "min_tokens", "seed", 16};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // POST /v1/responses: OpenAI's Responses API, without a memory: nothing is stored, nothing can be fetched later.
-#include <algorithm>
 #include <utility>
 
 #include "io/json_text.h"
@@ -18,40 +17,18 @@
 namespace sluice::server {
 
 namespace {
-void accept_only(Fields& fields, const char* key, std::initializer_list<std::string_view> values) {
-  const auto value = fields.string(key);
-  if (value && std::find(values.begin(), values.end(), *value) == values.end())
-    fields.refuse(key, fmt::format("is {}, which is not supported by this server", io::quote(*value)),
-                  "unsupported_parameter");
-}
-
 // {"format": {"type": "text" | "json_object" | "json_schema", "schema"}}
-void read_text_format(Fields& fields, UnknownFields& unknown, ChatDemand& demand, ResponseEcho& echo) {
+void read_text(Fields& fields, UnknownFields& unknown, ChatDemand& demand, ResponseEcho& echo) {
   const io::JsonValue* text = fields.find("text");
   if (text == nullptr) return;
   if (text->as<io::JsonValue::Object>() == nullptr) fields.refuse_type("text", *text, "an object with a format");
   Fields inner(*text, "text.");
   inner.refuse_unless_neutral("verbosity", io::JsonValue{"medium"});
-  const io::JsonValue* given = inner.find("format");
+  const io::JsonValue* format = inner.find("format");
   inner.finish(unknown);
-  if (given == nullptr) return;
-  if (given->as<io::JsonValue::Object>() == nullptr) inner.refuse_type("format", *given, "an object with a type");
-  Fields format(*given, "text.format.");
-  const std::string type = format.string("type").value_or("");
-  if (type == "json_object") {
-    demand.constraint = any_object_constraint("text.format");
-  } else if (type == "json_schema") {
-    format.ignore({"name", "description"});
-    format.boolean("strict");  // the schema is kept either way
-    const io::JsonValue* schema = format.find("schema");
-    if (schema == nullptr) format.refuse("schema", "is missing; accepted: a JSON schema");
-    demand.constraint = schema_constraint(*schema, "text.format.schema");
-  } else if (type != "text") {
-    format.refuse("type", fmt::format("is {}; accepted: text, json_object, json_schema", io::quote(type)),
-                  "unsupported_parameter");
-  }
-  format.finish(unknown);
-  echo.format = io::to_json_line(*given);
+  if (format == nullptr) return;
+  demand.constraint = read_format(*format, "text.format", responses_format(), unknown);
+  echo.format = io::to_json_line(*format);
 }
 
 // {"effort", "summary"}. A summary says nothing here: thoughts come as they are.
@@ -101,21 +78,17 @@ ResponseLogprobs read_include(Fields& fields) {
   return out;
 }
 
-constexpr ParamNames kNames{"max_output_tokens", "", "min_tokens", "seed", std::nullopt};
+constexpr ParamNames kNames{"max_output_tokens", "", "min_tokens", "seed", std::nullopt, "", 1};
 }  // namespace
 
 void responses(Service& service, const ExchangePtr& exchange) {
-  service.require_ready();
-  const auto model = service.model();
-  const engine::Limits limits = service.engine()->limits();
-  const io::JsonValue body = parse_body(exchange->request().body);
-  Fields fields(body);
+  AnswerRequest given(service, *exchange);
+  auto& [model, limits, body, fields] = given;
   check_model_name(fields, *model);
   fields.refuse_unless_empty(
       {"previous_response_id", "conversation", "background", "prompt", "max_tool_calls", "context_management"});
   const ResponseLogprobs logprobs = read_include(fields);
-  accept_only(fields, "truncation", {"disabled"});
-  accept_only(fields, "service_tier", {"auto", "default"});
+  fields.accept_only("truncation", {"disabled"});
   ToolRequest tools = read_tools(fields, *model, service.formats().calls, responses_tools());
   io::JsonValue chat = read_responses_chat(fields);
   const std::optional<std::string> effort = read_effort(fields, service.unknown_fields());
@@ -125,17 +98,15 @@ void responses(Service& service, const ExchangePtr& exchange) {
   job.stream = fields.boolean("stream").value_or(false);
   engine::Request request;
   request.params = read_params(fields, kNames, *model, limits.vocab, service.next_seed());
-  if (request.params.n != 1) fields.refuse("n", "is not 1; accepted: 1");
   request.params.logprobs = logprobs.wanted;
   request.params.top_logprobs = logprobs.top;
   ResponseEcho echo = read_echo(fields, request.params);
   if (effort) echo.effort = io::quote(*effort);
   ChatDemand demand{.field = "input"};
   read_request_options(fields, service.config(), request);
-  read_text_format(fields, service.unknown_fields(), demand, echo);
-  // Nothing is stored, whatever it says; the rest says nothing about the answer.
-  fields.ignore({"store", "metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-                 "stream_options"});
+  read_text(fields, service.unknown_fields(), demand, echo);
+  pass_over_metadata(fields);  // nothing is stored, whatever "store" says
+  fields.ignore({"stream_options"});
   fields.finish(service.unknown_fields());
 
   PreparedChat prepared = prepare_chat(service, *model, limits, prompt, std::move(request), demand);

@@ -33,8 +33,8 @@ def names(text):
 def fields_of_the_source():
     """{field: file} of every getter and list in src/server."""
     found = {}
-    getter = r"\b(?:fields|inner|part|one)\.(?:integer|number|boolean|string|has|find|string_or_strings|token_ids|refuse_unless_neutral)\(\s*\"([a-z_]+)\""
-    helper = r"\b(?:accept_only|required|read_version|read_rid)\(\s*\w+,\s*\"([a-z_]+)\""
+    getter = r"\b(?:fields|inner|part|one)\.(?:integer|number|boolean|string|has|find|string_or_strings|token_ids|refuse_unless_neutral|accept_only)\(\s*\"([a-z_]+)\""
+    helper = r"\b(?:required|read_version|read_rid)\(\s*\w+,\s*\"([a-z_]+)\""
     several = r"\.(?:ignore|refuse_unless_empty)\(\{(.*?)\}\)"
     for file in sorted((SOURCE / "src" / "server").glob("*.cc")):
         if file.name in INNER:

@@ -228,6 +228,11 @@ class Responses(OtherApi):
                 ({"prompt": {"id": "x"}}, "prompt"), ({"service_tier": "flex"}, "service_tier"), ({"unknown": 1}, "unknown"),
                 ({"parallel_tool_calls": 7}, "parallel_tool_calls")):
             self.assertEqual(self.refused(RESPONSES, {**good, **body})["param"], param)
+        for body, needle in (({"n": 2}, "n is 2; accepted: 1"), ({"truncation": "auto"}, "truncation is \"auto\"; accepted: disabled"),
+                             ({"service_tier": "flex"}, "service_tier is \"flex\"; accepted: auto, default"),
+                             ({"text": {"format": {"type": "grammar"}}}, "is \"grammar\"; accepted: text, json_object, json_schema")):
+            self.refused(RESPONSES, {**good, **body}, needle=needle)
+        self.ok(RESPONSES, {**good, "max_output_tokens": 1, "log_metrics": True, "prompt_cache_key": "x", "store": True})
         self.refused(RESPONSES, {**good, "model": "gpt-4"}, "model", status=404)
         self.assertEqual(self.server.get(RESPONSES + "/resp_1")[0], 404)  # nothing is stored
 

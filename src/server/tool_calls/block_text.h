@@ -3,9 +3,12 @@
 #pragma once
 
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "server/tool_calls/call_format.h"
 #include "server/tool_calls/json_scanner.h"
@@ -48,6 +51,20 @@ std::optional<WrittenCall> call_of_object(std::string_view text, const std::vect
 // The call that such an object begins, as CallReader::Result has it: once it has a name and then arguments that are, or
 // begin, an object. What follows these does not matter.
 std::optional<CallReader::FoundCall> begun_call(std::string_view text, const JsonScanner& object);
+
+// A format of blocks between two tags, each read by an R. What it does not say is left to its own file: written, and
+// markers and further tags where it has others.
+template <class R>
+CallFormat blocks_between(std::string_view open, std::string_view close, std::vector<std::string_view> names) {
+  CallFormat f;
+  f.names = std::move(names);
+  f.markers = {open};
+  f.begins = {open};
+  f.trigger = open;
+  f.inner = {close};
+  f.reader = [](const Tools& tools) -> std::unique_ptr<CallReader> { return std::make_unique<R>(tools); };
+  return f;
+}
 
 // How many bytes at the end of `text` begin one of `tags`, at most.
 size_t begun_tag(std::string_view text, std::span<const std::string_view> tags);

@@ -80,13 +80,9 @@ class Reader final : public XmlCallReader {
 }  // namespace
 
 CallFormat glm45_format() {
-  CallFormat f;
-  f.names = {"glm45", "glm47", "glm"};
+  CallFormat f = blocks_between<Reader>(kOpen, kClose, {"glm45", "glm47", "glm"});
   f.markers = {kKey};
-  f.begins = {kOpen};
-  f.trigger = kOpen;
   f.inner = {kClose, kKey, kKeyEnd, kValue, kValueEnd};
-  f.reader = [](const Tools& tools) -> std::unique_ptr<CallReader> { return std::make_unique<Reader>(tools); };
   f.written = [](std::string_view name) {
     return CallTemplate{fmt::format("{}{}\n", kOpen, name), fmt::format("\n{}", kClose), "glm_xml"};
   };

@@ -42,13 +42,7 @@ class Reader final : public CallReader {
 }  // namespace
 
 CallFormat hermes_format() {
-  CallFormat f;
-  f.names = {"hermes", "qwen25", "qwen"};
-  f.markers = {kOpen};
-  f.begins = {kOpen};
-  f.trigger = kOpen;
-  f.inner = {kClose};
-  f.reader = [](const Tools& tools) -> std::unique_ptr<CallReader> { return std::make_unique<Reader>(tools); };
+  CallFormat f = blocks_between<Reader>(kOpen, kClose, {"hermes", "qwen25", "qwen"});
   f.written = [](std::string_view name) {
     return CallTemplate{fmt::format("{}\n{{\"name\": \"{}\", \"arguments\": ", kOpen, name),
                         fmt::format("}}\n{}", kClose)};

@@ -73,13 +73,7 @@ class Reader final : public CallReader {
 }  // namespace
 
 CallFormat nemotron_format() {
-  CallFormat f;
-  f.names = {"nemotron", "nemotron_json"};
-  f.markers = {kOpen};
-  f.begins = {kOpen};
-  f.trigger = kOpen;
-  f.inner = {kClose};
-  f.reader = [](const Tools& tools) -> std::unique_ptr<CallReader> { return std::make_unique<Reader>(tools); };
+  CallFormat f = blocks_between<Reader>(kOpen, kClose, {"nemotron", "nemotron_json"});
   f.written = [](std::string_view name) {
     return CallTemplate{fmt::format("{}[{{\"name\": \"{}\", \"arguments\": ", kOpen, name),
                         fmt::format("}}]{}", kClose)};
