@@ -128,7 +128,12 @@ Value read_message(const JsonValue& json, size_t index, const ServedModel& model
   // The template gets these as they are.
   for (const char* key : {"name", "reasoning_content", "tool_call_id"})
     if (const JsonValue* value = fields.find(key)) message.emplace_back(key, to_template_value(*value, model));
-  if (calls != nullptr) message.emplace_back("tool_calls", read_calls(*calls, name + ".tool_calls", model, form, out));
+  if (calls != nullptr) {
+    message.emplace_back("tool_calls", read_calls(*calls, name + ".tool_calls", model, form, out));
+    // A template without tools may still show calls.
+    if (!calls->as<JsonValue::Array>()->empty() && model.chat_template_text().find("tool_calls") == std::string::npos)
+      check_template_knows_tools(fields, "tool_calls", model);
+  }
   // vLLM's and OpenRouter's name for reasoning_content.
   if (const JsonValue* thought = fields.find("reasoning"); thought != nullptr && !fields.has("reasoning_content"))
     if (const auto* s = thought->as<std::string>()) message.emplace_back("reasoning_content", model.guard(*s));
@@ -139,6 +144,12 @@ Value read_message(const JsonValue& json, size_t index, const ServedModel& model
 
 Value to_template_value(const JsonValue& json, const ServedModel& model) {
   return io::to_template_value(json, model.special_guard());
+}
+
+void check_template_knows_tools(const Fields& fields, std::string_view key, const ServedModel& model) {
+  if (model.chat_template_text().find("tools") == std::string::npos)
+    fields.refuse(key, "cannot be shown to this model: its chat template knows none; start with --chat-template",
+                  "unsupported_parameter");
 }
 
 Messages read_messages(Fields& fields, const ServedModel& model, const MessageForm& form) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "server/fields.h"
 #include "server/served_model.h"
@@ -27,9 +28,12 @@ struct Messages {
 // JSON as a template's value; every text goes through guard().
 text::jinja::Value to_template_value(const io::JsonValue& json, const ServedModel& model);
 
+// Throws ApiError 400 for tools, or calls of tools, which the model's chat template would leave out in silence.
+void check_template_knows_tools(const Fields& fields, std::string_view key, const ServedModel& model);
+
 // Reads "messages". Clients send answers back as they or a library between kept them, so keys that say nothing to a
 // template are passed over, here and in a message's parts. Throws ApiError 400 for what is no message and for content
-// that is not text: that must not be lost in silence.
+// that is not text, or calls that the template leaves out: those must not be lost in silence.
 Messages read_messages(Fields& fields, const ServedModel& model, const MessageForm& form);
 
 // U+FDD1, a noncharacter "for internal use", as is ServedModel::guard()'s.

@@ -123,9 +123,7 @@ ToolRequest read_tools(Fields& fields, const ServedModel& model, const CallForma
   const JsonValue* given = fields.find("tools");
   const auto* array = given == nullptr ? nullptr : given->as<JsonValue::Array>();
   const bool any = given != nullptr && (array == nullptr || !array->empty());
-  if (any && model.chat_template_text().find("tools") == std::string::npos)
-    fields.refuse("tools", "cannot be shown to this model: its chat template knows none; start with --chat-template",
-                  kUnsupported);
+  if (any) check_template_knows_tools(fields, "tools", model);
   Tools tools = any ? read_all(*given, form) : Tools();
   out.choice = form.choice(fields, tools);
   if (tools.empty() && (out.choice.required || !out.choice.allowed.empty()))

@@ -124,6 +124,16 @@ class BadRequests(WithServer):
             for body in bodies:
                 self.refused(path, body)
 
+    def test_calls_in_the_history_are_never_dropped(self):
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for content in (None, "", "text"):
+            messages = [*CHAT, {"role": "assistant", "content": content, "tool_calls": [call]}, *CHAT]
+            self.refused("/v1/chat/completions", {"messages": messages}, "messages[1].tool_calls", "knows none",
+                         code="unsupported_parameter")
+        items = [{"role": "user", "content": "Hello"}, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]
+        error = self.refused("/v1/responses", {"input": items}, needle="knows none", code="unsupported_parameter")
+        self.assertEqual(error["param"], "input")
+
     def test_s4_s5_constraints_are_never_ignored(self):
         for body in ({"response_format": {"type": "grammar"}}, {"tools": [{"type": "function", "function": {"name": "f"}}]},
                      {"tools": "x"}, {"tool_choice": "required"}, {"verbosity": "high"}, {"modalities": ["audio"]},
