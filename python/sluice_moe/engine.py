@@ -121,8 +121,8 @@ class Engine(Control):
         return _library.read_ids("sluice_engine_encode", len(given) + 8, self._handle.get(), given, len(given))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids."""
-        array = ids_of("ids", ids, None)
+        """The text of ids, which are below vocab_size."""
+        array = ids_of("ids", ids, self.vocab_size)
         return _library.read_text("sluice_engine_decode", self._handle.get(), array, len(array),
                                   bool(skip_special_tokens))
 

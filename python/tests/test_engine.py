@@ -263,6 +263,22 @@ def test_chats(engine):
         engine.chat(chat, input_ids=[1])
 
 
+def test_what_no_engine_is_made_of(tmp_path):
+    with pytest.raises(sluice_moe.NotFound, match="/nope does not exist; a model is a folder with config.json and safetensors"):
+        sluice_moe.Engine("/nope")
+    with pytest.raises(sluice_moe.NotFound, match="config.json"):
+        sluice_moe.Engine(tmp_path)
+    for dtype in ("fp16", "float16", "float8_e4m3fn"):
+        with pytest.raises(ValueError, match=f'dtype is "{dtype}"; accepted: bfloat16, float32$'):
+            sluice_moe.Engine(BUNDLED, dtype=dtype)
+
+
+def test_ids_without_a_text(engine):
+    for id in (99999, engine.vocab_size, -1):
+        with pytest.raises(ValueError, match=f"ids has {id}; accepted: token ids from 0 to {engine.vocab_size - 1}"):
+            engine.decode([5, id])
+
+
 def test_asyncio(engine):
     async def run():
         params = {**GREEDY, "max_new_tokens": 48}

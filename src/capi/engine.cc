@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,6 +16,7 @@
 #include "capi/status.h"
 #include "device/choose_device.h"
 #include "engine/event_queue.h"
+#include "io/checkpoint.h"
 #include "io/template_value.h"
 #include "io/tokenizer_json.h"
 #include "text/chat_template.h"
@@ -178,6 +180,12 @@ std::vector<int32_t> encode_chat(const Running& r, const char* messages, const c
   return r.special.encode(r.tokenizer, chat.render(options));
 }
 
+// Before the tokenizer's files: what a model's folder is, where this is none.
+text::Tokenizer read_tokenizer(const std::filesystem::path& folder) {
+  io::Checkpoint::open_configs(folder);
+  return text::Tokenizer(io::read_tokenizer(folder));
+}
+
 }  // namespace
 
 namespace sluice::capi {
@@ -206,7 +214,7 @@ Running::Running(const char* folder, const sluice_engine_options& o)
     : options(read_load_options(folder, o.model)),
       machine(o),
       ctx(machine.context(o)),
-      tokenizer(io::read_tokenizer(options.path)),
+      tokenizer(read_tokenizer(options.path)),
       special(tokenizer) {
   model::LiveModel model = model::load_live_model(ctx, options);
   info = model.model->info();

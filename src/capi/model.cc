@@ -2,6 +2,7 @@
 // Whole models: load, encode, decode, generate, and one sequence step by step.
 #include "capi/model.h"
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <numeric>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/math.h"
+#include "base/named.h"
 #include "capi/context.h"
 #include "capi/status.h"
 #include "io/tokenizer_json.h"
@@ -41,9 +43,8 @@ model::LoadOptions read_load_options(const char* folder, const sluice_model_opti
   if (given == nullptr) return options;
   const auto o = read_struct(given, "options", offsetof(sluice_model_options, deterministic));
   if (o.dtype != nullptr) {
-    options.dtype = parse_name(kDTypes, "options.dtype", o.dtype);
-    check(options.dtype == DType::bf16 || options.dtype == DType::f32,
-          "options.dtype is \"{}\"; accepted: bfloat16, float32", o.dtype);
+    constexpr std::array<Named<DType>, 2> kAccepted{{{DType::bf16, "bfloat16"}, {DType::f32, "float32"}}};
+    options.dtype = parse_name(kAccepted, "options.dtype", o.dtype);
   }
   if (o.quantization != nullptr) options.quantization = o.quantization;
   if (o.moe_backend != nullptr) options.moe_backend = o.moe_backend;

@@ -321,6 +321,12 @@ TEST_F(CapiEngine, AFullQueueIsBusy) {
   sluice_stream* all = submit(std::vector<sluice_request>(12, r));            // a call is taken whole
   sluice_stream* none = nullptr;
   EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &none), SLUICE_BUSY) << sluice_last_error();
+  auto model = SLUICE_INIT(sluice_model_options);
+  model.dtype = "float16";  // a type, but not one that a model runs in
+  options = SLUICE_INIT(sluice_engine_options);
+  options.model = &model;
+  EXPECT_EQ(sluice_engine_create(kFolder.c_str(), &options, &none), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "options.dtype is \"float16\"; accepted: bfloat16, float32");
   EXPECT_EQ(none, nullptr);
   sluice_stream_destroy(all);
   expect_idle();
@@ -395,6 +401,7 @@ TEST_F(CapiEngine, RefusalsAreSentences) {
   EXPECT_EQ(sluice_engine_submit(engine_, &r, 0, 0, nullptr), SLUICE_INVALID_ARGUMENT);
   sluice_engine* none = nullptr;
   EXPECT_EQ(sluice_engine_create("/nowhere", nullptr, &none), SLUICE_NOT_FOUND);
+  EXPECT_STREQ(sluice_last_error(), "/nowhere does not exist; a model is a folder with config.json and safetensors");
   EXPECT_EQ(sluice_engine_create(nullptr, nullptr, &none), SLUICE_INVALID_ARGUMENT);
   auto options = SLUICE_INIT(sluice_engine_options);
   options.device = "abacus";
