@@ -263,6 +263,29 @@ def test_chats(engine):
         engine.chat(chat, input_ids=[1])
 
 
+def test_messages_are_checked_as_the_server_does(engine):
+    """The bundled model's chat template knows no tools."""
+    user = lambda content: [{"role": "user", "content": content}]
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    assert engine.encode_chat(user(parts)) == engine.encode_chat(user("Hello"))
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = engine.encode_chat([*user("Hello"), {"role": "assistant", "content": ""}])
+    for message in ({"role": "assistant"}, {"role": "assistant", "content": None, "tool_calls": []}):
+        assert engine.encode_chat([*user("Hello"), message]) == said
+    for messages, kind, sentence in (
+            ([{"role": "user"}], ValueError, r"messages\[0\].content is missing; accepted: a string or an array of text parts"),
+            (user(None), ValueError, r"messages\[0\].content is missing"), (user(5), ValueError, r"messages\[0\].content is 5"),
+            (user([{"type": "image_url"}]), ValueError, r"messages\[0\].content\[0\] is of type \"image_url\"; accepted: an object"),
+            (user(["Hello"]), ValueError, r"messages\[0\].content\[0\] is \"Hello\""),
+            ([*user("Hello"), {"role": "assistant", "content": "x", "tool_calls": [call]}], sluice_moe.Unsupported,
+             r"messages\[1\].tool_calls cannot be shown to this model: its chat template knows none")):
+        with pytest.raises(kind, match=sentence):
+            engine.chat(messages)
+    with pytest.raises(sluice_moe.Unsupported, match="tools cannot be shown to this model"):
+        engine.chat(user("Hello"), tools=[{"type": "function", "function": {"name": "f"}}])
+    assert engine.chat(user("Hello"), {**GREEDY, "max_new_tokens": 1}, tools=[])["output_ids"]
+
+
 def test_what_no_engine_is_made_of(tmp_path):
     with pytest.raises(sluice_moe.NotFound, match="/nope does not exist; a model is a folder with config.json and safetensors"):
         sluice_moe.Engine("/nope")

@@ -4,22 +4,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "capi/chat.h"
 #include "capi/engine.h"
 #include "capi/model.h"
 #include "capi/status.h"
 #include "device/choose_device.h"
 #include "engine/event_queue.h"
 #include "io/checkpoint.h"
-#include "io/template_value.h"
 #include "io/tokenizer_json.h"
-#include "text/chat_template.h"
 
 using namespace sluice;
 using capi::guard;
@@ -147,38 +145,6 @@ struct Logprobs {
     }
   }
 };
-
-text::jinja::Fields read_variables(const char* variables, const text::SpecialGuard& special) {
-  text::jinja::Fields extra;
-  if (variables == nullptr) return extra;
-  const io::JsonValue json = io::parse_json_value(variables, "variables");
-  const auto* object = json.as<io::JsonValue::Object>();
-  check(object != nullptr, "variables is {}; accepted: a JSON object", io::describe(json));
-  for (const io::JsonMember& m : *object) extra.emplace_back(m.key, io::to_template_value(m.value, special));
-  return extra;
-}
-
-std::vector<int32_t> encode_chat(const Running& r, const char* messages, const char* variables, bool opens) {
-  check(!r.tokenizer.chat_template().empty(), "{} has no chat template", r.options.path.string());
-  const text::ChatTemplate chat(r.tokenizer.chat_template(), "the checkpoint's chat template");
-  const io::JsonValue json = io::parse_json_value(&required(messages, "messages"), "messages");
-  const auto* list = json.as<io::JsonValue::Array>();
-  check(list != nullptr && !list->empty(), "messages is {}; accepted: a JSON array of at least one message",
-        io::describe(json));
-  for (const io::JsonValue& m : *list)
-    check(m.find("role") != nullptr, "messages holds {}; accepted: objects with role and content", io::describe(m));
-  text::ChatOptions options;
-  options.messages = io::to_template_value(json, r.special);
-  options.add_generation_prompt = opens;
-  options.extra = read_variables(variables, r.special);
-  options.bos_token = r.tokenizer.bos_token();
-  options.eos_token = r.tokenizer.eos_token();
-  options.pad_token = r.tokenizer.pad_token();
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  options.now = *localtime_r(&now, &local);
-  return r.special.encode(r.tokenizer, chat.render(options));
-}
 
 // Before the tokenizer's files: what a model's folder is, where this is none.
 text::Tokenizer read_tokenizer(const std::filesystem::path& folder) {
@@ -332,8 +298,11 @@ sluice_status sluice_engine_decode(const sluice_engine* engine, const int32_t* i
 sluice_status sluice_engine_encode_chat(const sluice_engine* engine, const char* messages, const char* variables,
                                         int generation_prompt, int32_t* ids, size_t capacity, size_t* count) {
   return guard([&] {
-    return capi::copy_ids(encode_chat(*required(engine, "engine").running, messages, variables, generation_prompt != 0),
-                          ids, capacity, count);
+    const Running& r = *required(engine, "engine").running;
+    check(!r.tokenizer.chat_template().empty(), "{} has no chat template", r.options.path.string());
+    return capi::copy_ids(
+        capi::encode_chat(r.tokenizer, r.special, &required(messages, "messages"), variables, generation_prompt != 0),
+        ids, capacity, count);
   });
 }
 

@@ -422,6 +422,15 @@ TEST_F(CapiEngine, ChatsByTheTemplate) {
   ASSERT_EQ(sluice_engine_encode_chat(engine_, chat, nullptr, 1, ids.data(), ids.size(), &count), SLUICE_OK);
   EXPECT_GT(ids.size(), encode("Hello").size());
   EXPECT_EQ(sluice_engine_encode_chat(engine_, chat, "[1]", 1, nullptr, 0, &count), SLUICE_INVALID_ARGUMENT);
+  // python/tests/test_engine.py has more of them.
+  const auto refuse = [&](const char* messages, const char* variables, sluice_status expected, const char* sentence) {
+    EXPECT_EQ(sluice_engine_encode_chat(engine_, messages, variables, 1, nullptr, 0, &count), expected) << sentence;
+    EXPECT_STREQ(sluice_last_error(), sentence);
+  };
+  refuse(R"([{"role": "user"}])", nullptr, SLUICE_INVALID_ARGUMENT,
+         "messages[0].content is missing; accepted: a string or an array of text parts");
+  refuse(chat, R"({"tools": [{}]})", SLUICE_UNSUPPORTED,
+         "tools cannot be shown to this model: its chat template knows none");
 }
 
 // Zeroed structs say what c.h documents.
