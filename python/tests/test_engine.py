@@ -438,7 +438,7 @@ def test_a_full_queue():
     ({"prompt": "a", "sampling_params": {"temperature": "hot"}}, TypeError, "sampling_params.temperature is str"),
     ({"prompt": "a", "sampling_params": {"top_p": 0}}, ValueError, "sampling_params.top_p is 0"),
     ({"prompt": "a", "sampling_params": {"n": 0}}, ValueError, "n is 0; accepted: 1 to 128"),
-    ({"prompt": "a", "sampling_params": {"max_new_tokens": 10**6}}, ValueError, "max_tokens is 1000000|context"),
+    ({"prompt": "a", "sampling_params": {"max_new_tokens": 10**6}}, ValueError, "1000000 new tokens are asked for; accepted: at most"),
     ({"prompt": "a", "sampling_params": {"stop": "x\0y"}}, ValueError, "sampling_params.stop holds a zero character"),
     ({"prompt": "a", "sampling_params": {"logit_bias": {"a": 1}}}, ValueError, "logit_bias has keys"),
     ({"prompt": ["a", "b"], "sampling_params": [{}]}, ValueError, "sampling_params has 1 values for 2 prompts"),

@@ -46,16 +46,16 @@ void validate_length(const Request& r, const Limits& limits) {
   check(length <= limits.context_length, "prompt has {} tokens; the context is {}", length, limits.context_length);
   const bool scores = p.prompt_logprobs_from.has_value();
   const int64_t least = scores ? 0 : 1;
-  check(!p.max_tokens || *p.max_tokens >= least, "max_tokens is {}; accepted: {} or more", p.max_tokens.value_or(0),
-        least);
+  check(!p.max_tokens || *p.max_tokens >= least, "{} new tokens are asked for; accepted: {} or more",
+        p.max_tokens.value_or(0), least);
   check(!p.max_tokens || *p.max_tokens <= limits.context_length - length,
-        "max_tokens is {}; accepted: at most {}, what a prompt of {} tokens leaves of the context of {}",
+        "{} new tokens are asked for; accepted: at most {}, what a prompt of {} tokens leaves of the context of {}",
         p.max_tokens.value_or(0), limits.context_length - length, length, limits.context_length);
   check(p.max_tokens || scores || length < limits.context_length,
         "prompt has {} tokens; the context of {} leaves no room for an answer", length, limits.context_length);
   const int64_t most = p.max_tokens.value_or(limits.context_length - length);
-  check(p.min_tokens >= 0 && p.min_tokens <= most, "min_tokens is {}; accepted: 0 to {} (max_tokens)", p.min_tokens,
-        most);
+  check(p.min_tokens >= 0 && p.min_tokens <= most,
+        "at least {} new tokens are asked for; accepted: 0 to {}, the most of the answer", p.min_tokens, most);
   for (const int32_t id : r.prompt)
     check(id >= 0 && id < limits.vocab, "prompt has the token id {}; accepted: 0 to {}", id, limits.vocab - 1);
 }

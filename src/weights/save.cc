@@ -349,9 +349,8 @@ SaveOptions save_options(std::string_view name, std::string_view rest, std::stri
   const std::string_view inputs = name_of(format::kInputFormats, options.formats.experts.inputs);
   check(!weight_only || nvfp4, "weight-only is for nvfp4; {} has inputs of format {}", asked, inputs);
   check(calibrated || !needs_calibration,
-        "nvfp4 checkpoints hold calibrated input scales: give a text with --calibration, or --weight-only for BF16 "
-        "inputs; to run without calibration, quantise while loading with --quantization nvfp4 "
-        "--nvfp4-per-token-activation");
+        "nvfp4 checkpoints hold calibrated input scales; accepted: with a calibration text, or weight-only for BF16 "
+        "inputs; to run without calibration, quantise to nvfp4 while loading, with nvfp4_per_token_activation");
   check(!calibrated || takes_calibration,
         "calibration is for formats with static input scales, fp8 and nvfp4; {} has {} inputs", asked, inputs);
   return options;

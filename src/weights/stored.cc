@@ -262,9 +262,8 @@ float read_static_input_scale(const Checkpoint& checkpoint, const std::vector<St
     if (names.input.empty())
       fail(ErrorCode::bad_file, "{} has {} inputs, but its input_scale is missing{}",
            checkpoint.source_of(names.weight), name_of(format::kInputFormats, inputs),
-           inputs == format::InputFormat::nvfp4
-               ? "; --nvfp4-per-token-activation takes the scale from each token instead"
-               : "");
+           inputs == format::InputFormat::nvfp4 ? "; nvfp4_per_token_activation takes the scale from each token instead"
+                                                : "");
     const bool reciprocal = names.input.ends_with("input_global_scale");
     for (const float value : to_floats(checkpoint, names.input)) {
       const float scale = reciprocal ? 1.0f / value : value;

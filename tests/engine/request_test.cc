@@ -35,17 +35,21 @@ TEST(Request, LengthsAndTokens) {
   refuse("prompt has 65 tokens; the context is 64", [](Request& r) { r.prompt.assign(65, 1); });
   refuse("prompt has the token id 100; accepted: 0 to 99", [](Request& r) { r.prompt[2] = 100; });
   refuse("prompt has the token id -1; accepted: 0 to 99", [](Request& r) { r.prompt[0] = -1; });
-  refuse("max_tokens is 0; accepted: 1 or more", [](Request& r) { r.params.max_tokens = 0; });
-  refuse("max_tokens is -5; accepted: 1 or more", [](Request& r) { r.params.max_tokens = -5; });
+  refuse("0 new tokens are asked for; accepted: 1 or more", [](Request& r) { r.params.max_tokens = 0; });
+  refuse("-5 new tokens are asked for; accepted: 1 or more", [](Request& r) { r.params.max_tokens = -5; });
   refuse(
-      "max_tokens is 9223372036854775807; accepted: at most 60, what a prompt of 4 tokens leaves of the context of 64",
+      "9223372036854775807 new tokens are asked for; accepted: at most 60, what a prompt of 4 tokens leaves of the "
+      "context "
+      "of 64",
       [](Request& r) { r.params.max_tokens = std::numeric_limits<int64_t>::max(); });
   refuse("prompt has 64 tokens; the context of 64 leaves no room for an answer", [](Request& r) {
     r.prompt.assign(64, 1);
     r.params.max_tokens.reset();
   });
-  refuse("min_tokens is 9; accepted: 0 to 8 (max_tokens)", [](Request& r) { r.params.min_tokens = 9; });
-  refuse("min_tokens is -1; accepted: 0 to 8 (max_tokens)", [](Request& r) { r.params.min_tokens = -1; });
+  refuse("at least 9 new tokens are asked for; accepted: 0 to 8, the most of the answer",
+         [](Request& r) { r.params.min_tokens = 9; });
+  refuse("at least -1 new tokens are asked for; accepted: 0 to 8, the most of the answer",
+         [](Request& r) { r.params.min_tokens = -1; });
   refuse("n is 1000000000; accepted: 1 to 128", [](Request& r) { r.params.n = 1000000000; });
   refuse("n is 0; accepted: 1 to 128", [](Request& r) { r.params.n = 0; });
   refuse("routed_from is 5; accepted: 0 to 4, the tokens of the prompt", [](Request& r) { r.routed_from = 5; });
@@ -62,7 +66,7 @@ TEST(Request, Logprobs) {
          [](Request& r) { r.params.top_logprobs = 2; });
   refuse("prompt_logprobs_from is 4; accepted: 0 to 3, a position of the prompt",
          [](Request& r) { r.params.prompt_logprobs_from = 4; });
-  refuse("max_tokens is -1; accepted: 0 or more", [](Request& r) {
+  refuse("-1 new tokens are asked for; accepted: 0 or more", [](Request& r) {
     r.params.prompt_logprobs_from = 0;
     r.params.max_tokens = -1;
   });

@@ -60,7 +60,7 @@ TEST_F(LoadTest, BrokenTensorsNameFileTensorValueAndWhatIsExpected) {
       {Format::mxfp8, "scale type", replace(inv, DType::f32, {160, 2}), "is float32; uint8 (biased exponents)"},
       {Format::nvfp4, "no global scale", erase(kModule + ".weight_scale_2"),
        "its global scale (weight_scale_2 beside it) is missing"},
-      {Format::nvfp4, "no input scale", erase(kModule + ".input_scale"), "--nvfp4-per-token-activation"},
+      {Format::nvfp4, "no input scale", erase(kModule + ".input_scale"), "nvfp4_per_token_activation"},
       {Format::nvfp4, "zero input scale", set_float(kModule + ".input_scale", 0),
        "holds 0; input scales are positive finite numbers"},
       {Format::nvfp4, "NaN input scale", set_float(kModule + ".input_scale", NAN), "input_scale\" holds nan"},

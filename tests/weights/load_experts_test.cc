@@ -272,7 +272,7 @@ TEST_F(LoadTest, OnlineStaticNvfp4NeedsCalibration) {
   LoaderOptions options;
   options.online = parse_online_policy("nvfp4");
   const std::string text = error_of([&] { load(written, options).experts(names_of(true), {2, 32, 32}); });
-  EXPECT_NE(text.find("--nvfp4-per-token-activation"), std::string::npos) << text;
+  EXPECT_NE(text.find("nvfp4_per_token_activation"), std::string::npos) << text;
   EXPECT_NE(text.find("sluice quantize"), std::string::npos) << text;
   options.amax = {{expert_inputs(kExperts).gemm1, 2688.0f}, {expert_inputs(kExperts).gemm2, 26.88f}};
   const LoadedExperts got = load(written, options).experts(names_of(true), {2, 32, 32});

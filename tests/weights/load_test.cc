@@ -142,7 +142,7 @@ TEST_F(LoadTest, PerTokenNvfp4IgnoresInputScales) {
   EXPECT_EQ(got.inputs, InputFormat::nvfp4_token);
   EXPECT_EQ(got.input_scale, 1.0f);
   const std::string text = error_of([&] { load(written).linear(kModule, 8, 32); });
-  EXPECT_NE(text.find("its input_scale is missing; --nvfp4-per-token-activation"), std::string::npos) << text;
+  EXPECT_NE(text.find("its input_scale is missing; nvfp4_per_token_activation"), std::string::npos) << text;
 }
 
 TEST_F(LoadTest, UnquantisedTensorInAQuantisedCheckpointIsBf16AndSaysSo) {
