@@ -6,13 +6,10 @@ import ctypes
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 from . import _library, errors
-from ._callbacks import WAIT_MS
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from ._callbacks import WAIT_MS, ProgressFn
 
 Answers = Union["dict[str, Any]", "list[dict[str, Any]]"]
 
@@ -130,7 +127,7 @@ class Batch:
         self.answers: dict[tuple[int, int], Answer] = {}
         self.began = time.perf_counter()
 
-    def add(self, request: _library.Request, prompt: Sequence[int], name: str, values: dict[str, Any]) -> None:
+    def add(self, request: _library.Request, prompt: Sequence[int], name: str) -> None:
         self.requests.append(request)
         self.prompts.append(prompt)
         self.names.append(name)
@@ -154,16 +151,15 @@ class Batch:
 
 
 class Stream:
-    """Requests in the engine. Destroying it cancels what is unfinished."""
+    """Requests in the engine of a handle. Destroying it cancels what is unfinished."""
 
-    def __init__(self, engine: Engine, batch: Batch, wake: int = 0) -> None:
-        self.engine, self.batch = engine, batch
+    def __init__(self, engine: int, batch: Batch, wake: int = 0) -> None:
+        self.batch = batch
         requests = (_library.Request * len(batch.requests))(*batch.requests)
         self._handle = _library.Handle(
-            "request", lambda out: _library.call("sluice_engine_submit", engine._handle.get(), requests, len(requests),
-                                                 wake, out), "sluice_stream_destroy")
+            "request", lambda out: _library.call("sluice_engine_submit", engine, requests, len(requests), wake, out),
+            "sluice_stream_destroy")
         batch.keep.clear()
-        engine._streams.add(self)
 
     def next(self, timeout_ms: int) -> tuple[int, list[Answer]]:
         """1 and the answers that went on; 0 when nothing came in time; 2 when all answers are complete."""
@@ -178,16 +174,16 @@ class Stream:
         self._handle.close()
 
 
-def finish(stream: Stream) -> Answers:
+def finish(stream: Stream, progress: ProgressFn | None) -> Answers:
     done, total = 0, len(stream.batch.answers)
     try:
         while True:
             state, answers = stream.next(WAIT_MS)
             if state == 2:
                 return stream.batch.result()
-            if stream.engine._progress is not None and (ended := sum(a.reason is not None for a in answers)):
+            if progress is not None and (ended := sum(a.reason is not None for a in answers)):
                 done += ended
-                stream.engine._progress("generating", done, total, "answers")
+                progress("generating", done, total, "answers")
     finally:
         stream.close()
 
@@ -207,10 +203,10 @@ def iterate(stream: Stream) -> Iterator[dict[str, Any]]:
 class AsyncStream:
     """The same in an event loop, which watches a descriptor that the library writes to."""
 
-    def __init__(self, engine: Engine, batch: Batch) -> None:
+    def __init__(self, submit: Callable[[int], Stream]) -> None:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
-            self._stream = Stream(engine, batch, self._wake)
+            self._stream = submit(self._wake)
         except BaseException:
             os.close(self._wake)
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -54,7 +54,7 @@ def ids_of(name: str, ids: Any, vocab: int | None) -> Any:
 
 def of_prompt(name: str, value: Any, index: int, prompts: int) -> Any:
     """SGLang's one value for all prompts, or a list with one for each."""
-    if not isinstance(value, list):
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         return value
     if len(value) != prompts:
         raise ValueError(f"{name} has {len(value)} values for {prompts} prompts; accepted: one for all, or one for each")

@@ -9,16 +9,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _library, _named_tensors
+from ._answers import Stream
 from ._arguments import list_of
 from ._callbacks import interruptible
 from ._distributed import Groups
 from .specs import count
-
-if TYPE_CHECKING:
-    from ._answers import Stream
 
 _PAUSES = ("abort", "retract", "in_place")  # by their numbers in c.h
 _MEMORY = {"weights": 1, "kv_cache": 2, "cuda_graph": 0}  # graphs live with the weights

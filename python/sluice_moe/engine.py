@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import math
 import os
 import random
 import weakref
@@ -12,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 from . import _library
-from ._answers import Answers, AsyncStream, Batch, Stream, finish, iterate
-from ._arguments import as_json, encoded, ids_of, list_of, number_of, of_prompt
+from ._answers import AsyncStream, Batch, Stream, finish, iterate
+from ._arguments import as_json, encoded, ids_of, list_of
 from ._callbacks import ProgressFn, callbacks_of, interruptible, progress_of
 from ._control import Control
+from ._request import make_request, names_of, values_of
 from .specs import count
 
 Prompts = Union[str, "list[str]"]
-
-_DEFAULT_NEW_TOKENS = 128  # SGLang's
 
 
 class Engine(Control):
@@ -152,6 +152,8 @@ class Engine(Control):
             from logprob_start_len on (-1: none) of the prompt's, with the top_logprobs_num likeliest tokens and
             those of token_ids_logprob. Each may be a list with a value for each prompt.
         stream: an iterator of answers so far, one per step, in place of the answer.
+        rid: the request's name, for abort_request() and as meta_info's id; of several prompts a list of names, or one, to
+            which each prompt's number is added. Default: "gen-" and a number.
 
         An answer is a dict: text, output_ids, meta_info (id, finish_reason, prompt_tokens, completion_tokens,
         cached_tokens, weight_version, e2e_latency, input_token_logprobs, output_token_logprobs, ...; a log probability is
@@ -160,8 +162,8 @@ class Engine(Control):
         """
         batch = self._batch(prompt, sampling_params, input_ids, return_logprob, logprob_start_len, top_logprobs_num,
                             token_ids_logprob, return_text_in_logprobs, rid)
-        running = Stream(self, batch)
-        return iterate(running) if stream else finish(running)
+        running = self._submit(batch)
+        return iterate(running) if stream else finish(running, self._progress)
 
     async def async_generate(self, prompt: Prompts | None = None, sampling_params: Any = None, input_ids: Any = None,
                              return_logprob: Any = False, logprob_start_len: Any = None, top_logprobs_num: Any = None,
@@ -171,7 +173,7 @@ class Engine(Control):
         requests."""
         batch = self._batch(prompt, sampling_params, input_ids, return_logprob, logprob_start_len, top_logprobs_num,
                             token_ids_logprob, return_text_in_logprobs, rid)
-        running = AsyncStream(self, batch)
+        running = AsyncStream(lambda wake: self._submit(batch, wake))
         if stream:
             return running.answers()
         async for _ in running.answers():
@@ -220,7 +222,6 @@ class Engine(Control):
         answers = self.generate(prompts if texts else None, input_ids=None if texts else prompts, return_logprob=True,
                                 token_ids_logprob=[labels] * len(prompts),
                                 sampling_params={"max_new_tokens": 1, "temperature": 0, "ignore_eos": True})
-        import math
         scores = []
         for answer in answers:
             logprobs = [row[0] for row in answer["meta_info"]["output_token_ids_logprobs"][0]]
@@ -254,107 +255,40 @@ class Engine(Control):
 
     def _batch(self, prompt: Any, params: Any, input_ids: Any, return_logprob: Any, start: Any, top: Any, named: Any,
                texts: bool, rid: Any) -> Batch:
+        ids, several = self._prompts(prompt, input_ids)
+        options = {"sampling_params": params, "return_logprob": return_logprob, "logprob_start_len": start,
+                   "top_logprobs_num": top, "token_ids_logprob": named}
+        names = names_of(rid, len(ids), lambda: f"gen-{next(self._names)}")
+        batch = Batch(several, self._versions.at, self.decode if texts else None)
+        for i, (one, name) in enumerate(zip(ids, names)):
+            request = make_request(one, values_of(options, i, len(ids)), batch.keep, vocab_size=self.vocab_size,
+                                   context_length=self.context_length, next_seed=lambda: self._seeds.getrandbits(63))
+            batch.add(request, one, name)
+        if isinstance(rid, str):
+            batch.rids.add(rid)
+        return batch
+
+    def _prompts(self, prompt: Any, input_ids: Any) -> tuple[list[Any], bool]:
+        """The ids of each prompt, and whether a list of prompts was given."""
         if (prompt is None) == (input_ids is None):
             raise ValueError("prompt and input_ids: exactly one of them must be given")
         if prompt is not None:
             several = not isinstance(prompt, str)
             if several and not isinstance(prompt, Sequence):
                 raise TypeError(f"prompt is {type(prompt).__name__}; accepted: str, or a list of str")
-            ids = [self.encode(p) for p in (prompt if several else [prompt])]
+            ids: list[Any] = [self.encode(p) for p in (prompt if several else [prompt])]
         else:
             input_ids = list_of("input_ids", input_ids)
             several = len(input_ids) > 0 and not hasattr(input_ids[0], "__index__")
             ids = [ids_of("input_ids", one, self.vocab_size)[:] for one in (input_ids if several else [input_ids])]
         if not ids:
             raise ValueError("there are no prompts; accepted: at least one")
-        batch = Batch(several, self._versions.at, self.decode if texts else None)
-        name = rid if isinstance(rid, str) else f"gen-{next(self._names)}"
-        for i, one in enumerate(ids):
-            values = {key: of_prompt(key, value, i, len(ids)) for key, value in (
-                ("sampling_params", params), ("return_logprob", return_logprob), ("logprob_start_len", start),
-                ("top_logprobs_num", top), ("rid", rid))}
-            labels = list_of("token_ids_logprob", () if named is None else named)
-            if labels and not hasattr(labels[0], "__index__"):
-                labels = of_prompt("token_ids_logprob", labels, i, len(ids))
-            values["token_ids_logprob"] = labels
-            own = values["rid"] if isinstance(rid, list) else name if len(ids) == 1 else f"{name}-{i}"
-            if not isinstance(own, str):
-                raise TypeError(f"rid is {type(own).__name__}; accepted: str, or a list of str")
-            batch.add(self._request(one, values, batch.keep), one, own, values)
-        if isinstance(rid, str):
-            batch.rids.add(rid)
-        return batch
+        return ids, several
 
-    def _request(self, ids: Sequence[int], values: dict[str, Any], keep: list[Any]) -> _library.Request:
-        params = dict(_SAMPLING)
-        given = values["sampling_params"]
-        if given is not None:
-            if not isinstance(given, Mapping):
-                raise TypeError(f"sampling_params is {type(given).__name__}; accepted: a dict, or a list of dicts")
-            for key, value in given.items():
-                if key not in params:
-                    raise TypeError(f"sampling_params has {key!r}; accepted: {', '.join(params)}")
-                if value is not None:
-                    params[key] = value
-        request = _library.Request()
-
-        def array(name: str, items: Any, length: str) -> None:
-            keep.append(items)
-            setattr(request, name, items)
-            setattr(request, length, len(items))
-
-        array("prompt", ids_of("input_ids", ids, self.vocab_size), "prompt_count")
-        request.n = count("n", params["n"], 1, 128)
-        room = max(self.context_length - len(ids), 0)
-        new = params["max_new_tokens"]
-        new = min(_DEFAULT_NEW_TOKENS, room) if new is None else count("max_new_tokens", new)
-        request.max_new_tokens, request.score_only = new, new == 0
-        request.min_new_tokens = count("min_new_tokens", params["min_new_tokens"])
-        for key in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
-            setattr(request, key, number_of("sampling_params." + key, params[key]))
-        for key in ("top_p", "repetition_penalty"):  # 0 would be read as the default
-            if params[key] == 0:
-                raise ValueError(f"sampling_params.{key} is 0; accepted: more than 0")
-        top_k = count("top_k", params["top_k"], -1)
-        request.top_k = max(top_k, 0)
-        seed = params["sampling_seed"]
-        request.seed = (self._seeds.getrandbits(63) if seed is None else
-                        count("sampling_seed", seed, -2**63, 2**64 - 1)) & (2**64 - 1)
-        texts = [params["stop"]] if isinstance(params["stop"], str) else list_of("sampling_params.stop", params["stop"] or ())
-        stops: Any = [_library.text("sampling_params.stop", s) for s in texts]
-        array("stop", (ctypes.c_char_p * len(stops))(*stops), "stop_count")
-        keep.append(stops)
-        array("stop_tokens", ids_of("stop_token_ids", params["stop_token_ids"] or (), self.vocab_size),
-              "stop_token_count")
-        bias = params["logit_bias"] or {}
-        if not isinstance(bias, Mapping):
-            raise TypeError(f"sampling_params.logit_bias is {type(bias).__name__}; accepted: a dict of ids and numbers")
-        try:
-            tokens = [int(key) for key in bias]
-        except (TypeError, ValueError):
-            raise ValueError(f"sampling_params.logit_bias has keys {list(bias)!r:.80}; accepted: token ids") from None
-        numbers = [number_of("sampling_params.logit_bias", value) for value in bias.values()]
-        array("bias_tokens", ids_of("logit_bias", tokens, self.vocab_size), "bias_count")
-        array("bias_values", (ctypes.c_float * len(numbers))(*numbers), "bias_count")
-        request.ignore_eos, request.include_stop = bool(params["ignore_eos"]), bool(params["no_stop_trim"])
-        request.keep_special_tokens = not params["skip_special_tokens"]
-        grammars = [name for name in _GRAMMARS if params[name] is not None]
-        if len(grammars) > 1:
-            raise ValueError(f"sampling_params has {' and '.join(grammars)}; accepted: one of them")
-        for name in grammars:
-            text = params[name] if isinstance(params[name], str) or name in ("regex", "ebnf") else as_json(
-                "sampling_params." + name, params[name]).decode()
-            request.grammar = _library.text("sampling_params." + name, text)
-            request.grammar_kind = _GRAMMARS.index(name) + 1
-        if values["return_logprob"]:
-            request.logprobs = 1
-            request.top_logprobs = count("top_logprobs_num", values["top_logprobs_num"] or 0, 0, 2**31 - 1)
-            array("logprob_tokens", ids_of("token_ids_logprob", values["token_ids_logprob"] or (), self.vocab_size),
-                  "logprob_token_count")
-            start = values["logprob_start_len"]
-            start = -1 if start is None else count("logprob_start_len", start, -1, max(len(ids) - 1, 0))
-            request.prompt_logprobs, request.prompt_logprobs_from = start >= 0, max(start, 0)
-        return request
+    def _submit(self, batch: Batch, wake: int = 0) -> Stream:
+        stream = Stream(self._handle.get(), batch, wake)
+        self._streams.add(stream)
+        return stream
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -365,13 +299,3 @@ def _close_all() -> None:
     """Before the interpreter ends: an engine's thread must not call it afterwards."""
     for engine in list(_open_engines):
         engine.shutdown()
-
-
-_SAMPLING: dict[str, Any] = {
-    "max_new_tokens": None, "min_new_tokens": 0, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
-    "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "stop": None, "stop_token_ids": None,
-    "ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True, "spaces_between_special_tokens": True,
-    "logit_bias": None, "sampling_seed": None, "n": 1, "json_schema": None, "regex": None, "ebnf": None,
-    "structural_tag": None,
-}
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")  # in the order of sluice_grammar, from 1 on

@@ -286,6 +286,25 @@ def test_messages_are_checked_as_the_server_does(engine):
     assert engine.chat(user("Hello"), {**GREEDY, "max_new_tokens": 1}, tools=[])["output_ids"]
 
 
+def test_names_and_values_of_each_prompt(engine):
+    """Any sequence is a list of values; a string is one."""
+    params = {"max_new_tokens": 1}
+    ids = lambda answers: [a["meta_info"]["id"] for a in answers]
+    for kind in (list, tuple):
+        both = engine.generate(["a", "b"], kind([params, params]), return_logprob=kind([True, False]), rid=kind(["x", "y"]),
+                               top_logprobs_num=kind([2, 0]))
+        assert ids(both) == ["x", "y"]
+        assert ["output_token_logprobs" in a["meta_info"] for a in both] == [True, False]
+        assert len(both[0]["meta_info"]["output_top_logprobs"][0]) == 2
+    assert ids(engine.generate(["a", "b"], params, rid="both")) == ["both-0", "both-1"]
+    assert engine.generate("a", params, rid=("one",))["meta_info"]["id"] == "one"
+    for rid in (5, b"x", {"a": 1}, [1, 2], ("a", None), {"a", "b"}):
+        with pytest.raises(TypeError, match="rid is .*; accepted: str, or a list of str"):
+            engine.generate(["a", "b"], params, rid=rid)
+    with pytest.raises(ValueError, match="rid has 1 values for 2 prompts"):
+        engine.generate(["a", "b"], params, rid=("x",))
+
+
 def test_what_no_engine_is_made_of(tmp_path):
     with pytest.raises(sluice_moe.NotFound, match="/nope does not exist; a model is a folder with config.json and safetensors"):
         sluice_moe.Engine("/nope")
