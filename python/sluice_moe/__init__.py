@@ -2,7 +2,8 @@
 """Sluice for Python: fused mixture-of-experts layers on tensors of any library, and whole models.
 
 FusedMoE is one layer, Engine a checkpoint that generates text. Tensors may be torch's, numpy's, CuPy's, JAX's or plain
-buffers; nothing is copied. Importing this loads no library, touches no GPU and imports neither torch nor numpy.
+buffers. A call reads and writes them where they lie; FusedMoE and Gemm keep a copy of their weights, in the layout that
+their kernels read. Importing this loads no library, touches no GPU and imports neither torch nor numpy.
 """
 from __future__ import annotations
 

@@ -44,6 +44,8 @@ class Engine(Control):
         speculative_num_steps drafts, as measured times and right drafts make them pay; speculative_fixed_steps: always
         as many.
     enable_deterministic_inference: an answer depends on its prompt, parameters and seed alone; the cpu always works so.
+    nvfp4_per_token_activation: beside NVFP4 weights, activations are scaled by each token, and the checkpoint's input scales are
+        not used. quantization="nvfp4_online" always does so.
     random_seed: of answers whose parameters give no sampling_seed; None: the operating system's.
     threads: of the host; 0: every usable core.
     progress: True draws bars on standard error (tqdm's where it is installed); or a function of what is done, how much, of
