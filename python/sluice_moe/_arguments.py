@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,3 +60,11 @@ def of_prompt(name: str, value: Any, index: int, prompts: int) -> Any:
     if len(value) != prompts:
         raise ValueError(f"{name} has {len(value)} values for {prompts} prompts; accepted: one for all, or one for each")
     return value[index]
+
+
+def is_set(name: str, default: str = "0") -> bool:
+    """An environment variable that is 0 or 1."""
+    value = os.environ.get(name, default)
+    if value not in ("0", "1"):
+        raise ValueError(f"{name} is {value!r}; accepted: 0, 1")
+    return value == "1"

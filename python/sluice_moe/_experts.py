@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import torch_ops
+from ._arguments import is_set
 from .errors import Unsupported
 from .moe import FusedMoE, prepared_bytes
 from .specs import Matrices, MoeWeights
@@ -158,7 +159,7 @@ def read(layer: Any, held: Held) -> tuple[dict[str, Any], MoeWeights]:
     more: dict[str, Any] = {}
     static = _static(layer)
     if format == "nvfp4":
-        spec["inputs"] = "plain" if held.weight_only else "nvfp4_token" if held.per_token or _set(PER_TOKEN) else "nvfp4"
+        spec["inputs"] = "plain" if held.weight_only else "nvfp4_token" if held.per_token or is_set(PER_TOKEN) else "nvfp4"
         if spec["inputs"] == "nvfp4":
             if static is None:
                 raise Unsupported("NVFP4 weights without w13_input_scale and w2_input_scale; accepted: a calibrated checkpoint, or "
@@ -253,12 +254,8 @@ def over(own: type, members: type) -> type:
 _TENSORS = [f"{w}_{n}" for w in ("w13", "w2") for n in ("weight", "weight_packed", "weight_scale", "weight_scale_inv")]
 
 
-def _set(name: str) -> bool:
-    return os.environ.get(name, "0") == "1"
-
-
 def keeps_weights() -> bool:
-    return _set(KEEP)
+    return is_set(KEEP)
 
 
 def drop_weights(layer: Any) -> None:

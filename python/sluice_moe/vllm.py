@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from typing import Any
+
+from ._arguments import is_set
 
 SWITCH = "SLUICE_VLLM"
 # vLLM's names of the configurations whose experts can run here.
@@ -24,7 +25,7 @@ _done = False
 def register() -> None:
     """Adds Sluice to the vLLM of this process; once. Prints one line where vLLM has other seams."""
     global _done
-    if _done or os.environ.get(SWITCH, "1") == "0":
+    if _done or not is_set(SWITCH, "1"):
         return
     _done = True
     try:

@@ -13,6 +13,7 @@ import pytest
 
 import sluice_moe
 from conftest import SOURCE
+from sluice_moe._arguments import is_set
 from sluice_moe import _library
 
 MODEL = SOURCE / "models" / "tiny-nemotron-h"
@@ -227,3 +228,22 @@ def test_no_gpu():
         sluice_moe.Engine(MODEL, device="cuda", threads=1)
     with pytest.raises(sluice_moe.Unsupported, match="sm90"):
         sluice_moe.FusedMoE(spec, weights, backend="sm90")
+
+
+def test_variables_that_are_0_or_1(monkeypatch):
+    for value, expected in ((None, (False, True)), ("0", (False, False)), ("1", (True, True))):
+        if value is not None:
+            monkeypatch.setenv("SLUICE_KEEP_WEIGHTS", value)
+        assert (is_set("SLUICE_KEEP_WEIGHTS"), is_set("SLUICE_KEEP_WEIGHTS", "1")) == expected
+    for value in ("true", "yes", "2", " 1", ""):
+        monkeypatch.setenv("SLUICE_KEEP_WEIGHTS", value)
+        with pytest.raises(ValueError, match=f"SLUICE_KEEP_WEIGHTS is '{value}'; accepted: 0, 1"):
+            is_set("SLUICE_KEEP_WEIGHTS")
+
+
+def test_every_variable_is_in_the_reference():
+    text = "".join(file.read_text() for file in (SOURCE / "python" / "sluice_moe").rglob("*.py"))
+    read = set(re.findall(r"\"(SLUICE_[A-Z0-9_]+)\"", text))
+    assert len(read) > 4
+    rows = re.findall(r"^\| `(SLUICE_[A-Z0-9_]+)` \|", (SOURCE / "docs" / "reference.md").read_text(), re.M)
+    assert read <= set(rows)
