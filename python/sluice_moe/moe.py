@@ -9,6 +9,7 @@ import ctypes
 from typing import Any
 
 from . import _device, _library, _tensor
+from ._prepared import prepare
 from ._tensor import CPU
 from .specs import Matrices, MoeWeights, Spec, SpecLike, as_matrices, count, dtype_number, format_info, read_spec, view_weights
 
@@ -50,38 +51,15 @@ class FusedMoE:
                  memory: Any = None, threads: int = 0, stream: Any = None) -> None:
         self.spec: Spec = read_spec(spec)
         self.device = _device.read_device(device) if device is not None else _device_of(weights)
-        self._memory: Any = None
-        line = _library.text("spec", self.spec.line)
+        accepted = ("auto", "cpu" if self.device == CPU else "sm90")
+        if (memory is not None or self.device != CPU) and backend not in accepted:
+            where = "with memory on the cpu" if self.device == CPU else f"on {_tensor.device_name(self.device)}"
+            raise ValueError(f"backend is {backend!r} {where}; accepted: {', '.join(accepted)}")
         w, keep = view_weights(self.spec, weights, self.device)
-        if self.device == CPU:
-            name = _library.text("backend", backend)
-            pool = _library.context(threads).get()
-            if memory is None:
-                self._handle = _library.Handle(
-                    "layer", lambda out: _library.call("sluice_moe_create", pool, line, name, w, out), "sluice_moe_destroy")
-                return
-            if backend not in ("auto", "cpu"):
-                raise ValueError(f"backend is {backend!r} with memory on the cpu; accepted: auto, cpu")
-            m = _tensor.read(memory, "memory", "uint8", (None,), write=True, align=64)
-            self._memory = m
-            self._handle = _library.Handle(
-                "layer", lambda out: _library.call("sluice_moe_prepare_into", pool, line, w, m.pointer, m.bytes, out),
-                "sluice_moe_destroy")
-            return
-        if backend not in ("auto", "sm90"):
-            raise ValueError(f"backend is {backend!r} on {_tensor.device_name(self.device)}; accepted: auto, sm90")
-        on = _device.read_stream(stream, self.device)
-        if memory is None:
-            self._handle = _library.Handle(
-                "layer", lambda out: _library.call("sluice_cuda_moe_create", line, self.device[1], w, on, out),
-                "sluice_cuda_moe_destroy")
-        else:
-            m = _tensor.read(memory, "memory", "uint8", (None,), device=self.device, write=True, align=256)
-            self._memory = m
-            self._handle = _library.Handle(
-                "layer", lambda out: _library.call("sluice_cuda_moe_prepare_into", line, self.device[1], w, m.pointer,
-                                                   m.bytes, on, out), "sluice_cuda_moe_destroy")
-        del keep
+        self._handle, self._memory = prepare("layer", "moe", self.device, memory, threads, stream,
+                                             _library.text("spec", self.spec.line), w,
+                                             backend=_library.text("backend", backend))
+        del keep  # the structs' pointers were used
 
     def refit(self, weights: MoeWeights, *, stream: Any = None) -> None:
         """Other weights of the same spec into the same memory; on a GPU in the stream's order, which CUDA graphs that

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any, NamedTuple
 
 from . import _device, _library, _tensor
+from ._prepared import prepare
 from ._tensor import CPU
 from .moe import _device_workspace, _number
 from .specs import (
@@ -230,6 +231,8 @@ class Gemm:
     device, memory, stream: as FusedMoE; memory of prepared_size(..., device) bytes.
     fp8_f32_sums: on a GPU, FP8 sums in float32 instead of the 14 bits of Hopper's tensor cores. deterministic: a row of y
         depends on its row of x alone, as on the host.
+
+    Its rows and cols are N and K.
     """
 
     def __init__(self, weights: Any, format: str, *, inputs: str | None = None, dtype: Any = "bfloat16",
@@ -238,46 +241,24 @@ class Gemm:
         f = format_info(format)
         m, codes = _matrices_and_codes(weights, "[N, K] or [1, N, K]")
         self.device = _device.read_device(device) if device is not None else codes.device
-        self.outputs, self.inputs = codes.shape[-2], codes.shape[-1] * (2 if f.bits == 4 else 1)
+        self.rows, self.cols = codes.shape[-2], codes.shape[-1] * (2 if f.bits == 4 else 1)
         self.dtype = run_dtype("dtype", dtype)
         self._format = f
         keep: list[_tensor.View] = []
-        self._memory: Any = None
         options = _library.GemmOptions(
-            rows=self.outputs, cols=self.inputs, weights=format.encode(),
+            rows=self.rows, cols=self.cols, weights=format.encode(),
             inputs=None if inputs is None else _library.text("inputs", inputs), dtype=dtype_number(self.dtype),
             w=self._view(m, codes, keep), input_scale=positive("input_scale", input_scale), fp8_f32_sums=bool(fp8_f32_sums),
             deterministic=bool(deterministic))
         if bias is not None:
-            keep.append(_tensor.read(bias, "bias", "float32", (self.outputs,)))
+            keep.append(_tensor.read(bias, "bias", "float32", (self.rows,)))
             options.bias = keep[-1].pointer
-        if self.device == CPU:
-            pool = _library.context(threads).get()
-            if memory is None:
-                self._handle = _library.Handle(
-                    "matrix", lambda out: _library.call("sluice_gemm_create", pool, options, out), "sluice_gemm_destroy")
-                return
-            own = _tensor.read(memory, "memory", "uint8", (None,), write=True, align=64)
-            self._memory = own
-            self._handle = _library.Handle(
-                "matrix", lambda out: _library.call("sluice_gemm_prepare_into", pool, options, own.pointer, own.bytes, out),
-                "sluice_gemm_destroy")
-            return
-        on, index = _device.read_stream(stream, self.device), self.device[1]
-        if memory is None:
-            self._handle = _library.Handle(
-                "matrix", lambda out: _library.call("sluice_cuda_gemm_create", options, index, on, out),
-                "sluice_cuda_gemm_destroy")
-        else:
-            self._memory = _tensor.read(memory, "memory", "uint8", (None,), device=self.device, write=True, align=256)
-            self._handle = _library.Handle(
-                "matrix", lambda out: _library.call("sluice_cuda_gemm_prepare_into", options, index,
-                                                    self._memory.pointer, self._memory.bytes, on, out),
-                "sluice_cuda_gemm_destroy")
+        self._handle, self._memory = prepare("matrix", "gemm", self.device, memory, threads, stream, options)
+        del keep  # the structs' pointers were used
 
     def _view(self, m: Any, codes: Any, keep: list[_tensor.View]) -> Any:
         where = CPU if codes.device == CPU else self.device
-        return view_matrices("weights", m, self._format, 1, self.outputs, self.inputs, device=where,
+        return view_matrices("weights", m, self._format, 1, self.rows, self.cols, device=where,
                              align=0 if where == CPU else 16, keep=keep)
 
     def refit(self, weights: Any, *, input_scale: float = 1.0, bias: Any = None, stream: Any = None) -> None:
@@ -288,7 +269,7 @@ class Gemm:
         keep: list[_tensor.View] = []
         w = self._view(*_matrices_and_codes(weights, "[N, K] or [1, N, K]"), keep)
         scale = positive("input_scale", input_scale)
-        view = None if bias is None else _tensor.read(bias, "bias", "float32", (self.outputs,))
+        view = None if bias is None else _tensor.read(bias, "bias", "float32", (self.rows,))
         pointer = None if view is None else view.pointer
         if self.device == CPU:
             _library.call("sluice_gemm_refit", self._handle.get(), w, scale, pointer)
@@ -335,23 +316,23 @@ class Gemm:
         like = coded.codes if coded is not None else x
         views: list[tuple[str, Any]] = []
         if coded is None:
-            views.append(("x", _tensor.read(x, "x", self.dtype, (None, self.inputs), device=device, align=align, stream=on)))
+            views.append(("x", _tensor.read(x, "x", self.dtype, (None, self.cols), device=device, align=align, stream=on)))
         else:
             c = _coding(coded.coding, coded.layout)
             views.append(("codes", _tensor.read(
                 coded.codes, "x.codes", "uint8" if c.four_bit else "float8_e4m3fn",
-                (None, -(-self.inputs // 2) if c.four_bit else self.inputs), device=device, align=align, stream=on)))
+                (None, -(-self.cols // 2) if c.four_bit else self.cols), device=device, align=align, stream=on)))
             rows = views[0][1].shape[0]
             if c.group:
                 views.append(("scales", _tensor.read(coded.scales, "x.scales", c.scale_type, scale_shape(
-                    coded.coding, coded.layout, rows, self.inputs), device=device, stream=on)))
+                    coded.coding, coded.layout, rows, self.cols), device=device, stream=on)))
             if c.row_scales:
                 views.append(("row_scales", _tensor.read(coded.row_scales, "x.row_scales", "float32", (rows,),
                                                          device=device, stream=on)))
         tokens = views[0][1].shape[0]
         if out is None:
-            out = _tensor.empty(self.dtype, (tokens, self.outputs), like)
-        y = _tensor.read(out, "out", self.dtype, (tokens, self.outputs), device=device, write=True, align=align, stream=on)
+            out = _tensor.empty(self.dtype, (tokens, self.rows), like)
+        y = _tensor.read(out, "out", self.dtype, (tokens, self.rows), device=device, write=True, align=align, stream=on)
         written = [("out", y)]
         if workspace is None and device != CPU:
             workspace = _device_workspace(self.workspace_size(tokens), like)

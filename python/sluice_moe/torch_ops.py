@@ -88,7 +88,7 @@ def gemm(matrix: int, x: Tensor) -> Tensor:
 @gemm.register_fake
 def _(matrix: int, x: Tensor) -> Tensor:
     found = _find(matrix, Gemm)
-    return x.new_empty((x.shape[0], found.outputs), dtype=_dtype(found.dtype))
+    return x.new_empty((x.shape[0], found.rows), dtype=_dtype(found.dtype))
 
 
 @torch.library.custom_op("sluice::gemm_out", mutates_args=("out", "workspace"))

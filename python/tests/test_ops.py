@@ -192,6 +192,7 @@ def test_gemm(rng, format):
     values = sluice_moe.dequantize_weights(w, format)[0].astype(np.float64)
     x, bias = rng.normal(size=(t, k)).astype(np.float32), rng.normal(size=n).astype(np.float32)
     gemm = sluice_moe.Gemm(w, format, inputs="plain", dtype=np.float32, bias=bias)
+    assert (gemm.rows, gemm.cols) == (n, k)
     y = np.full((t, n), np.nan, np.float32)
     assert gemm(x, out=y) is y
     expected = x.astype(np.float64) @ values.T + bias
