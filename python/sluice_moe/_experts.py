@@ -138,6 +138,10 @@ def _activation(held: Held) -> tuple[str, dict[str, float]]:
     return known[name], given
 
 
+def _bits(x: Any) -> Any:
+    return x.view(torch.uint8) if x is not None and _named(x.dtype) in ("int8", "float8_e8m0fnu") else x
+
+
 def read(layer: Any, held: Held) -> tuple[dict[str, Any], MoeWeights]:
     """A spec and weights of what `layer` holds after loading. Raises Unsupported with what it is and what is accepted."""
     w13, w2 = _first_of(layer, "w13_weight", "w13_weight_packed"), _first_of(layer, "w2_weight", "w2_weight_packed")
@@ -147,69 +151,91 @@ def read(layer: Any, held: Held) -> tuple[dict[str, Any], MoeWeights]:
     name = next((f"w13_{n}" for n in names if _first_of(layer, f"w13_{n}") is not None), None)
     scale13, scale2 = (_first_of(layer, *(f"{w}_{n}" for n in names)) for w in ("w13", "w2"))
     format = _format(w13, scale13, name)
+    act, params = _activation(held)
+    spec = {**_shape(w13, w2, format, held), "act": act, "routed": 1, "dtype": "bfloat16"}
+    inputs, more = _inputs(layer, format, held)
+    if inputs is not None:
+        spec["inputs"] = inputs
+    if bias := _bias(layer, held):
+        spec["bias"] = 1
+    if params:
+        spec["act_params"] = 1
+    factors = {n: torch.full((spec["experts"],), v, dtype=torch.float32) for n, v in params.items()}
+    up, gate = _halves(_bits(w13), held)
+    up_scale, gate_scale, down_scale = _scales(scale13, scale2, format, held)
+    up_wide, gate_wide, down_wide = _wide_scales(layer, held) if format == "nvfp4" else (None, None, None)
+    weights = MoeWeights(up=Matrices(up, up_scale, up_wide), down=Matrices(_bits(w2).contiguous(), down_scale, down_wide),
+                         gate=Matrices(gate, gate_scale, gate_wide) if gate is not None else None, **more, **bias, **factors)
+    return spec, weights
+
+
+def _shape(w13: torch.Tensor, w2: torch.Tensor, format: str, held: Held) -> dict[str, Any]:
+    """The keys of a spec that the weights' shapes give."""
     packed = 2 if format in ("nvfp4", "mxfp4") else 1
     experts, rows, hidden = w13.shape[0], w13.shape[1], w13.shape[2] * packed
     inter = w2.shape[2] * packed
     if rows != inter * (1 + held.gated) or w2.shape[1] != hidden:
         raise Unsupported(f"w13_weight is {list(w13.shape)} and w2_weight {list(w2.shape)}; accepted: rows of w13_weight "
                           f"{'twice' if held.gated else 'as many as'} the columns of w2_weight, and {hidden} rows of w2_weight")
-    act, params = _activation(held)
-    spec: dict[str, Any] = {"experts": experts, "top_k": held.top_k, "hidden": hidden, "inter": inter, "weights": format,
-                            "act": act, "routed": 1, "dtype": "bfloat16"}
-    more: dict[str, Any] = {}
-    static = _static(layer)
-    if format == "nvfp4":
-        spec["inputs"] = "plain" if held.weight_only else "nvfp4_token" if held.per_token or is_set(PER_TOKEN) else "nvfp4"
-        if spec["inputs"] == "nvfp4":
-            if static is None:
-                raise Unsupported("NVFP4 weights without w13_input_scale and w2_input_scale; accepted: a calibrated checkpoint, or "
-                                  "activations with a scale for each token")
-            more["input_scale1"], more["input_scale2"] = static
-    elif format in ("fp8_tensor", "fp8_channel"):
-        spec["inputs"] = "fp8_token" if static is None else "fp8_static"
-        if static is not None:
-            more["input_scale1"], more["input_scale2"] = static
-    elif format == "mxfp4":
-        spec["inputs"] = "plain"
     if format == "fp8_block" and held.gated and inter % 128:
         raise Unsupported(f"the layer has {inter} rows of a half in blocks of 128; accepted: multiples of 128")
+    return {"experts": experts, "top_k": held.top_k, "hidden": hidden, "inter": inter, "weights": format}
 
-    def bits(x: Any) -> Any:
-        return x.view(torch.uint8) if x is not None and _named(x.dtype) in ("int8", "float8_e8m0fnu") else x
 
-    up, gate = _halves(bits(w13), held)
-    by_matrix = format == "fp8_tensor"
-    up_scale, gate_scale = _by_matrix(scale13, held) if by_matrix else _halves(bits(scale13), held)
-    down_scale = _by_matrix(scale2, Held(1, "", False))[0] if by_matrix else None if scale2 is None else bits(scale2).contiguous()
+def _inputs(layer: Any, format: str, held: Held) -> tuple[str | None, dict[str, float]]:
+    """What activations are rounded to (None: the format's own), and the scales of static ones."""
+    static = _static(layer)
+    if format in ("fp8_tensor", "fp8_channel"):
+        inputs = "fp8_token" if static is None else "fp8_static"
+    elif format == "mxfp4" or format == "nvfp4" and held.weight_only:
+        inputs = "plain"
+    elif format != "nvfp4":
+        return None, {}
+    else:
+        inputs = "nvfp4_token" if held.per_token or is_set(PER_TOKEN) else "nvfp4"
+        if inputs == "nvfp4" and static is None:
+            raise Unsupported("NVFP4 weights without w13_input_scale and w2_input_scale; accepted: a calibrated checkpoint, or "
+                              "activations with a scale for each token")
+    if inputs not in ("nvfp4", "fp8_static") or static is None:
+        return inputs, {}
+    return inputs, {"input_scale1": static[0], "input_scale2": static[1]}
+
+
+def _scales(scale13: torch.Tensor | None, scale2: torch.Tensor | None, format: str, held: Held) -> tuple[Any, Any, Any]:
+    """The scales of the half that is multiplied, the gate's, and the second matrix's."""
+    if format == "fp8_tensor":
+        return (*_by_matrix(scale13, held), _by_matrix(scale2, Held(1, "", False))[0])
+    up, gate = _halves(_bits(scale13), held)
+    all_of_them = (up, gate, None if scale2 is None else _bits(scale2).contiguous())
     if format == "fp8_channel":
-        up_scale, gate_scale, down_scale = (None if s is None else s.float().reshape(experts, -1) for s in
-                                            (up_scale, gate_scale, down_scale))
-    elif format == "fp8_block":
-        up_scale, gate_scale, down_scale = (None if s is None else s.float() for s in (up_scale, gate_scale, down_scale))
-    wide: tuple[Any, Any, Any] = (None, None, None)
-    if format == "nvfp4":
-        own = [_first_of(layer, f"{w}_weight_scale_2") for w in ("w13", "w2")]
-        encode = [_first_of(layer, f"{w}_weight_global_scale") for w in ("w13", "w2")]
-        for i, e in enumerate(encode):
-            if own[i] is None and e is not None:
-                own[i] = 1 / e.float()
-        if own[0] is None or own[1] is None:
-            raise Unsupported("NVFP4 weights without w13_weight_scale_2 and w2_weight_scale_2; accepted: a float32 for each matrix")
-        wide = (*_by_matrix(own[0], held), _by_matrix(own[1], Held(1, "", False))[0])
+        return tuple(None if s is None else s.float().reshape(s.shape[0], -1) for s in all_of_them)  # type: ignore[return-value]
+    if format == "fp8_block":
+        return tuple(None if s is None else s.float() for s in all_of_them)  # type: ignore[return-value]
+    return all_of_them
+
+
+def _wide_scales(layer: Any, held: Held) -> tuple[Any, Any, Any]:
+    """NVFP4's float32 for each matrix, in the same order; compressed-tensors stores encode factors."""
+    own = [_first_of(layer, f"{w}_weight_scale_2") for w in ("w13", "w2")]
+    for i, w in enumerate(("w13", "w2")):
+        encode = _first_of(layer, f"{w}_weight_global_scale")
+        if own[i] is None and encode is not None:
+            own[i] = 1 / encode.float()
+    if own[0] is None or own[1] is None:
+        raise Unsupported("NVFP4 weights without w13_weight_scale_2 and w2_weight_scale_2; accepted: a float32 for each matrix")
+    return (*_by_matrix(own[0], held), _by_matrix(own[1], Held(1, "", False))[0])
+
+
+def _bias(layer: Any, held: Held) -> dict[str, Any]:
+    """The biases of both products; empty: there are none."""
     bias13, bias2 = _first_of(layer, "w13_bias", "w13_weight_bias"), _first_of(layer, "w2_bias", "w2_weight_bias")
     if (bias13 is None) != (bias2 is None):
         raise Unsupported("the layer has a bias of one product alone; accepted: of both, or none")
-    if bias13 is not None and bias2 is not None:
-        spec["bias"] = 1
-        bias_up, bias_gate = _halves(bias13.float(), held)
-        more |= {"bias_up": bias_up.cpu(), "bias_gate": None if bias_gate is None else bias_gate.cpu(),
-                 "bias_down": bias2.float().contiguous().cpu()}
-    if params:
-        spec["act_params"] = 1
-        more |= {n: torch.full((experts,), v, dtype=torch.float32) for n, v in params.items()}
-    weights = MoeWeights(up=Matrices(up, up_scale, wide[0]), down=Matrices(bits(w2).contiguous(), down_scale, wide[2]),
-                         gate=Matrices(gate, gate_scale, wide[1]) if gate is not None else None, **more)
-    return spec, weights
+    if bias13 is None or bias2 is None:
+        return {}
+    up, gate = _halves(bias13.float(), held)
+    return {"bias_up": up.cpu(), "bias_gate": None if gate is None else gate.cpu(),
+            "bias_down": bias2.float().contiguous().cpu()}
 
 
 class Experts:
