@@ -286,6 +286,19 @@ def test_messages_are_checked_as_the_server_does(engine):
     assert engine.chat(user("Hello"), {**GREEDY, "max_new_tokens": 1}, tools=[])["output_ids"]
 
 
+def test_arguments_of_calls_are_objects(tmp_path):
+    """As transformers hands them to a template; a template that adds them to a string gets the text."""
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).symlink_to(BUNDLED / name)
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"city": "Oslo"}'}}]}]
+    for shown, expected in (("{{ c.function.arguments.city }}", "Oslo"), ("{{ 'x' + c.function.arguments }}", 'x{"city": "Oslo"}')):
+        (tmp_path / "chat_template.jinja").write_text(
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}" + shown + "{% endfor %}{% endfor %}")
+        with sluice_moe.Engine(tmp_path, load_format="dummy", threads=2, max_total_tokens=1024) as engine:
+            assert engine.decode(engine.encode_chat(messages)) == expected
+
+
 def test_names_and_values_of_each_prompt(engine):
     """Any sequence is a list of values; a string is one."""
     params = {"max_new_tokens": 1}

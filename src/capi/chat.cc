@@ -45,6 +45,30 @@ std::string parts_text(const JsonValue::Array& parts, const std::string& path) {
   return text;
 }
 
+// find() of a value that may be changed.
+JsonValue* member_of(JsonValue& value, std::string_view key) { return const_cast<JsonValue*>(value.find(key)); }
+
+// A call's arguments as an object, as transformers hands them to a template. What is no object's text stays as it is.
+// Whether any became one.
+bool read_arguments(JsonValue& calls) {
+  bool any = false;
+  auto* list = std::get_if<JsonValue::Array>(&calls.value);
+  for (size_t i = 0; list != nullptr && i < list->size(); ++i) {
+    JsonValue* function = member_of((*list)[i], "function");
+    JsonValue* arguments = function == nullptr ? nullptr : member_of(*function, "arguments");
+    const auto* text = arguments == nullptr ? nullptr : arguments->as<std::string>();
+    if (text == nullptr) continue;
+    try {
+      JsonValue parsed = io::parse_json_value(*text, "arguments");
+      if (parsed.as<JsonValue::Object>() == nullptr) continue;
+      *arguments = std::move(parsed);
+      any = true;
+    } catch (const Error&) {
+    }
+  }
+  return any;
+}
+
 // Leaves a content that templates read: a text, or null in a message of calls alone.
 void read_message(JsonValue& message, const std::string& path, bool knows_calls) {
   auto* members = std::get_if<JsonValue::Object>(&message.value);
@@ -94,7 +118,6 @@ std::vector<int32_t> encode_chat(const text::Tokenizer& tokenizer, const text::S
         io::describe(json));
   for (size_t i = 0; i < list->size(); ++i) read_message((*list)[i], fmt::format("messages[{}]", i), knows_calls);
   text::ChatOptions options;
-  options.messages = io::to_template_value(json, special);
   options.add_generation_prompt = generation_prompt;
   options.extra = read_variables(variables, special, knows_tools);
   options.bos_token = tokenizer.bos_token();
@@ -103,7 +126,21 @@ std::vector<int32_t> encode_chat(const text::Tokenizer& tokenizer, const text::S
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   options.now = *localtime_r(&now, &local);
-  return special.encode(tokenizer, chat.render(options));
+  const auto render = [&] {
+    options.messages = io::to_template_value(json, special);
+    return special.encode(tokenizer, chat.render(options));
+  };
+  const JsonValue with_texts = json;
+  bool has_arguments = false;
+  for (JsonValue& message : *list)
+    if (JsonValue* calls = member_of(message, "tool_calls")) has_arguments |= read_arguments(*calls);
+  try {
+    return render();
+  } catch (const Error&) {
+    if (!has_arguments) throw;
+    json = with_texts;  // DeepSeek-V3's template adds the arguments to a string
+    return render();
+  }
 }
 
 }  // namespace sluice::capi

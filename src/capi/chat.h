@@ -11,8 +11,9 @@
 namespace sluice::capi {
 
 // messages: a JSON array; variables: a JSON object of the template's variables, or nullptr. A message without content,
-// content that is not text, and tools or calls that the template would leave out are refused, as by the server's
-// endpoints (server/messages.h): throws invalid_argument or unsupported.
+// content that is not text, and tools or calls that the template would leave out are refused, and arguments of calls
+// are objects for the template, as in the server's endpoints (server/messages.h). Throws invalid_argument or
+// unsupported.
 std::vector<int32_t> encode_chat(const text::Tokenizer& tokenizer, const text::SpecialGuard& special,
                                  const char* messages, const char* variables, bool generation_prompt);
 
