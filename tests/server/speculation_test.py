@@ -185,6 +185,13 @@ class Dummy(Pair, unittest.TestCase):
     def check_accepted(self, meta):
         self.assertLess(meta["spec_accept_rate"], 0.2)
 
+    def test_a_reload_keeps_drafting(self):
+        """The folder holds configurations alone: there is nothing to load, and the dummies stay."""
+        path = json.loads(self.drafting.get("/get_model_info")[2])["model_path"]
+        status, answer = self.drafting.post("/update_weights_from_disk", {"model_path": path})
+        self.assertEqual((status, answer["error"]["param"]), (400, "model_path"), answer)
+        self.same("/v1/completions", {"prompt": PROMPTS[1], "max_tokens": 16, "temperature": 0})
+
     def test_as_many_drafts_as_pay(self):
         """The text is the target's, however many drafts are made."""
         model = json.loads(self.plain.get("/get_model_info")[2])["model_path"]
