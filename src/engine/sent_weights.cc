@@ -54,22 +54,28 @@ bool SentWeights::keeps_list(const NamedTensors& tensors) const {
   });
 }
 
+void SentWeights::check_shape(const std::string& name, const Shape& shape) const {
+  const auto listed = list_->shapes.find(name);
+  sluice::check(listed == list_->shapes.end() || *listed->second == shape,
+                "tensor {} has the shape {}; accepted: {}, as {} says", io::quote(name), sluice::to_string(shape),
+                listed == list_->shapes.end() ? "" : sluice::to_string(*listed->second), checkpoint_.config().source());
+}
+
 SentWeights SentWeights::with(const NamedTensors& tensors) const {
+  // First of all: the bytes of a tensor need not fit in 64 bits.
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.elements() <= list_->needed.largest) continue;
+    check_shape(name, tensor.shape());
+    fail(ErrorCode::invalid_argument,
+         "tensor {} has the shape {}; accepted: at most the {} elements of the model's largest tensor", io::quote(name),
+         sluice::to_string(tensor.shape()), list_->needed.largest);
+  }
   SentWeights out = *this;
   out.checkpoint_ = checkpoint_.extended(tensors);
   // What is needed follows from what came: experts one by one or fused, a prefix of all names, scales of codes.
   if (!keeps_list(tensors)) {
     out.make_list();
-    for (const auto& [name, tensor] : tensors) {
-      const auto listed = out.list_->shapes.find(name);
-      sluice::check(
-          listed == out.list_->shapes.end() || *listed->second == tensor.shape(),
-          "tensor {} has the shape {}; accepted: {}, as {} says", io::quote(name), sluice::to_string(tensor.shape()),
-          listed == out.list_->shapes.end() ? "" : sluice::to_string(*listed->second), checkpoint_.config().source());
-      sluice::check(tensor.elements() <= out.list_->needed.largest,
-                    "tensor {} has the shape {}; accepted: at most the {} elements of the model's largest tensor",
-                    io::quote(name), sluice::to_string(tensor.shape()), out.list_->needed.largest);
-    }
+    for (const auto& [name, tensor] : tensors) out.check_shape(name, tensor.shape());
   }
   out.count();
   return out;
