@@ -12,8 +12,9 @@
 namespace sluice::apps {
 
 namespace {
-constexpr std::array<std::string_view, 10> kUsedIsas{
-    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "amx_tile", "amx_bf16"};
+constexpr std::array<std::string_view, 11> kUsedIsas{"avx2",        "fma",      "f16c",        "avx_vnni",
+                                                     "avx512f",     "avx512bw", "avx512_vnni", "avx512_vbmi",
+                                                     "avx512_bf16", "amx_tile", "amx_bf16"};
 
 #if defined(__clang__)
 constexpr std::string_view kCompiler = "clang++ " __clang_version__;

@@ -48,7 +48,10 @@ CpuFeatures detect() {
   f.avx512_vbmi = f.avx512 && bit(c, 1);
   f.avx512_vnni = f.avx512 && bit(c, 11);
   f.amx_bf16 = f.avx512 && tiles && bit(d, 22) && bit(d, 24);
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) f.avx512_bf16 = f.avx512 && bit(a, 5);
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+    f.avx_vnni = f.avx2 && bit(a, 4);
+    f.avx512_bf16 = f.avx512 && bit(a, 5);
+  }
   return f;
 }
 #else

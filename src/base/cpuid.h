@@ -9,6 +9,7 @@ namespace sluice {
 
 struct CpuFeatures {
   bool avx2 = false;         // AVX2, FMA and F16C, with the registers saved by the system
+  bool avx_vnni = false;     // 8-bit integer dot products of 256 bits
   bool avx512 = false;       // F, BW, DQ, VL
   bool avx512_vnni = false;  // 8-bit integer dot products
   bool avx512_vbmi = false;  // byte permutes of two registers

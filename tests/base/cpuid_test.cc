@@ -23,6 +23,7 @@ TEST(CpuFeatures, AgreeWithTheKernel) {
   const auto has = [&](const std::string& name) { return flags.find(" " + name + " ") != std::string::npos; };
   const CpuFeatures& f = cpu_features();
   EXPECT_EQ(f.avx2, has("avx2") && has("fma") && has("f16c"));
+  EXPECT_EQ(f.avx_vnni, f.avx2 && has("avx_vnni"));
   EXPECT_EQ(f.avx512, has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl"));
   EXPECT_EQ(f.avx512_vnni, f.avx512 && has("avx512_vnni"));
   EXPECT_EQ(f.avx512_vbmi, f.avx512 && has("avx512vbmi"));

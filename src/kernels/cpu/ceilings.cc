@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "kernels/cpu/micro/kernel_table.h"
+#include "kernels/cpu/cpu_kernel.h"
 
 namespace sluice::kernels::cpu {
 
@@ -20,6 +20,7 @@ DotProbeFn dot_probe_of(Isa isa) {
     case Isa::scalar:
       return kScalarKernels.dot_probe;
     case Isa::avx2:
+    case Isa::avx_vnni:
       return kAvx2Kernels.dot_probe;
     case Isa::avx512:
       return kAvx512Kernels.dot_probe;
@@ -31,9 +32,6 @@ DotProbeFn dot_probe_of(Isa isa) {
   return kAmxKernels.dot_probe;
 }
 
-const KernelTable& reader(Isa isa) {
-  return isa == Isa::scalar ? kScalarKernels : isa == Isa::avx2 ? kAvx2Kernels : kAvx512Kernels;
-}
 }  // namespace
 
 Ceilings::Ceilings(Context& ctx, Isa isa, int64_t bytes) : isa_(isa), buffer_(DType::u8, {bytes / kPiece * kPiece}) {
@@ -44,8 +42,9 @@ Ceilings::Ceilings(Context& ctx, Isa isa, int64_t bytes) : isa_(isa), buffer_(DT
 
 double Ceilings::read_bandwidth(Context& ctx) const {
   const auto start = std::chrono::steady_clock::now();
-  ctx.pool.parallel_for(buffer_.bytes() / kPiece,
-                        [&](int64_t t, int) { reader(isa_).read_probe(buffer_.as<uint8_t>() + t * kPiece, kPiece); });
+  ctx.pool.parallel_for(buffer_.bytes() / kPiece, [&](int64_t t, int) {
+    row_operations(isa_).read_probe(buffer_.as<uint8_t>() + t * kPiece, kPiece);
+  });
   return static_cast<double>(buffer_.bytes()) / seconds_since(start);
 }
 

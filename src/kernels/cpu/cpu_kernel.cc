@@ -51,7 +51,7 @@ bool is_nvfp4(InputFormat f) { return f == InputFormat::nvfp4 || f == InputForma
 }  // namespace
 
 const KernelTable& row_operations(Isa isa) {
-  return isa == Isa::scalar ? kScalarKernels : isa == Isa::avx2 ? kAvx2Kernels : kAvx512Kernels;
+  return isa == Isa::scalar ? kScalarKernels : isa < Isa::avx512 ? kAvx2Kernels : kAvx512Kernels;
 }
 
 TileProductFn tile_product(Isa isa, TileOperands operands) {
@@ -75,19 +75,20 @@ CpuKernel choose_cpu_kernel(Isa isa, Format weights, InputFormat input, DType dt
   c.row_ops = &row_operations(isa);
   c.input_group_scales = weights == Format::fp8_block;
   const size_t code = static_cast<size_t>(weight_code_of(weights));
-  const std::string_view integers = isa == Isa::avx2 ? "avx2" : "avx512_vnni";
-  if (weights == Format::nvfp4 && is_nvfp4(input) && c.row_ops->nvfp4_dot != nullptr) {
-    c.gemm = isa == Isa::avx512_bf16 ? kAvx512Bf16Kernels.nvfp4_dot : c.row_ops->nvfp4_dot;
+  const KernelTable& integers = isa == Isa::avx_vnni ? kAvxVnniKernels : *c.row_ops;
+  const std::string_view integers_name = isa < Isa::avx512 ? name_of(kIsas, isa) : "avx512_vnni";
+  if (weights == Format::nvfp4 && is_nvfp4(input) && integers.nvfp4_dot != nullptr) {
+    c.gemm = isa == Isa::avx512_bf16 ? kAvx512Bf16Kernels.nvfp4_dot : integers.nvfp4_dot;
     c.input_type = PackedType::nvfp4;
-    c.name = integers;
+    c.name = integers_name;
     return c;
   }
   const bool exact_in_bf16 = dtype == DType::bf16;
-  if (exact_in_bf16 && weights == Format::mxfp4 && isa <= Isa::avx512 && c.row_ops->mxfp4_dot != nullptr) {
-    c.gemm = c.row_ops->mxfp4_dot;
+  if (exact_in_bf16 && weights == Format::mxfp4 && isa <= Isa::avx512 && integers.mxfp4_dot != nullptr) {
+    c.gemm = integers.mxfp4_dot;
     c.input_type = PackedType::fixed_point;
-    c.max_n_tiles = isa == Isa::avx2 ? 1 : 2;
-    c.name = integers;
+    c.max_n_tiles = isa < Isa::avx512 ? 1 : 2;
+    c.name = integers_name;
     return c;
   }
   if (exact_in_bf16 && isa == Isa::amx && kAmxKernels.gemm[code] != nullptr) {

@@ -26,7 +26,7 @@ struct CpuKernel {
 };
 
 // The operations on rows at `isa`: pack_row to round_bf16 are not null. Levels above avx512 have none of their own and
-// take avx512's.
+// take avx512's, and avx_vnni takes avx2's.
 const KernelTable& row_operations(Isa isa);
 
 // Null where `isa` has none, which only bf16_pairs may be.

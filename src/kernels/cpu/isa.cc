@@ -15,6 +15,8 @@ bool has(Isa isa) {
       return true;
     case Isa::avx2:
       return f.avx2;
+    case Isa::avx_vnni:
+      return f.avx_vnni;
     case Isa::avx512:
       return f.avx512 && f.avx512_vnni;
     case Isa::avx512_bf16:
@@ -29,6 +31,8 @@ std::string_view needs(Isa isa) {
   switch (isa) {
     case Isa::avx2:
       return "AVX2, FMA and F16C";
+    case Isa::avx_vnni:
+      return "AVX-VNNI, AVX2, FMA and F16C";
     case Isa::avx512:
       return "AVX-512 F, BW, DQ, VL and VNNI";
     case Isa::avx512_bf16:

@@ -12,10 +12,11 @@
 namespace sluice::kernels::cpu {
 
 // Ascending: best_isa() is the last one that the machine runs.
-enum class Isa { scalar, avx2, avx512, avx512_bf16, amx };
+enum class Isa { scalar, avx2, avx_vnni, avx512, avx512_bf16, amx };
 
-inline constexpr std::array<Named<Isa>, 5> kIsas{{{Isa::scalar, "scalar"},
+inline constexpr std::array<Named<Isa>, 6> kIsas{{{Isa::scalar, "scalar"},
                                                   {Isa::avx2, "avx2"},
+                                                  {Isa::avx_vnni, "avx_vnni"},
                                                   {Isa::avx512, "avx512"},
                                                   {Isa::avx512_bf16, "avx512_bf16"},
                                                   {Isa::amx, "amx"}}};

@@ -180,7 +180,8 @@ TEST_P(GroupedGemm, MatchesDoubleAndDoesNotDependOnTheBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, GroupedGemm,
-                         testing::Values(Isa::scalar, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx),
+                         testing::Values(Isa::scalar, Isa::avx2, Isa::avx_vnni, Isa::avx512, Isa::avx512_bf16,
+                                         Isa::amx),
                          [](const auto& p) { return std::string(name_of(kIsas, p.param)); });
 
 // The decoding of every code: a one-hot input reads each weight back.

@@ -32,6 +32,6 @@ struct KernelTable {
   ReadProbeFn read_probe = nullptr;
 };
 
-extern const KernelTable kScalarKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels, kAmxKernels;
+extern const KernelTable kScalarKernels, kAvx2Kernels, kAvxVnniKernels, kAvx512Kernels, kAvx512Bf16Kernels, kAmxKernels;
 
 }  // namespace sluice::kernels::cpu

@@ -2,7 +2,7 @@
 // What the kernels are templates over: a vector policy V, which is an instruction set, and a coding C, which is a
 // weight format. Weights then come from a source: packed codes (V and C), or values that were decoded to L1 (V alone).
 //
-// A vector policy (Scalar, Avx2, Avx512, Avx512Bf16 in the files beside this one) has these members:
+// A vector policy (Scalar, Avx2, AvxVnni, Avx512, Avx512Bf16 in the files beside this one) has these members:
 //   F, W, X               16 floats, one per output n of a panel; 16 weights or pairs of them; one broadcast input
 //   Raw<bits>             64 bytes of codes after the work that all their steps share
 //   kKPerStep             k per 32-bit broadcast of an input row: 1 (float) or 2 (a pair of bfloat16)
