@@ -129,8 +129,8 @@ void add_bench_moe(CLI::App& parent, Shared& shared) {
   command->add_option("--format", o->formats, "weight formats, or all")->delimiter(',');
   command->add_option("--inputs", o->inputs,
                       "what rows are rounded to, as nvfp4_token; default: the weight format's own");
-  CLI::Option* isa =
-      command->add_option("--isa", o->isa, "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx; default: the best here");
+  CLI::Option* isa = command->add_option("--isa", o->isa,
+                                         "scalar, avx2, avx_vnni, avx512, avx512_bf16 or amx; default: the best here");
   CLI::Option* seconds =
       command->add_option("--seconds", o->seconds, "of measuring, for each line")->check(CLI::PositiveNumber);
   command->add_flag("--json", o->json, "one JSON object per line");

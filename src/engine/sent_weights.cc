@@ -2,6 +2,7 @@
 #include "engine/sent_weights.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "io/quote.h"
 
@@ -54,28 +55,27 @@ bool SentWeights::keeps_list(const NamedTensors& tensors) const {
   });
 }
 
-void SentWeights::check_shape(const std::string& name, const Shape& shape) const {
+void SentWeights::check_shape(const std::string& name, const Tensor& tensor) const {
   const auto listed = list_->shapes.find(name);
-  sluice::check(listed == list_->shapes.end() || *listed->second == shape,
-                "tensor {} has the shape {}; accepted: {}, as {} says", io::quote(name), sluice::to_string(shape),
+  sluice::check(listed == list_->shapes.end() || *listed->second == tensor.shape(),
+                "tensor {} has the shape {}; accepted: {}, as {} says", io::quote(name),
+                sluice::to_string(tensor.shape()),
                 listed == list_->shapes.end() ? "" : sluice::to_string(*listed->second), checkpoint_.config().source());
+  sluice::check(tensor.elements() <= list_->needed.largest,
+                "tensor {} has the shape {}; accepted: at most the {} elements of the model's largest tensor",
+                io::quote(name), sluice::to_string(tensor.shape()), list_->needed.largest);
 }
 
 SentWeights SentWeights::with(const NamedTensors& tensors) const {
-  // First of all: the bytes of a tensor need not fit in 64 bits.
-  for (const auto& [name, tensor] : tensors) {
-    if (tensor.elements() <= list_->needed.largest) continue;
-    check_shape(name, tensor.shape());
-    fail(ErrorCode::invalid_argument,
-         "tensor {} has the shape {}; accepted: at most the {} elements of the model's largest tensor", io::quote(name),
-         sluice::to_string(tensor.shape()), list_->needed.largest);
-  }
+  // First of all: the bytes of a tensor need not fit in 64 bits. A type has at most 8.
+  for (const auto& [name, tensor] : tensors)
+    if (tensor.elements() > std::numeric_limits<int64_t>::max() / 8) check_shape(name, tensor);
   SentWeights out = *this;
   out.checkpoint_ = checkpoint_.extended(tensors);
   // What is needed follows from what came: experts one by one or fused, a prefix of all names, scales of codes.
   if (!keeps_list(tensors)) {
     out.make_list();
-    for (const auto& [name, tensor] : tensors) out.check_shape(name, tensor.shape());
+    for (const auto& [name, tensor] : tensors) out.check_shape(name, tensor);
   }
   out.count();
   return out;

@@ -54,7 +54,7 @@ class SentWeights {
   };
   void make_list();
   bool keeps_list(const NamedTensors& tensors) const;
-  void check_shape(const std::string& name, const Shape& shape) const;
+  void check_shape(const std::string& name, const Tensor& tensor) const;
   void count();
 
   Context* ctx_;
