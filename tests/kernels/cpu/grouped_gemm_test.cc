@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <iostream>
+#include <numeric>
 #include <random>
 
 #include "format/quantize_rows.h"
@@ -442,4 +443,29 @@ TEST(GroupedGemmContract, RefusesOperandsThatDoNotFit) {
 }
 
 }  // namespace
+// Levels that sum the same integers give the same bits.
+TEST(IntegerLevels, GiveTheSameBits) {
+  std::mt19937_64 rng = test::rng<std::mt19937_64>();
+  ThreadPool pool(2);
+  Context ctx{pool};
+  const int64_t n = 97, k = 800, tokens = 14;
+  for (const Formats& p :
+       {Formats{Format::nvfp4, InputFormat::nvfp4_token}, Formats{Format::mxfp4, InputFormat::plain}}) {
+    const weights::QuantTensor w = random_weights(rng, p.weights, 1, n, k);
+    std::vector<float> x = normal_values(rng, tokens * k);
+    for (float& v : x) v = bf16_exact(v);
+    std::vector<int32_t> rows(static_cast<size_t>(tokens));
+    std::iota(rows.begin(), rows.end(), 0);
+    std::vector<float> first;
+    for (const Isa isa : {Isa::avx2, Isa::avx_vnni, Isa::avx512}) {
+      if (!supported(isa)) continue;
+      SCOPED_TRACE(fmt::format("{} {}", name_of(kIsas, isa), info(p.weights).name));
+      const std::vector<float> y = run(ctx, isa, p, DType::bf16, {1, n, k, tokens, false}, w, nullptr, x, 1.0f,
+                                       {0, static_cast<int32_t>(tokens)}, rows);
+      if (first.empty()) first = y;
+      ASSERT_EQ(0, std::memcmp(first.data(), y.data(), y.size() * sizeof(float)));
+    }
+  }
+}
+
 }  // namespace sluice::kernels::cpu

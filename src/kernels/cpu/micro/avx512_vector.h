@@ -16,6 +16,7 @@ SLUICE_INLINE __m512i dot_bytes(__m512i sum, __m512i unsigned_bytes, __m512i sig
 
 struct Avx512 {
   static constexpr int kKPerStep = 1, kTileM = 8, kTilePanels = 2, kTwoPanelM = 0;
+  // 6 rows by 4 panels have 10 loads for 24 dots.
   static constexpr int kFixedTileM = 6, kFixedTilePanels = 4, kFixedRegisterSums = 12;
   static constexpr bool kInterleavedPrefetch = true;
   using F = __m512;

@@ -14,13 +14,22 @@
 //   scale_e8m0, scale_e4m3                 16 block scales as floats; e4m3 gives the value / 256 (kE4m3F16Factor)
 //   load_codes<bits>, decode<bits, step>   64 bytes of a panel; the weights of k = step * kKPerStep in them
 //   prefetch_near, prefetch_far            to L1, to L2
-// Policies with integer dots (micro/nvfp4_dot.h) have these, too:
-//   Bytes                 64 bytes, four per output of a panel
-//   load_bytes, store_bytes
+// Policies with integer dots (micro/nvfp4_dot.h, micro/mxfp4_dot.h) have these, too:
+//   Bytes, Ints           64 bytes, four per output of a panel (a quad); 16 int32
+//   load_bytes, store_bytes, load_ints, store_ints, shift_left<bits>, negative, to_floats, add_bytes
 //   look_up_nibbles       table[low nibble] and table[high nibble] of every byte
+//   broadcast_quad        four bytes of an input row, for every output
 //   dot_16                offset + sum of w[i] * x over 16 k, as floats: unsigned bytes w up to 24, signed bytes x up
 //   to
 //                         12, four per 32-bit word of x
+// and for MXFP4:
+//   kFixedTileM, kFixedTilePanels   the largest register tile
+//   kFixedRegisterSums    up to this many outputs of a tile stay in registers; more lie in L1
+//   ByteSums              sums of products of quads, unsigned inputs by signed weights up to 12
+//   start_sums, add_products, value_of
+//   finish_four_quads     to call after every four add_products(), and before value_of()
+//   sum_of_quads, byte_of_quads     of each quad, its sum and one of its bytes, as Ints
+//   keep                  the value; the compiler does not load it again for another use
 #pragma once
 
 #include "kernels/cpu/micro/gemm_args.h"
