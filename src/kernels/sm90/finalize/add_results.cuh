@@ -8,10 +8,9 @@
 namespace sluice::sm90 {
 
 // acc[p] += weight(k) * load(p, k) for each piece p, k ascending from 0 to top_k - 1. load(p, k): eight bfloat16 values
-// of result k, zeros if it does not count. Eight reads of each piece are under way at once.
-template <int kPieces, class Load, class Weight>
+// of result k, zeros if it does not count. kBatch reads of each piece are under way at once.
+template <int kPieces, int kBatch = 8, class Load, class Weight>
 __device__ __forceinline__ void add_results(int top_k, Load&& load, Weight&& weight, float (&acc)[kPieces][8]) {
-  constexpr int kBatch = 8;
   for (int first = 0; first < top_k; first += kBatch) {
     uint4 v[kPieces][kBatch];
     float w[kBatch];
