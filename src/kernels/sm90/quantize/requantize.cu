@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(const __grid_const
         } else {
           const uint32_t amax = group != 0 ? amax_lanes(amax8(v[p]), group / 8) : 0;
           if (!real || column >= padded_columns) continue;
-          const Rounded8 piece = round8<true>(a, rounding, v[p], amax);
+          const Rounded8 piece = round8(a, rounding, v[p], amax);
           const bool first = (column & 127) == 0;
           store8(a, target, column, piece.bf16, piece.codes, piece.scale, first);
           if (!a.out.e4m3 && a.out.round == Round::fp8_group && first) store_scale(target, column, piece.scale);

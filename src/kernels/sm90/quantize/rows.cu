@@ -10,9 +10,12 @@ namespace {
 constexpr int kThreads = 128;
 
 // One block per token, or several with a part of its columns each. It rounds the token once and writes it for each of
-// its local experts.
-template <bool kGroups>
-__global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ RowsArgs a) {
+// its local experts. The rounding is a constant of each instance: this kernel is bound by its instructions.
+template <Round kRound, bool kE4m3>
+__global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ RowsArgs args) {
+  RowsArgs a = args;
+  a.out.round = kRound;
+  a.out.e4m3 = kE4m3;
   __shared__ Target targets[kMaxTopK];
   __shared__ int num_targets;
   __shared__ uint32_t shared[kThreads / 32];
@@ -50,9 +53,30 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
       for (int k = 0; k < a.source.top_k; ++k)
         if (a.gather.rank[token * a.source.top_k + k] < 0) clear_row<kThreads>(a, token * a.source.top_k + k);
     if (num_targets != 0)
-      write_token<kThreads, kGroups>(a, token, targets, num_targets, static_cast<int>(blockIdx.y),
-                                     static_cast<int>(gridDim.y), shared);
+      write_token<kThreads>(a, token, targets, num_targets, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y),
+                            shared);
   }
+}
+
+using GatherKernel = void (*)(RowsArgs);
+GatherKernel gather_kernel_of(const RowDestination& out) {
+  switch (out.round) {
+    case Round::plain:
+      return gather_kernel<Round::plain, false>;
+    case Round::mxfp8:
+      return gather_kernel<Round::mxfp8, false>;
+    case Round::nvfp4:
+      return gather_kernel<Round::nvfp4, false>;
+    case Round::nvfp4_token:
+      return gather_kernel<Round::nvfp4_token, false>;
+    case Round::fp8_static:
+      return out.e4m3 ? gather_kernel<Round::fp8_static, true> : gather_kernel<Round::fp8_static, false>;
+    case Round::fp8_token:
+      return out.e4m3 ? gather_kernel<Round::fp8_token, true> : gather_kernel<Round::fp8_token, false>;
+    case Round::fp8_group:
+      return out.e4m3 ? gather_kernel<Round::fp8_group, true> : gather_kernel<Round::fp8_group, false>;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -62,10 +86,8 @@ void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
   const int columns = args.out.k_blocks * (args.out.e4m3 ? 128 : 64);
   const int64_t blocks = args.source.max_tokens < 16384 ? args.source.max_tokens : 16384;
   const int parts = blocks <= 1024 ? ceil_div(columns, 8 * kThreads) : 1;
-  const bool groups = !args.out.e4m3 && args.out.round == Round::fp8_group;
-  launch(groups ? gather_kernel<true> : gather_kernel<false>,
-         dim3(static_cast<unsigned>(blocks > 0 ? blocks : 1), static_cast<unsigned>(parts)), kThreads, 0, stream, pdl,
-         args);
+  launch(gather_kernel_of(args.out), dim3(static_cast<unsigned>(blocks > 0 ? blocks : 1), static_cast<unsigned>(parts)),
+         kThreads, 0, stream, pdl, args);
 }
 
 }  // namespace sluice::sm90

@@ -104,8 +104,7 @@ struct Rounded8 {
   uint2 codes;
   float scale;  // of 128 columns (fp8_group)
 };
-// amax: of v's group, where the format has groups. kGroups: also the bf16 rows of FP8 block with float32 sums.
-template <bool kGroups>
+// amax: of v's group, where the format has groups.
 __device__ inline Rounded8 round8(const RowsArgs& a, const RowRounding& f, const float (&v)[8], uint32_t amax) {
   Rounded8 r{{}, {}, 1.0f};
   if (a.out.e4m3) {
@@ -113,7 +112,7 @@ __device__ inline Rounded8 round8(const RowsArgs& a, const RowRounding& f, const
     if (a.out.round == Round::fp8_group) d = r.scale = group_scale(amax);
     r.codes = rounded_e4m3(a.out.round, v, d);
   } else {
-    const bool grouped = kGroups && a.out.round == Round::fp8_group;
+    const bool grouped = a.out.round == Round::fp8_group;
     if (grouped) r.scale = group_scale(amax);
     r.bf16 = rounded_bf16(a.out.round, v, amax, f.global, f.divisor, grouped ? r.scale : f.row_scale);
   }
@@ -121,9 +120,8 @@ __device__ inline Rounded8 round8(const RowsArgs& a, const RowRounding& f, const
 }
 
 // Rounds one row, 8 columns per thread and step, and hands every piece to store(column, piece, first of a group).
-// Blocks with the same row and another `part` share its columns. The gather of other formats is compiled without
-// kGroups (with it: 60 us more for 8192 tokens of NVFP4).
-template <int kThreads, bool kGroups = true, class Load, class Store8>
+// Blocks with the same row and another `part` share its columns.
+template <int kThreads, class Load, class Store8>
 __device__ inline void round_row(const RowsArgs& a, const RowRounding& factors, int part, int parts, Load&& load,
                                  Store8&& store) {
   const int group = group_columns(a.out.round);
@@ -135,12 +133,12 @@ __device__ inline void round_row(const RowsArgs& a, const RowRounding& factors, 
     uint32_t amax = 0;
     if (group != 0) amax = amax_lanes(amax8(v), group / 8);
     if (column >= padded_columns) continue;
-    store(column, round8<kGroups>(a, factors, v, amax), (column & 127) == 0);
+    store(column, round8(a, factors, v, amax), (column & 127) == 0);
   }
 }
 
 // A token to the rows of its local experts.
-template <int kThreads, bool kGroups = true>
+template <int kThreads>
 __device__ inline void write_token(const RowsArgs& a, int64_t token, const Target* targets, int num_targets, int part,
                                    int parts, uint32_t* shared) {
   const auto load = [&](int column, float(&v)[8]) {
@@ -163,9 +161,9 @@ __device__ inline void write_token(const RowsArgs& a, int64_t token, const Targe
     row_amax = block_max_bits<kThreads>(bits, shared);
   }
   const RowRounding factors = row_rounding(a, row_amax);
-  round_row<kThreads, kGroups>(a, factors, part, parts, load, [&](int column, const Rounded8& piece, bool first) {
+  round_row<kThreads>(a, factors, part, parts, load, [&](int column, const Rounded8& piece, bool first) {
     for (int i = 0; i < num_targets; ++i) store8(a, targets[i], column, piece.bf16, piece.codes, piece.scale, first);
-    if (kGroups && !a.out.e4m3 && a.out.round == Round::fp8_group && first)
+    if (!a.out.e4m3 && a.out.round == Round::fp8_group && first)
       for (int i = 0; i < num_targets; ++i) store_scale(targets[i], column, piece.scale);
   });
   if (a.out.row_scale != nullptr && part == 0 && static_cast<int>(threadIdx.x) < num_targets)
