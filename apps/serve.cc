@@ -35,7 +35,6 @@ struct Options {
   std::string chat_template, sampling_defaults = "model";
   std::optional<std::string> kv_events;
   std::optional<uint64_t> random_seed;
-  std::optional<double> mem_fraction;
   bool deterministic = false, no_prefix_cache = false;
   int drain_seconds = 60;
 };
@@ -104,48 +103,6 @@ std::shared_ptr<server::ServedModel> served_model(const Options& o, const model:
                                                model.info(), std::move(defaults), template_text, o.chat_template);
 }
 
-// SGLang's way to size the cache: what weights, states and keys and values may take of the device's memory together.
-int64_t cache_tokens_of(double fraction, Device& device, const model::Model& model,
-                        const engine::EngineConfig& engine) {
-  const DeviceMemory memory = device.memory();
-  const auto total = static_cast<double>(memory.total);
-  const model::CacheShape& shape = model.cache_shape();
-  const int64_t states = (engine.max_running + engine.state_snapshots) * shape.bytes_per_slot(1);
-  // Of a GPU, others may hold more than the rest. The weights are not among the free memory any more.
-  const auto weights = static_cast<double>(model.info().weight_bytes);
-  const double share =
-      device.id().is_host() ? total * fraction : std::min(total * fraction, static_cast<double>(memory.free) + weights);
-  const double left = share - weights - static_cast<double>(states);
-  const int64_t token = shape.bytes_per_token();
-  const int64_t useful =
-      engine.max_running * (engine.context_length ? engine.context_length : model.info().max_positions);
-  const int64_t tokens =
-      token == 0 ? useful : std::min(useful, static_cast<int64_t>(left / static_cast<double>(token)));
-  check(tokens >= engine.block_size,
-        "--mem-fraction-static is {}; of {:.2f} GB of {} that leaves no room for keys and values beside {:.2f} GB of "
-        "weights",
-        fraction, total / 1e9, to_string(device.id()), weights / 1e9);
-  return tokens;
-}
-
-// What the engine will reserve, from the configuration of the model that is not loaded yet. A share of the memory is
-// what the weights leave of it: at least one block.
-model::CacheConfig planned_cache(const Options& o, DeviceId device, const model::CacheShape& shape,
-                                 int64_t max_positions) {
-  engine::EngineConfig c = o.engine;
-  c.prefill_chunk = std::max<int64_t>(c.prefill_chunk, 0);
-  if (o.mem_fraction) c.cache_tokens = c.block_size;
-  model::ModelInfo info;
-  info.max_positions = max_positions;
-  info.has_draft = true;  // what a model cannot do is said when it is there
-  return engine::runner_config(engine::completed(c, info, device), shape.recurrent()).cache;
-}
-
-int64_t longest_prompt(const model::Model& model, const engine::EngineConfig& engine) {
-  constexpr int64_t kMost = int64_t{1} << 20;  // the engine's own bound of a step
-  return std::min(kMost, engine.context_length ? engine.context_length : model.info().max_positions);
-}
-
 std::unique_ptr<server::KvEventPublisher> event_publisher(Options& o, const Context& ctx) {
   if (!o.kv_events) return nullptr;
   const server::KvEventsConfig config = server::parse_kv_events_config(*o.kv_events);
@@ -204,17 +161,12 @@ bool run(Options o, Shared& shared) {
   std::fflush(stdout);
 
   model::LoadOptions loaded = load_options(ctx, o.model);
-  model::LiveModel live =
-      model::load_live_model(ctx, loaded, [&](const model::CacheShape& shape, int64_t max_positions) {
-        return planned_cache(o, ctx.device().id(), shape, max_positions);
-      });
+  model::LiveModel live = model::load_live_model(ctx, loaded, engine::cache_plan(o.engine, ctx.device().id()));
   const model::Model* const model = live.model.get();
   const std::shared_ptr<server::ServedModel> served = served_model(o, *model, template_text);
   if (!served->chat_template_error().empty())
     ctx.log(LogLevel::warning, fmt::format("no chat: {}", served->chat_template_error()));
   if (!served->defaults.source.empty()) log("sampling defaults from " + served->defaults.source);
-  if (o.mem_fraction) o.engine.cache_tokens = cache_tokens_of(*o.mem_fraction, ctx.device(), *model, o.engine);
-  if (o.engine.prefill_chunk == -1) o.engine.prefill_chunk = longest_prompt(*model, o.engine);
   const auto engine =
       std::make_shared<server::InProcessEngine>(ctx, std::move(live), std::move(loaded), served->tokenizer, o.engine,
                                                 [&ctx, options = o.model](const std::string& path) mutable {
@@ -235,7 +187,7 @@ bool run(Options o, Shared& shared) {
     ctx.log(LogLevel::warning,
             fmt::format("the cache of {} tokens bounds the context: {} tokens instead of {}; a larger {} allows more",
                         config.cache_tokens, config.context_length, wanted,
-                        o.mem_fraction ? "--mem-fraction-static" : "--max-total-tokens"));
+                        o.engine.mem_fraction_static ? "--mem-fraction-static" : "--max-total-tokens"));
   shared.clear_progress();
   watch_for_shutdown();
   engine->on_fault(ask_for_shutdown);
@@ -271,7 +223,7 @@ void add_engine_options(CLI::App& command, Options& o) {
         "tokens of keys and values in memory; 0: as many as all running requests need, at most 65536 or one context", 0,
         kMany);
   command
-      .add_option("--mem-fraction-static", o.mem_fraction,
+      .add_option("--mem-fraction-static", o.engine.mem_fraction_static,
                   "instead: as many as weights and cache together fit into this share of the device's memory")
       ->check(CLI::Range(0.0, 1.0))
       ->excludes("--max-total-tokens")

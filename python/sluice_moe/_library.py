@@ -149,7 +149,7 @@ class EngineOptions(Struct):
         ("progress", ProgressFn), ("user", c_void_p), ("context_length", c_int64), ("max_running", c_int),
         ("max_queued", c_int), ("prefill_chunk", c_int64), ("cache_tokens", c_int64), ("block_size", c_int64),
         ("no_prefix_cache", c_int), ("state_snapshots", c_int), ("speculative_steps", c_int),
-        ("speculative_fixed_steps", c_int),
+        ("speculative_fixed_steps", c_int), ("mem_fraction_static", c_double),
     ]
 
 

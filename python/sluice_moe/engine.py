@@ -14,7 +14,7 @@ from typing import Any, Union
 
 from . import _library
 from ._answers import AsyncStream, Batch, Stream, finish, iterate
-from ._arguments import as_json, encoded, ids_of, list_of
+from ._arguments import as_json, encoded, ids_of, list_of, number_of
 from ._callbacks import ProgressFn, callbacks_of, interruptible, progress_of
 from ._control import Control
 from ._request import make_request, names_of, values_of
@@ -38,7 +38,9 @@ class Engine(Control):
     device: "cpu", "cuda", "cuda:N", "auto" (a Hopper GPU, else the CPU): where the model runs. moe_runner_backend: what runs the experts ("auto", "cpu", ...).
     context_length: the longest prompt with its answer, in tokens; default: the model's.
     max_running_requests: answers that are worked on at once. max_queued_requests: answers that may wait; None: any number.
-    chunked_prefill_size: prompt tokens per step; default: 512 on the CPU, 8192 on a GPU. max_total_tokens: tokens of keys and values.
+    chunked_prefill_size: prompt tokens per step; -1: whole prompts; default: 512 on the CPU, 8192 on a GPU.
+    max_total_tokens: tokens of keys and values. mem_fraction_static: in its place, what weights and cache together may take of
+        the device's memory, at most 1.
     disable_radix_cache: no prefix is found again.
     speculative_algorithm: "NEXTN" drafts with the checkpoint's own head; the text stays the same. A step makes at most
         speculative_num_steps drafts, as measured times and right drafts make them pay; speculative_fixed_steps: always
@@ -61,6 +63,7 @@ class Engine(Control):
                  context_length: int | None = None, kv_cache_dtype: str = "auto", quantization_head: str | None = None,
                  max_running_requests: int | None = None, max_queued_requests: int | None = None,
                  chunked_prefill_size: int | None = None, max_total_tokens: int | None = None,
+                 mem_fraction_static: float | None = None,
                  disable_radix_cache: bool = False, speculative_algorithm: str | None = None,
                  speculative_num_steps: int = 3, speculative_fixed_steps: bool = False,
                  enable_deterministic_inference: bool = False,
@@ -74,6 +77,15 @@ class Engine(Control):
 
         def size(name: str, value: int | None, most: int = 2**62) -> int:
             return 0 if value is None else count(name, value, 1, most)
+
+        def chunk(value: int | None) -> int:
+            return -1 if value is not None and value == -1 else size("chunked_prefill_size", value)
+
+        def share(value: float | None) -> float:
+            number = 0.0 if value is None else number_of("mem_fraction_static", value)
+            if value is not None and number == 0:  # 0 is the library's word for none
+                raise ValueError("mem_fraction_static is 0; accepted: more than 0, at most 1")
+            return number
 
         def option(name: str, value: str | None) -> bytes | None:
             return None if value is None else _library.text(name, value)
@@ -93,8 +105,9 @@ class Engine(Control):
             context_length=size("context_length", context_length),
             max_running=size("max_running_requests", max_running_requests, 2**31 - 1),
             max_queued=2**30 if max_queued_requests is None else size("max_queued_requests", max_queued_requests, 2**30),
-            prefill_chunk=size("chunked_prefill_size", chunked_prefill_size),
-            cache_tokens=size("max_total_tokens", max_total_tokens), no_prefix_cache=bool(disable_radix_cache),
+            prefill_chunk=chunk(chunked_prefill_size),
+            cache_tokens=size("max_total_tokens", max_total_tokens, 2**30), mem_fraction_static=share(mem_fraction_static),
+            no_prefix_cache=bool(disable_radix_cache),
             speculative_steps=count("speculative_num_steps", speculative_num_steps, 1, 64) if speculates else 0,
             speculative_fixed_steps=bool(speculative_fixed_steps),
             **self._callbacks)

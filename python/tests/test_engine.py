@@ -482,6 +482,13 @@ def test_requests_are_checked(engine, arguments, kind, sentence):
         engine.generate(**arguments)
 
 
+def test_the_cache_is_a_share_of_the_memory():
+    with sluice_moe.Engine(BUNDLED, threads=1, mem_fraction_static=0.5, max_running_requests=4, context_length=512,
+                           chunked_prefill_size=-1) as engine:
+        assert engine.get_server_info()["max_total_num_tokens"] == 4 * 512  # more is no use
+        assert engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 3})["text"] == " he went down"
+
+
 def test_keys_and_values_in_fp8():
     config = json.loads((BUNDLED / "config.json").read_text())
     layers = config["hybrid_override_pattern"].count("*")
@@ -549,6 +556,15 @@ def test_engines_are_checked(tmp_path):
         ({"speculative_algorithm": "NEXTN"}, sluice_moe.Unsupported, "draft"),
         ({"threads": 5000}, ValueError, "threads is 5000"),
         ({"context_length": 10**9}, ValueError, "context_length"),
+        ({"chunked_prefill_size": -2}, ValueError, "chunked_prefill_size is -2"),
+        ({"mem_fraction_static": 0.0001}, ValueError,
+         "mem_fraction_static is 0.0001; of .* GB of cpu that leaves no room for keys and values beside 0.02 GB of weights and 0.01 GB of states"),
+        ({"mem_fraction_static": 0}, ValueError, "mem_fraction_static is 0; accepted: more than 0, at most 1"),
+        ({"mem_fraction_static": 1.5}, ValueError, "mem_fraction_static is 1.5; accepted: more than 0, at most 1"),
+        ({"mem_fraction_static": "half"}, TypeError, "mem_fraction_static is str; accepted: a number"),
+        ({"mem_fraction_static": 0.5, "max_total_tokens": 4096}, ValueError,
+         "mem_fraction_static is 0.5 beside 4096 tokens of keys and values; accepted: one of them"),
+        ({"max_total_tokens": 2**30}, sluice_moe.OutOfMemory, "the cache takes"),
         ({"progress": 3}, TypeError, "progress is int"),
     ]:
         with pytest.raises(kind, match=sentence):

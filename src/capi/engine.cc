@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,7 @@ engine::EngineConfig read_config(const sluice_engine_options& o) {
   take(config.prefill_chunk, o.prefill_chunk);
   take(config.cache_tokens, o.cache_tokens);
   take(config.block_size, o.block_size);
+  take(config.mem_fraction_static, o.mem_fraction_static);
   config.prefix_cache = o.no_prefix_cache == 0;
   if (o.state_snapshots != 0) config.state_snapshots = o.state_snapshots == -1 ? 0 : o.state_snapshots;
   config.speculative_steps = o.speculative_steps;
@@ -182,14 +184,15 @@ Running::Running(const char* folder, const sluice_engine_options& o)
       ctx(machine.context(o)),
       tokenizer(read_tokenizer(options.path)),
       special(tokenizer) {
-  model::LiveModel model = model::load_live_model(ctx, options);
+  const engine::EngineConfig config = read_config(o);
+  model::LiveModel model = model::load_live_model(ctx, options, engine::cache_plan(config, ctx.device().id()));
   info = model.model->info();
   check_file(tokenizer.vocab_size() <= info.vocab,
              "{}: tokenizer.json has ids up to {}, but config.json's vocab_size is {}", options.path.string(),
              tokenizer.vocab_size() - 1, info.vocab);
   grammars =
       std::make_unique<grammar::GrammarCompiler>(grammar::vocabulary_of(tokenizer, info.vocab, info.stop_tokens));
-  live = std::make_unique<engine::LiveEngine>(ctx, std::move(model), options, &tokenizer, read_config(o));
+  live = std::make_unique<engine::LiveEngine>(ctx, std::move(model), options, &tokenizer, config);
 }
 
 }  // namespace sluice::capi
@@ -259,7 +262,8 @@ sluice_status sluice_engine_create(const char* folder, const sluice_engine_optio
   return guard([&] {
     required(out, "out") = nullptr;
     const sluice_engine_options options =
-        given == nullptr ? sluice_engine_options{} : read_struct(given, "options", sizeof(sluice_engine_options));
+        given == nullptr ? sluice_engine_options{}
+                         : read_struct(given, "options", offsetof(sluice_engine_options, mem_fraction_static));
     *out = new sluice_engine{std::make_shared<Running>(folder, options)};
   });
 }

@@ -16,7 +16,7 @@ struct Engine::Impl {
         model(&m),
         info(m.info()),
         tokenizer(t),
-        config(completed(c, info, ctx.device().id())),
+        config(completed(c, info, m.cache_shape(), ctx.device().id(), ctx.device().memory())),
         recurrent(m.cache_shape().recurrent()),
         scheduler(scheduler_config(config, recurrent)),
         runner(ctx, m, runner_config(config, recurrent)),
@@ -264,8 +264,7 @@ void Engine::replace_model(const model::Model& model, InFlight requests) {
   check(impl_->runner.cache_shape() == model.cache_shape() && now.vocab == next.vocab && now.hidden == next.hidden &&
             now.dtype == next.dtype && now.has_draft == next.has_draft,
         "the new model has other shapes than the {} it would replace; start anew for another model", now.architecture);
-  completed(impl_->config, next,
-            impl_->ctx.device().id());  // throws where this configuration could not have begun with it
+  validate(impl_->config, next);  // throws where this configuration could not have begun with it
   impl_->finish_begun_step();
   if (requests == InFlight::cancel) cancel_all();
   impl_->scheduler.flush_and_isolate();

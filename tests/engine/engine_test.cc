@@ -365,7 +365,7 @@ TEST(Engine, RefusesConfigurations) {
   EXPECT_THROW(make_engine({.context_length = 1 << 20}), Error);
   EXPECT_THROW(make_engine({.max_running = 0}), Error);
   EXPECT_THROW(make_engine({.max_queued = 0}), Error);
-  EXPECT_THROW(make_engine({.prefill_chunk = -1}), Error);
+  EXPECT_THROW(make_engine({.prefill_chunk = -2}), Error);
   EXPECT_THROW(make_engine({.block_size = 0}), Error);
   EXPECT_THROW(make_engine({.state_snapshots = -1}), Error);
   EXPECT_THROW(make_engine({.speculative_steps = 2}), Error) << "the model has no draft head";

@@ -110,7 +110,8 @@ class Sizes(Options):
         self.assertIn(f"the cache of 256 tokens bounds the context: 256 tokens instead of {self.info(whole)['context_length']}",
                       server.log())
         self.assertNotIn("bounds the context", whole.log())
-        self.refused(2, "leaves no room", "--mem-fraction-static", 0.0001)
+        self.refused(2, "mem_fraction_static is 0.0001; of ", "--mem-fraction-static", 0.0001)
+        self.refused(2, "mem_fraction_static is 0; accepted: more than 0, at most 1", "--mem-fraction-static", 0)
         self.refused(2, "excludes", "--mem-fraction-static", 0.5, "--max-total-tokens", 4096)
 
     def test_limits_of_requests(self):

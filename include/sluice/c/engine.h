@@ -26,13 +26,15 @@ typedef struct sluice_engine_options {
   int64_t context_length; /* the longest prompt with its answer, in tokens: the model's */
   int max_running;        /* answers that are worked on at once: 32 */
   int max_queued;         /* answers that may wait: 256; a call is taken whole while fewer wait */
-  int64_t prefill_chunk;  /* prompt tokens per step: 512 on the CPU, 8192 on a GPU */
+  int64_t prefill_chunk;  /* prompt tokens per step: 512 on the CPU, 8192 on a GPU; -1: whole prompts */
   int64_t cache_tokens;   /* tokens of keys and values: as many as max_running contexts, at most 65536 or one context */
   int64_t block_size;     /* tokens that the prefix cache shares at a time: 64 */
   int no_prefix_cache;    /* 1: no prefix is found again */
   int state_snapshots;    /* states of recurrent layers (Mamba) kept for the prefix cache: 16; -1: none */
   int speculative_steps;  /* the most drafts per step from the model's own head: none; see sluice_generate_options */
   int speculative_fixed_steps; /* 1: always speculative_steps drafts */
+  /* In place of cache_tokens: what weights and cache may take of the device's memory together, at most 1: none. */
+  double mem_fraction_static;
 } sluice_engine_options;
 
 /* options NULL: all defaults. */
