@@ -57,6 +57,7 @@ class Answer:
         if request.logprobs:  # without any of the prompt's its lists are empty: SGLang has the keys in every answer
             self._logprobs(meta, "input", batch.scores[self.request].rows, request)
             self._logprobs(meta, "output", self.rows, request)
+            meta["output_token_logprobs_length"] = len(self.rows)
         out: dict[str, Any] = {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
         if batch.several:
             out["index"] = self.number

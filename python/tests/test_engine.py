@@ -196,6 +196,7 @@ def test_logprobs(engine):
     ids = engine.encode(PROMPT)
     assert [token for _, token, _ in meta["input_token_logprobs"]] == ids[4:]
     assert "".join(text for *_, text in meta["output_token_logprobs"]) == " he went down"
+    assert meta["output_token_logprobs_length"] == 3 and "input_token_logprobs_length" not in meta
     for (chosen, token, _), top, named in zip(meta["output_token_logprobs"], meta["output_top_logprobs"],
                                               meta["output_token_ids_logprobs"]):
         assert top[0][:2] == (chosen, token) and top[0][0] >= top[1][0]

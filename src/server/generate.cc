@@ -168,6 +168,7 @@ class GenerateWriter final : public AnswerWriter {
       add_logprobs(meta, "input", shown, scores_[a.prompt].tokens(),
                    shown.prompt_from == 0 ? std::optional(a.first_token) : std::nullopt);
       add_logprobs(meta, "output", shown, a.logprobs, std::nullopt);
+      meta.add("output_token_logprobs_length", a.logprobs.size());
     }
     JsonObject out;
     out.add("text", a.text).raw("output_ids", ids_json(a.ids)).raw("meta_info", meta.str());

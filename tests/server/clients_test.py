@@ -218,6 +218,7 @@ class PeersFields(WithServer):
         status, events = self.server.stream("/generate", body)
         for event in events:
             self.assertEqual([event["meta_info"][key] for key in keys], [answers[0]["meta_info"][key] for key in keys])
+            self.assertEqual(event["meta_info"]["output_token_logprobs_length"], len(event["output_ids"]))
         last = {event["index"]: event["output_ids"] for event in events}
         self.assertEqual(last, {answer["index"]: answer["output_ids"] for answer in answers})
 
@@ -322,7 +323,8 @@ class SglangLists(WithServer):
                                      "rid": ["one", "two"], "return_logprob": [True, False], "top_logprobs_num": [2, 0],
                                      "logprob_start_len": [1, -1], "token_ids_logprob": [[5, 6], None]})
         self.assertEqual([a["meta_info"]["id"] for a in both], ["one", "two"])
-        self.assertNotIn("output_token_logprobs", both[1]["meta_info"])
+        for key in ("output_token_logprobs", "output_token_logprobs_length"):
+            self.assertNotIn(key, both[1]["meta_info"])
         alone = self.ok("/generate", {"text": PROMPT, "sampling_params": sampling, "model": "tiny", "return_logprob": True,
                                       "top_logprobs_num": 2, "logprob_start_len": 1, "token_ids_logprob": [5, 6]})
         for key in ("output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "output_token_ids_logprobs"):

@@ -140,6 +140,7 @@ class Endpoints(WithServer):
         self.assertEqual(meta["finish_reason"], {"type": "length", "length": 8})
         self.assertEqual(len(answer["output_ids"]), meta["completion_tokens"])
         self.assertEqual([t[1] for t in meta["output_token_logprobs"]], answer["output_ids"])
+        self.assertEqual(meta["output_token_logprobs_length"], 8)
         self.assertEqual("".join(t[2] for t in meta["output_token_logprobs"]), answer["text"])
         self.assertEqual(len(meta["input_token_logprobs"]), meta["prompt_tokens"])
         self.assertIsNone(meta["input_token_logprobs"][0][0])
