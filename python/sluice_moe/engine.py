@@ -79,7 +79,7 @@ class Engine(Control):
             return 0 if value is None else count(name, value, 1, most)
 
         def chunk(value: int | None) -> int:
-            return -1 if value is not None and value == -1 else size("chunked_prefill_size", value)
+            return -1 if value is not None and value == -1 else size("chunked_prefill_size", value, 2**20)
 
         def share(value: float | None) -> float:
             number = 0.0 if value is None else number_of("mem_fraction_static", value)
@@ -103,7 +103,7 @@ class Engine(Control):
         options = _library.EngineOptions(
             threads=count("threads", threads, 0, 4096), device=option("device", device), model=ctypes.pointer(model),
             context_length=size("context_length", context_length),
-            max_running=size("max_running_requests", max_running_requests, 2**31 - 1),
+            max_running=size("max_running_requests", max_running_requests, 4096),
             max_queued=2**30 if max_queued_requests is None else size("max_queued_requests", max_queued_requests, 2**30),
             prefill_chunk=chunk(chunked_prefill_size),
             cache_tokens=size("max_total_tokens", max_total_tokens, 2**30), mem_fraction_static=share(mem_fraction_static),

@@ -88,7 +88,7 @@ void LiveEngine::run_update(const std::function<void(Engine&)>& job) {
 
 void LiveEngine::update(const NamedTensors& tensors, const Replacement& how) {
   run_update([&](Engine& e) {
-    if (!e.has_model()) fail(ErrorCode::busy, "the weights are released; resume_memory_occupation brings them back");
+    if (!e.has_model()) fail(ErrorCode::busy, "the weights are released; resuming their memory brings them back");
     if (has_dummies()) {
       set_sent(sent_->with(tensors));
       if (!updating_ && sent_->state().complete()) replace_dummies(e, *sent_, how);
@@ -112,7 +112,7 @@ void LiveEngine::begin_update() {
 
 void LiveEngine::end_update(const Replacement& how) {
   run_update([&](Engine& e) {
-    check(updating_, "no update has begun; begin_weight_update begins one");
+    check(updating_, "no update has begun; begin one first");
     updating_ = false;
     const NamedTensors tensors = std::exchange(pending_, {});
     if (!tensors.empty()) apply(e, tensors, how);
@@ -213,7 +213,7 @@ io::Checkpoint LiveEngine::weights() const {
 void LiveEngine::check_available() const {
   const std::lock_guard lock(mutex_);
   if (released_.weights || released_.kv_cache)
-    fail(ErrorCode::busy, "the memory of {} is released; resume_memory_occupation brings it back",
+    fail(ErrorCode::busy, "the memory of {} is released; resuming it brings it back",
          released_.weights && released_.kv_cache ? "weights and kv_cache"
          : released_.weights                     ? "weights"
                                                  : "kv_cache");

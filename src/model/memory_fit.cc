@@ -38,7 +38,7 @@ void check_fits(const io::Checkpoint& checkpoint, const LoadOptions& options, De
     }
   fail(ErrorCode::out_of_memory, "{}: the weights take {}, and {}; {}", checkpoint.folder().string(), gb(need),
        room_text(device, memory),
-       smaller.empty() ? "no --quantization makes them fit" : "accepted: --quantization " + smaller);
+       smaller.empty() ? "no quantization makes them fit" : "accepted: quantization " + smaller);
 }
 
 void check_cache_fits(int64_t weights, const CacheShape& shape, const CacheConfig& cache, DeviceId device,
@@ -53,9 +53,8 @@ void check_cache_fits(int64_t weights, const CacheShape& shape, const CacheConfi
                   weights > 0 ? fmt::format(" beside {} of weights", gb(weights)) : "", room_text(device, memory));
   if (room < block)
     fail(ErrorCode::out_of_memory, "{}; that leaves no room for keys and values{}", need,
-         states > 0 ? "; fewer answers at once (--max-running-requests) need fewer states" : "");
-  fail(ErrorCode::out_of_memory, "{}; accepted: at most {} tokens (--max-total-tokens)", need,
-       room / block * cache.block_size);
+         states > 0 ? "; fewer answers at once need fewer states" : "");
+  fail(ErrorCode::out_of_memory, "{}; accepted: a cache of at most {} tokens", need, room / block * cache.block_size);
 }
 
 }  // namespace sluice::model

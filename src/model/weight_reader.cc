@@ -24,10 +24,10 @@ weights::LoaderOptions loader_options(const LoadOptions& o, weights::DeviceStage
         to_string(o.dtype), to_string(o.dtype));
   weights::LoaderOptions out;
   check(o.quantization_rest.empty() || !o.quantization.empty(),
-        "quantization-rest is \"{}\", but quantization is not given; it names the format of the experts",
+        "quantization_rest is \"{}\", but quantization is not given; it names the format of the experts",
         o.quantization_rest);
   check(o.quantization_head.empty() || !o.quantization.empty(),
-        "quantization-head is \"{}\", but quantization is not given; it names the format of the experts",
+        "quantization_head is \"{}\", but quantization is not given; it names the format of the experts",
         o.quantization_head);
   if (!o.quantization.empty())
     out.online = weights::parse_online_policy(o.quantization, o.quantization_rest, o.quantization_head);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random weights in the shapes of a configuration, for runs without the checkpoint (--load-format dummy).
+// Random weights in the shapes of a configuration, for runs without the checkpoint.
 #pragma once
 
 #include <string_view>

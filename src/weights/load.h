@@ -22,7 +22,7 @@ namespace sluice::weights {
 struct StoredNames;
 
 struct LoaderOptions {
-  // --quantization, for modules that are stored in BF16. A checkpoint that is quantised already is refused.
+  // Formats for modules that are stored in BF16. A checkpoint that is quantised already is refused.
   std::optional<OnlinePolicy> online;
   // Static NVFP4 inputs (calibrated scale) become nvfp4_token; the checkpoint's input scales are then ignored.
   bool nvfp4_per_token = false;

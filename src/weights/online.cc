@@ -72,11 +72,11 @@ OnlinePolicy parse_online_policy(std::string_view name, std::string_view rest, s
   const OnlineFormat& experts = find_online_format("quantization", name);
   OnlinePolicy out{std::string(name), experts.format, experts.experts_only ? ModuleFormat{} : experts.format, {}};
   if (!rest.empty()) {
-    out.rest = find_online_format("quantization-rest", rest).format;
+    out.rest = find_online_format("quantization_rest", rest).format;
     out.name += fmt::format(" with {} for the rest", rest);
   }
   if (!head.empty()) {
-    out.head = find_online_format("quantization-head", head).format;
+    out.head = find_online_format("quantization_head", head).format;
     out.name += fmt::format("{} {} for the head", rest.empty() ? " with" : " and", head);
   }
   return out;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --quantization: BF16 checkpoints quantised while they are loaded.
+// BF16 checkpoints quantised while they are loaded.
 #pragma once
 
 #include <string>
@@ -37,9 +37,9 @@ struct OnlinePolicy {
 //   nvfp4                              nvfp4, inputs nvfp4: needs calibrated input scales
 //   nvfp4_online                       nvfp4, inputs nvfp4_token
 //   mxfp4                              mxfp4, inputs plain
-// name: of the routed experts (--quantization). rest: of the other linears (--quantization-rest); empty follows SGLang,
-// where fp8 and mxfp8 take every linear, NVFP4 and MXFP4 the experts alone. head: of the output head
-// (--quantization-head); empty: BF16. Throws invalid_argument with the accepted names for another one.
+// name: of the routed experts. rest: of the other linears; empty follows SGLang, where fp8 and mxfp8 take every linear,
+// NVFP4 and MXFP4 the experts alone. head: of the output head; empty: BF16. Throws invalid_argument with the accepted
+// names for another one; it calls them quantization, quantization_rest and quantization_head.
 OnlinePolicy parse_online_policy(std::string_view name, std::string_view rest = {}, std::string_view head = {});
 // The names, in that order.
 std::vector<std::string_view> online_formats();

@@ -75,7 +75,7 @@ class Saver {
       : ctx_(ctx), in_(in), options_(options), scheme_(QuantScheme::detect(in)) {
     for (const std::string& pattern : options.exclude) {
       try {
-        excluded_.push_back({NamePattern(pattern, "--exclude")});
+        excluded_.push_back({NamePattern(pattern, "exclude")});
       } catch (const Error& e) {
         fail(ErrorCode::invalid_argument, "{}", e.what());  // here the pattern is an argument, not a file's
       }
@@ -89,7 +89,7 @@ class Saver {
     for (const std::string& name : in_.names()) add(name);
     is_excluded(std::string(kHead));  // a module of every model, also where the embedding is its matrix
     for (const Excluded& e : excluded_)
-      check(e.found, "--exclude \"{}\" matches no module of {}; accepted: names, globs and re:<regular expression>",
+      check(e.found, "exclude \"{}\" matches no module of {}; accepted: names, globs and re:<regular expression>",
             e.pattern.text(), in_.folder().string());
   }
 

@@ -21,9 +21,9 @@ struct SaveOptions {
   int64_t shard_bytes = int64_t{4} << 30;  // a file ends with the module that passes this size
 };
 
-// What `sluice quantize --format NAME --format-rest REST --format-head HEAD` means. calibrated: static inputs for fp8
-// (fp8_static); NVFP4's are always static but with weight_only. Throws invalid_argument: an unknown name, NVFP4 without
-// calibration, or calibration where inputs have no static scale.
+// Of the names of formats that parse_online_policy() takes. calibrated: static inputs for fp8 (fp8_static); NVFP4's are
+// always static but with weight_only. Throws invalid_argument: an unknown name, NVFP4 without calibration, or
+// calibration where inputs have no static scale.
 SaveOptions save_options(std::string_view name, std::string_view rest, std::string_view head, bool calibrated,
                          bool weight_only);
 

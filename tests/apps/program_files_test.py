@@ -76,9 +76,9 @@ class Files(Program):
 
     def test_quantize_refuses_patterns_that_say_nothing(self):
         out = self.folder / "out"
-        self.refused(USAGE, '--exclude "nothing_matches" matches no module', "quantize", MODEL, out, "--format", "mxfp8",
+        self.refused(USAGE, 'exclude "nothing_matches" matches no module', "quantize", MODEL, out, "--format", "mxfp8",
                      "--exclude", "nothing_matches")
-        sentence = self.refused(USAGE, '--exclude "(" is not a regular expression', "quantize", MODEL, out, "--format", "mxfp8",
+        sentence = self.refused(USAGE, 'exclude "(" is not a regular expression', "quantize", MODEL, out, "--format", "mxfp8",
                                 "--exclude", "re:(")
         self.assertNotIn("?:", sentence)
         self.assertFalse(out.exists())

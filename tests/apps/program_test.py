@@ -261,7 +261,7 @@ class Models(Program):
         listed["weight_map"]["unused.weight"] = shard.name
         index.write_text(json.dumps(listed))
         sentence = self.refused(MEMORY, "", "generate", "--model-path", folder, "--prompt", "a")
-        self.assertRegex(sentence, r"the weights take [\d.]+ GB, and cpu has [\d.]+ GB; no --quantization makes them fit")
+        self.assertRegex(sentence, r"the weights take [\d.]+ GB, and cpu has [\d.]+ GB; no quantization makes them fit")
 
     def test_auto_device_says_what_it_is(self):
         result = run("generate", "--model-path", MODEL, "--device", "auto", "--prompt", PROMPT, "--max-new-tokens", 2)

@@ -251,7 +251,7 @@ TEST_F(CapiModel, RefusalsAreSentences) {
   EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
   options.quantization = "mxfp4", options.quantization_head = "q8_0";
   EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);
-  EXPECT_NE(std::string(sluice_last_error()).find("quantization-head is \"q8_0\"; accepted: bf16"), std::string::npos);
+  EXPECT_NE(std::string(sluice_last_error()).find("quantization_head is \"q8_0\"; accepted: bf16"), std::string::npos);
   options = sluice::Model::default_options();
   options.kv_cache_dtype = "fp8_e5m2";
   EXPECT_THROW(sluice::Model(context, kFolder, options), sluice::Error);

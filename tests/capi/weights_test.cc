@@ -253,7 +253,7 @@ TEST_F(CapiWeights, SeveralCallsAreOneUpdate) {
   const Answer fresh = answer();
   const Owned norm = read(kNorm), expert = read(kExpert);
   EXPECT_EQ(sluice_engine_end_update(engine_, 0), SLUICE_INVALID_ARGUMENT);
-  EXPECT_STREQ(sluice_last_error(), "no update has begun; begin_weight_update begins one");
+  EXPECT_STREQ(sluice_last_error(), "no update has begun; begin one first");
   ASSERT_EQ(sluice_engine_begin_update(engine_), SLUICE_OK);
   ASSERT_EQ(update({norm.halved().view()}), SLUICE_OK);
   ASSERT_EQ(update({expert.halved().view()}), SLUICE_OK);

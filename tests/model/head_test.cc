@@ -198,8 +198,8 @@ TEST_P(HeadFormats, StaysInBfloat16UnlessAsked) {
     return "";
   };
   EXPECT_EQ(refusal("", "mxfp8"),
-            "quantization-head is \"mxfp8\", but quantization is not given; it names the format of the experts");
-  EXPECT_NE(refusal("mxfp8", "q8_0").find("quantization-head is \"q8_0\"; accepted: bf16, fp8, "), std::string::npos);
+            "quantization_head is \"mxfp8\", but quantization is not given; it names the format of the experts");
+  EXPECT_NE(refusal("mxfp8", "q8_0").find("quantization_head is \"q8_0\"; accepted: bf16, fp8, "), std::string::npos);
 }
 
 }  // namespace

@@ -46,12 +46,12 @@ TEST(MemoryFit, WhatDoesNotFitIsRefusedWithWhatWould) {
   EXPECT_EQ(refusal(o, gpu, {2 * bytes, bytes}), "");
   const std::string host = refusal(o, {}, {bytes - 1, bytes - 1});
   EXPECT_NE(host.find("cpu has "), std::string::npos) << host;
-  EXPECT_NE(host.find("--quantization fp8 ("), std::string::npos) << host;
+  EXPECT_NE(host.find("accepted: quantization fp8 ("), std::string::npos) << host;
   EXPECT_EQ(host.find("bf16 ("), std::string::npos) << host;
   const std::string device = refusal(o, gpu, {2 * bytes, bytes * 6 / 10});
   EXPECT_NE(device.find("cuda:1 has "), std::string::npos) << device;
   EXPECT_NE(device.find(" free"), std::string::npos) << device;
-  EXPECT_NE(refusal(o, gpu, {100, 100}).find("no --quantization makes them fit"), std::string::npos);
+  EXPECT_NE(refusal(o, gpu, {100, 100}).find("no quantization makes them fit"), std::string::npos);
   o.quantization = "mxfp8";
   const weights::OnlinePolicy policy = weights::parse_online_policy(o.quantization);
   const int64_t quantized = weights::loaded_bytes(checkpoint, &policy);
@@ -98,7 +98,7 @@ TEST(MemoryFit, ACacheThatDoesNotFitIsRefusedWithWhatWould) {
   EXPECT_NE(less.find("1.3 GB for 64000 tokens beside 30.0 GB of weights, and cuda:0 has 31.3 GB of 40.0 GB free"),
             std::string::npos)
       << less;
-  EXPECT_NE(less.find("at most 63936 tokens (--max-total-tokens)"), std::string::npos) << less;
+  EXPECT_NE(less.find("; accepted: a cache of at most 63936 tokens"), std::string::npos) << less;
   EXPECT_NE(refusal(kWeights + 1000).find("leaves no room for keys and values"), std::string::npos);
   shape.mamba.push_back({64, 64, 8, 128, 4});
   cache.slots = 8;

@@ -31,8 +31,8 @@ TEST(Online, NamesAndTheInputsTheyImply) {
   const std::string accepted =
       "; accepted: bf16, fp8, fp8_channel, w8a8_fp8, fp8_block, mxfp8, nvfp4, nvfp4_online, mxfp4";
   EXPECT_EQ(error_of([] { parse_online_policy("int4"); }), "quantization is \"int4\"" + accepted);
-  EXPECT_EQ(error_of([] { parse_online_policy("mxfp4", "int8"); }), "quantization-rest is \"int8\"" + accepted);
-  EXPECT_EQ(error_of([] { parse_online_policy("mxfp4", "", "q8_0"); }), "quantization-head is \"q8_0\"" + accepted);
+  EXPECT_EQ(error_of([] { parse_online_policy("mxfp4", "int8"); }), "quantization_rest is \"int8\"" + accepted);
+  EXPECT_EQ(error_of([] { parse_online_policy("mxfp4", "", "q8_0"); }), "quantization_head is \"q8_0\"" + accepted);
 }
 
 TEST(Online, TheRestHasAFormatOfItsOwn) {

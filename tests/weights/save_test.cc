@@ -352,10 +352,10 @@ TEST_F(SaveTest, ExcludedPatternsAreLookedAtFirst) {
   };
   // Modules that stay in BF16 anyway, and the head of a model whose embedding is its matrix, are modules too.
   plan({"lm_head", "mlp.gate", "model.norm", "re:model\\.layers\\.[01]\\.", "experts.2"});
-  io::expect_error(ErrorCode::invalid_argument, {"--exclude \"model.layer.0\"", "no module"}, [&] {
+  io::expect_error(ErrorCode::invalid_argument, {"exclude \"model.layer.0\"", "no module"}, [&] {
     plan({"lm_head", "model.layer.0"});
   });
-  io::expect_error(ErrorCode::invalid_argument, {"--exclude \"(\"", "regular expression"}, [&] { plan({"re:("}); });
+  io::expect_error(ErrorCode::invalid_argument, {"exclude \"(\"", "regular expression"}, [&] { plan({"re:("}); });
 }
 
 TEST_F(SaveTest, OutputFoldersAreLookedAtFirst) {
