@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/env.h"
+#include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/tokenizer_json.h"
 #include "model/calibrate.h"
@@ -92,10 +93,6 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->group(group);
 }
 
-namespace {
-text::Tokenizer read_tokenizer(const ModelOptions& o) { return text::Tokenizer(io::read_tokenizer(o.path)); }
-}  // namespace
-
 model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
   model::LoadOptions load;
   load.path = o.path;
@@ -136,11 +133,20 @@ std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
   return model::load_model(ctx, load_options(ctx, o));
 }
 
-text::Tokenizer load_tokenizer(const ModelOptions& o, const model::Model& model) {
-  text::Tokenizer tokenizer = read_tokenizer(o);
+text::Tokenizer read_tokenizer(const ModelOptions& o) {
+  io::Checkpoint::open_configs(o.path);
+  return text::Tokenizer(io::read_tokenizer(o.path));
+}
+
+void check_vocabulary(const ModelOptions& o, const text::Tokenizer& tokenizer, const model::Model& model) {
   check_file(tokenizer.vocab_size() <= model.info().vocab,
              "{}: tokenizer.json has ids up to {}, but config.json's vocab_size is {}", o.path,
              tokenizer.vocab_size() - 1, model.info().vocab);
+}
+
+text::Tokenizer load_tokenizer(const ModelOptions& o, const model::Model& model) {
+  text::Tokenizer tokenizer = read_tokenizer(o);
+  check_vocabulary(o, tokenizer, model);
   return tokenizer;
 }
 

@@ -32,7 +32,12 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& options);
 // How it does that; runs the calibration.
 model::LoadOptions load_options(Context& ctx, const ModelOptions& options);
+// For what can be refused before the weights are read, which takes long. What is said of a folder that holds no model
+// comes first.
+text::Tokenizer read_tokenizer(const ModelOptions& options);
 // Throws bad_file when the tokenizer has ids that the model has no logits for.
+void check_vocabulary(const ModelOptions& options, const text::Tokenizer& tokenizer, const model::Model& model);
+// Both, for a model that is there.
 text::Tokenizer load_tokenizer(const ModelOptions& options, const model::Model& model);
 
 std::string read_text_file(const std::string& path);

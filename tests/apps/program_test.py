@@ -203,6 +203,10 @@ class Models(Program):
                      self.folder / "no.jinja")
         (self.folder / "empty").write_bytes(b"")
         self.refused(FILE, "empty is empty", "eval", "perplexity", "--model-path", copy, "--text", self.folder / "empty")
+        tokenizer = copy / "tokenizer_config.json"
+        tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), "chat_template": None}))
+        self.refused(UNSUPPORTED, "has no chat template; leave --chat out", "generate", "--model-path", copy, "--chat",
+                     "--prompt", "Hello")
 
     def test_unknown_choices(self):
         for option, value in [("--dtype", "float12"), ("--quantization", "int3"), ("--moe-runner-backend", "abacus")]:
