@@ -208,6 +208,13 @@ def test_logprobs(engine):
     assert "output_token_logprobs" not in several[1]["meta_info"]
 
 
+def test_who_has_an_answer_does_not_find_it_counted(engine):
+    for _ in range(50):
+        engine.generate(PROMPT, {"max_new_tokens": 2})
+        info = engine.get_server_info()
+        assert (info["num_running_reqs"], info["num_queue_reqs"]) == (0, 0)
+
+
 def test_every_choice_has_the_prompts_logprobs(engine):
     keys = ["input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"]
     options = dict(prompt=PROMPT * 100, sampling_params={**GREEDY, "max_new_tokens": 2, "n": 3}, return_logprob=True,

@@ -52,6 +52,8 @@ struct AsyncEngine::Impl {
   void start(const Submission& s);
   void apply(std::unique_lock<std::mutex>& lock);
   void end(std::unique_lock<std::mutex>& lock);
+  void count(const Metrics& now);
+  void count_now();
   bool has_commands() const { return !submissions.empty() || !cancellations.empty() || !jobs.empty(); }
 
   std::unique_ptr<Engine> engine;  // touched by the thread alone
@@ -64,8 +66,9 @@ struct AsyncEngine::Impl {
   std::vector<Submission> submissions;
   std::vector<RequestId> cancellations;
   std::vector<std::packaged_task<void(Engine*)>> jobs;  // null: too late, the caller gets busy
-  Metrics metrics;                                      // after the last step
-  int64_t waiting = 0;                                  // choices in `submissions`
+  Metrics metrics;      // as of the last step, and of the last answer's beginning or end
+  int64_t waiting = 0;  // choices that `metrics` do not have yet
+  int64_t started = 0;  // of them, what the engine has; of the thread
   int64_t refused = 0;
   RequestId last_id = 0;
   std::string fault;
@@ -79,9 +82,23 @@ struct AsyncEngine::Impl {
 };
 
 AsyncEngine::AsyncEngine(std::unique_ptr<Engine> engine) : impl_(std::make_unique<Impl>(std::move(engine))) {
+  // So that whoever has an answer does not find it counted as running or waiting.
+  impl_->engine->on_change([impl = impl_.get()] { impl->count_now(); });
   impl_->thread = std::thread([this] { impl_->loop(); });
 }
 AsyncEngine::~AsyncEngine() { stop(); }
+
+// With the mutex.
+void AsyncEngine::Impl::count(const Metrics& now) {
+  metrics = now;
+  waiting -= std::exchange(started, 0);
+}
+
+void AsyncEngine::Impl::count_now() {
+  const Metrics now = engine->metrics();
+  const std::lock_guard lock(mutex);
+  count(now);
+}
 
 void AsyncEngine::Impl::loop() {
   std::unique_lock lock(mutex);
@@ -111,7 +128,7 @@ void AsyncEngine::Impl::loop() {
       fault = engine->fault();
       if (const auto then = std::exchange(on_fault, {})) then();
     }
-    metrics = now;
+    count(now);
     last_step = Clock::now();
     idle = !worked && !has_commands();
     if (idle) idle_changed.notify_all();
@@ -129,9 +146,9 @@ void AsyncEngine::Impl::end(std::unique_lock<std::mutex>& lock) {
   for (const Submission& s : new_requests) start(s);  // so that they end as cancelled, like all others
   engine->cancel_all();
   for (auto& job : work) job(nullptr);
+  const Metrics now = engine->metrics();
   lock.lock();
-  for (const Submission& s : new_requests) waiting -= s.request.params.n;
-  metrics = engine->metrics();
+  count(now);
   idle = true;
   idle_changed.notify_all();
 }
@@ -141,6 +158,7 @@ void AsyncEngine::Impl::start(const Submission& s) {
   Event event;
   event.request = s.id;
   event.reason = FinishReason::error;
+  started += s.request.params.n;
   try {
     engine->add(s.request, s.sink, s.id, true);
     return;
@@ -148,6 +166,7 @@ void AsyncEngine::Impl::start(const Submission& s) {
     event.error = error.what();
   }
   try {
+    count_now();
     for (event.choice = 0; event.choice < s.request.params.n; ++event.choice) s.sink(event);
   } catch (...) {  // the sink of a request that has ended failed
   }
@@ -164,8 +183,7 @@ void AsyncEngine::Impl::apply(std::unique_lock<std::mutex>& lock) {
   for (const RequestId id : cancelled) engine->cancel(id);
   const Metrics now = engine->metrics();
   lock.lock();
-  for (const Submission& s : new_requests) waiting -= s.request.params.n;
-  metrics = now;
+  count(now);
 }
 
 RequestId AsyncEngine::submit(Request request, Sink sink) {

@@ -68,7 +68,8 @@ class AsyncEngine {
   Limits limits() const;
   const EngineConfig& config() const;
   const model::ModelInfo& model_info() const;
-  Metrics metrics() const;  // of the last finished step; never waits for one
+  // Of the last finished step, but without answers whose end a sink has heard of since; never waits for a step.
+  Metrics metrics() const;
   // Seconds since the engine's thread last finished a step while having work; 0 when idle or held: a health check.
   double stalled_seconds() const;
 

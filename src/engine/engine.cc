@@ -299,6 +299,8 @@ const model::ModelInfo& Engine::model_info() const { return impl_->info; }
 Limits Engine::limits() const { return impl_->limits(); }
 int64_t Engine::cache_bytes() const { return impl_->runner.cache_bytes(); }
 
+void Engine::on_change(std::function<void()> then) { impl_->requests.on_change(std::move(then)); }
+
 Metrics Engine::metrics() const {
   Metrics m = impl_->metrics;
   const Scheduler& s = impl_->scheduler;

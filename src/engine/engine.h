@@ -80,6 +80,8 @@ class Engine {
   const model::ModelInfo& model_info() const;
   Limits limits() const;
   Metrics metrics() const;
+  // `then` is called before a sink hears of the first tokens or of the end of an answer; metrics() counts them already.
+  void on_change(std::function<void()> then);
   int64_t cache_bytes() const;
 
  private:

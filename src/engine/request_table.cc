@@ -53,43 +53,15 @@ void RequestTable::record_end(Output& at) {
   metrics_.token_seconds.observe(tokens > 1 ? decode / static_cast<double>(tokens - 1) : 0);
   metrics_.prompt_lengths.observe(static_cast<double>(u.prompt_tokens));
   metrics_.answer_lengths.observe(static_cast<double>(tokens));
-  OpenRequest& request = requests_.at(at.output->event().request);
-  request.longest = std::max(request.longest, tokens);
+  at.request->longest = std::max(at.request->longest, tokens);
 }
 
-void RequestTable::publish(Handle handle, Clock::time_point now) {
-  Output& at = outputs_[static_cast<size_t>(handle)];
-  OutputSequence& c = *at.output;
-  Event& event = c.event();
-  const auto count = static_cast<int64_t>(event.tokens.size());
-  if (count == 0 && event.prompt_logprobs.empty() && !c.finished()) return;
-  if (count > 0) record_latencies(c, now);
-  if (c.finished()) {
-    event.usage.preemptions = scheduler_.preemptions(handle);
-    event.usage.total_seconds = seconds(now - c.added);
-    // How long an answer and its phases took says nothing of one that was cut off.
-    if (event.reason == FinishReason::stop || event.reason == FinishReason::length) record_end(at);
-    if (c.routed_experts) c.give_routed_experts();
-    scheduler_.remove(handle);  // before the sink is called: its blocks are free when the user hears of the end
-  }
-  try {
-    if (at.request == nullptr) at.request = &requests_.at(event.request);
-    at.request->sink(event);
-  } catch (...) {  // the sink failed: its sequence ends, the engine goes on
-    if (!c.finished()) {
-      c.finish(FinishReason::cancelled);
-      scheduler_.remove(handle);
-    }
-  }
-  c.clear_event();
-  if (c.finished()) erase(handle);
-}
-
-void RequestTable::erase(Handle handle) {
-  std::unique_ptr<OutputSequence> output = std::exchange(outputs_[static_cast<size_t>(handle)], {}).output;
-  if (!output->started) --metrics_.queued;
-  if (output->queue_timeout > 0 || output->timeout > 0) --timed_;
-  switch (output->event().reason) {
+// What is counted of every answer, also of one that was cut off.
+void RequestTable::count_end(Output& at) {
+  const OutputSequence& c = *at.output;
+  if (!c.started) --metrics_.queued;
+  if (c.queue_timeout > 0 || c.timeout > 0) --timed_;
+  switch (at.output->event().reason) {
     case FinishReason::stop:
       ++metrics_.finished_stop;
       break;
@@ -105,10 +77,46 @@ void RequestTable::erase(Handle handle) {
       ++metrics_.finished_error;
       break;
   }
-  const auto request = requests_.find(output->event().request);
-  if (--request->second.open > 0) return;
-  if (request->second.longest >= 0) metrics_.longest_answers.observe(static_cast<double>(request->second.longest));
-  requests_.erase(request);
+  if (--at.request->open == 0 && at.request->longest >= 0)
+    metrics_.longest_answers.observe(static_cast<double>(at.request->longest));
+}
+
+void RequestTable::publish(Handle handle, Clock::time_point now) {
+  Output& at = outputs_[static_cast<size_t>(handle)];
+  OutputSequence& c = *at.output;
+  Event& event = c.event();
+  const auto count = static_cast<int64_t>(event.tokens.size());
+  if (count == 0 && event.prompt_logprobs.empty() && !c.finished()) return;
+  if (count > 0) record_latencies(c, now);
+  const bool first = at.request == nullptr, ended = c.finished();
+  if (first) at.request = &requests_.at(event.request);
+  if (ended) {
+    event.usage.preemptions = scheduler_.preemptions(handle);
+    event.usage.total_seconds = seconds(now - c.added);
+    // How long an answer and its phases took says nothing of one that was cut off.
+    if (event.reason == FinishReason::stop || event.reason == FinishReason::length) record_end(at);
+    if (c.routed_experts) c.give_routed_experts();
+    // Before the sink is called: its blocks are free, and it is not counted any more, when the user hears of the end.
+    scheduler_.remove(handle);
+    count_end(at);
+  }
+  if (first || ended) on_change_();
+  try {
+    at.request->sink(event);
+  } catch (...) {  // the sink failed: its sequence ends, the engine goes on
+    if (!ended) {
+      c.finish(FinishReason::cancelled);
+      scheduler_.remove(handle);
+      count_end(at);
+    }
+  }
+  c.clear_event();
+  if (c.finished()) erase(handle);
+}
+
+void RequestTable::erase(Handle handle) {
+  const Output gone = std::exchange(outputs_[static_cast<size_t>(handle)], {});
+  if (gone.request->open == 0) requests_.erase(gone.output->event().request);
 }
 
 bool RequestTable::cancel(RequestId id) {

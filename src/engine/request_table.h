@@ -2,6 +2,7 @@
 // The open requests: the sink of each, its output sequences by the scheduler's handle, and the delivery of events.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -24,6 +25,9 @@ class RequestTable {
   void insert(Handle handle, std::unique_ptr<OutputSequence> output);
   OutputSequence& at(Handle handle) { return *outputs_[static_cast<size_t>(handle)].output; }
 
+  // `then` is called before a sink hears of the first tokens or of the end of an answer, which scheduler and metrics
+  // count already.
+  void on_change(std::function<void()> then) { on_change_ = std::move(then); }
   // Passes the sequence's event to the request's sink, if it holds anything new. A finished sequence is removed from
   // this table and from the scheduler.
   void publish(Handle handle, Clock::time_point now);
@@ -41,7 +45,7 @@ class RequestTable {
  private:
   struct OpenRequest {
     Sink sink;
-    int open = 0;          // output sequences that have not finished
+    int open = 0;          // output sequences that have not ended
     int64_t longest = -1;  // tokens of the longest answer that was not cut off; -1: none yet
   };
   struct Output {
@@ -50,10 +54,12 @@ class RequestTable {
   };
   void record_latencies(OutputSequence& output, Clock::time_point now);
   void record_end(Output& at);
+  void count_end(Output& at);
   void erase(Handle handle);
 
   Scheduler& scheduler_;
   Metrics& metrics_;
+  std::function<void()> on_change_ = [] {};
   std::unordered_map<RequestId, OpenRequest> requests_;
   std::vector<Output> outputs_;  // by handle
   RequestId last_id_ = 0;

@@ -366,9 +366,9 @@ void Step::fail_all(const char* sentence) {
 
 void Step::publish() {
   const auto now = Clock::now();
+  parts_.metrics.preemptions = parts_.scheduler.preemptions();
   for (const Entry& e : entries_)
     if (e.output != nullptr) parts_.requests.publish(e.plan->sequence, now);
-  parts_.metrics.preemptions = parts_.scheduler.preemptions();
 }
 
 bool Step::all_observed() const {

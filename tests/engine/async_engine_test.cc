@@ -65,6 +65,49 @@ TEST(AsyncEngine, ManyThreadsGetTheTextsOfOne) {
   EXPECT_EQ(engine->stalled_seconds(), 0);
 }
 
+// What a reader of an event finds, who asks as soon as it has come.
+TEST(AsyncEngine, AnAnswerIsCountedBeforeItsReaderHearsOfIt) {
+  const auto engine = make_async();
+  std::vector<Metrics> seen;  // by event
+  std::promise<void> ended;
+  const auto ask = [&](const Event& e) {
+    seen.push_back(engine->metrics());
+    if (e.reason != FinishReason::none) ended.set_value();
+  };
+  engine->submit(request(kPrompt, 5), ask);
+  ended.get_future().wait();
+  ASSERT_EQ(seen.size(), 5u);
+  EXPECT_EQ(seen.front().running, 1);
+  EXPECT_EQ(seen.front().queued + seen.front().waiting, 0);
+  EXPECT_EQ(seen.back().running + seen.back().queued + seen.back().waiting, 0);
+  EXPECT_EQ(seen.back().finished_length, 1);
+  EXPECT_EQ(seen.back().blocks_used, 0);
+  EXPECT_EQ(seen.back().longest_answers.count(), 1);
+
+  // Requests that end before their first step, one of three choices at a time.
+  seen.clear();
+  ended = {};
+  engine->hold(Hold::paused);
+  std::atomic<int> open = 3;
+  Request three = request(kPrompt, 5);
+  three.params.n = 3;
+  const RequestId id = engine->submit(std::move(three), [&](const Event&) {
+    seen.push_back(engine->metrics());
+    if (--open == 0) ended.set_value();
+  });
+  EXPECT_EQ(engine->metrics().queued, 3);
+  EXPECT_EQ(engine->metrics().waiting, 3);
+  engine->cancel(id);
+  ended.get_future().wait();
+  ASSERT_EQ(seen.size(), 3u);
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(seen[static_cast<size_t>(i)].queued, 2 - i);
+    EXPECT_EQ(seen[static_cast<size_t>(i)].waiting, 2 - i);
+    EXPECT_EQ(seen[static_cast<size_t>(i)].finished_cancelled, 1 + i);
+  }
+  engine->release(Hold::paused);
+}
+
 TEST(AsyncEngine, DroppingAStreamCancels) {
   Metrics m;
   for (int attempt = 0; attempt < kAttempts && m.finished_cancelled == 0; ++attempt) {
