@@ -15,10 +15,6 @@ stage "packages"
 scripts/setup.sh test
 if scripts/has_hopper.sh; then scripts/setup.sh gpu; fi
 
-if [[ -z ${SLUICE_TEST_MODELS:-} && -d ../shared/models ]]; then
-  SLUICE_TEST_MODELS=$(cd ../shared/models && pwd)
-  export SLUICE_TEST_MODELS
-fi
 echo "full checkpoints: ${SLUICE_TEST_MODELS:-none, tests that need them skip (set SLUICE_TEST_MODELS)}"
 
 stage "build"
