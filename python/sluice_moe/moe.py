@@ -6,12 +6,15 @@ Letters: T tokens, H hidden, I intermediate of this rank, E experts, L experts o
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 from . import _device, _library, _tensor
 from ._prepared import prepare
 from ._tensor import CPU
 from .specs import Matrices, MoeWeights, Spec, SpecLike, as_matrices, count, dtype_number, format_info, read_spec, view_weights
+
+_FLOATS = ("float32", "bfloat16")
 
 
 def explain(spec: SpecLike) -> str:
@@ -113,35 +116,10 @@ class FusedMoE:
         def read(tensor: Any, name: str, kinds: Any, shape: Any, write: bool = False, align: int = align) -> Any:
             return _tensor.read(tensor, name, kinds, shape, device=device, write=write, align=align, stream=on)
 
-        floats = ("float32", "bfloat16")
         x = read(hidden, "hidden", spec.dtype, (None, spec.hidden))
         tokens = x.shape[0]
         args = _library.MoeArgs(tokens=tokens, hidden=x.pointer)
-        inputs: list[tuple[str, Any]] = [("hidden", x)]
-        if spec.routed:
-            if logits is not None or bias is not None:
-                raise ValueError("logits or bias are given; the spec says routed=1, so give topk_ids and topk_weights")
-            if topk_ids is None:
-                raise ValueError(f"topk_ids is None; the spec says routed=1 and needs int32 [{tokens}, {spec.top_k}]")
-            ids = read(topk_ids, "topk_ids", "int32", (tokens, spec.top_k), align=0)
-            args.topk_ids = ids.pointer
-            inputs.append(("topk_ids", ids))
-            if topk_weights is not None:
-                w = read(topk_weights, "topk_weights", floats, (tokens, spec.top_k), align=0)
-                args.topk_weights, args.topk_weights_dtype = w.pointer, _number(w)
-                inputs.append(("topk_weights", w))
-        else:
-            if topk_ids is not None or topk_weights is not None:
-                raise ValueError("topk_ids or topk_weights are given; the spec does not say routed=1, so give logits")
-            if logits is None:
-                raise ValueError(f"logits is None; accepted: float32 or bfloat16 [{tokens}, {spec.experts}]")
-            l = read(logits, "logits", floats, (tokens, spec.experts), align=0)
-            args.logits, args.logits_dtype = l.pointer, _number(l)
-            inputs.append(("logits", l))
-            if bias is not None:
-                b = read(bias, "bias", floats, (spec.experts,), align=0)
-                args.bias, args.bias_dtype = b.pointer, _number(b)
-                inputs.append(("bias", b))
+        inputs = [("hidden", x), *_read_routing(spec, args, read, logits, bias, topk_ids, topk_weights)]
         shape = (tokens, spec.hidden) if spec.finalize else (tokens, spec.top_k, spec.hidden)
         if out is None:
             out = _tensor.empty(spec.dtype, shape, hidden)
@@ -171,6 +149,38 @@ class FusedMoE:
             queue.num_tokens = read(num_tokens, "num_tokens", "int32", (1,), align=0).pointer
         _library.call("sluice_cuda_moe_run", self._handle.get(), args, queue)
         return out
+
+
+def _read_routing(spec: Spec, args: _library.MoeArgs, read: Callable[..., Any], logits: Any, bias: Any, topk_ids: Any,
+                  topk_weights: Any) -> list[tuple[str, Any]]:
+    """What decides on the experts: with routed=1 in the spec the caller's choice, else logits. Fills in args."""
+    inputs: list[tuple[str, Any]] = []
+
+    def take(name: str, tensor: Any, kinds: Any, shape: Any) -> None:
+        view = read(tensor, name, kinds, shape, align=0)
+        setattr(args, name, view.pointer)
+        if kinds == _FLOATS:
+            setattr(args, f"{name}_dtype", _number(view))
+        inputs.append((name, view))
+
+    chosen = (args.tokens, spec.top_k)
+    if spec.routed:
+        if logits is not None or bias is not None:
+            raise ValueError("logits or bias are given; the spec says routed=1, so give topk_ids and topk_weights")
+        if topk_ids is None:
+            raise ValueError(f"topk_ids is None; the spec says routed=1 and needs int32 {list(chosen)}")
+        take("topk_ids", topk_ids, "int32", chosen)
+        if topk_weights is not None:
+            take("topk_weights", topk_weights, _FLOATS, chosen)
+        return inputs
+    if topk_ids is not None or topk_weights is not None:
+        raise ValueError("topk_ids or topk_weights are given; the spec does not say routed=1, so give logits")
+    if logits is None:
+        raise ValueError(f"logits is None; accepted: float32 or bfloat16 {[args.tokens, spec.experts]}")
+    take("logits", logits, _FLOATS, (args.tokens, spec.experts))
+    if bias is not None:
+        take("bias", bias, _FLOATS, (spec.experts,))
+    return inputs
 
 
 def _number(v: _tensor.View) -> int:

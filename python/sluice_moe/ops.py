@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 from . import _device, _library, _tensor
 from ._prepared import prepare
 from ._tensor import CPU
-from .moe import _device_workspace, _number
+from .moe import _FLOATS, _device_workspace, _number
 from .specs import (
     Format, Matrices, SpecLike, as_matrices, count, dtype_number, format_info, positive, read_spec, run_dtype, view_matrices,
 )
 
 LAYOUTS = {"linear": 0, "128x4": 1, "8x4": 2, "transposed": 3}
-_FLOATS = ("float32", "bfloat16")
 
 
 class _Coding(NamedTuple):
