@@ -60,16 +60,20 @@ function(sluice_link target folder)
   endforeach()
 endfunction()
 
-# sluice_test(<folder of tests/> USES <src folders> [LIBS ...] [LABEL cpu|gpu|slow] [READS_TREE])
+# sluice_test(<folder of tests/> USES <src folders> [LIBS ...] [LABEL cpu|gpu|slow] [READS_TREE] [THREADED stems...])
 # tests/<folder>/*_test.cc -> executable <folder>_test, which is one ctest entry. READS_TREE: they find files of the
-# checkout by SLUICE_SOURCE_DIR; caches of compilers then hold them for this checkout only.
+# checkout by SLUICE_SOURCE_DIR; caches of compilers then hold them for this checkout only. THREADED: the only files that
+# are built for the thread sanitizer, as <stem>_test.cc.
 function(sluice_test folder)
-  cmake_parse_arguments(A "READS_TREE" "LABEL" "USES;LIBS" ${ARGN})
+  cmake_parse_arguments(A "READS_TREE" "LABEL" "USES;LIBS;THREADED" ${ARGN})
   if(NOT A_LABEL)
     set(A_LABEL cpu)
   endif()
   string(REPLACE "/" "_" name ${folder})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cc)
+  if(A_THREADED AND SLUICE_SANITIZE STREQUAL "thread")
+    list(TRANSFORM A_THREADED REPLACE "(.+)" "${CMAKE_CURRENT_SOURCE_DIR}/${folder}/\\1_test.cc" OUTPUT_VARIABLE sources)
+  endif()
   if(NOT sources)
     return()
   endif()
