@@ -31,15 +31,15 @@ class Answer:
         self.rows += [row_of(event.logprobs[i]) for i in range(event.logprob_count)]
         self.usage = {key: getattr(event, key) for key in ("cached_tokens", "drafted", "accepted", "verify_rounds",
                                                               "weight_updates")}
-        if event.finish == 1:
+        if event.finish == _library.FINISH_STOP:
             matched = event.stop_string.decode() if event.stop_string is not None else event.stop_token
             self.reason = {"type": "stop", "matched": None if matched == -1 else matched}
-        elif event.finish == 2:
+        elif event.finish == _library.FINISH_LENGTH:
             self.reason = {"type": "length", "length": len(self.ids)}
-        elif event.finish in (3, 4):  # cancelled, out of time
+        elif event.finish in (_library.FINISH_CANCELLED, _library.FINISH_TIMED_OUT):
             message = (event.error or b"the request was aborted").decode(errors="replace")
             self.reason = {"type": "abort", "message": message}
-        elif event.finish == 5:
+        elif event.finish == _library.FINISH_ERROR:
             raise errors.Error((event.error or b"the request failed in the model").decode(errors="replace"))
 
     def result(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Scores:
             self.held[event.choice] = answer
             return []
         self.rows += [row_of(event.prompt_logprobs[i]) for i in range(event.prompt_logprob_count)]
-        self.complete = event.token_count > 0 or event.finish != 0
+        self.complete = event.token_count > 0 or event.finish != _library.FINISH_NONE
         if not self.complete:
             return []
         held, self.held = self.held, {}
@@ -166,7 +166,7 @@ class Stream:
         """1 and the answers that went on; 0 when nothing came in time; 2 when all answers are complete."""
         event, state = _library.Event(), ctypes.c_int32()
         _library.call("sluice_stream_next", self._handle.get(), timeout_ms, event, state)
-        return state.value, self.batch.take(event) if state.value == 1 else []
+        return state.value, self.batch.take(event) if state.value == _library.STREAM_EVENT else []
 
     def cancel(self) -> None:
         _library.load().sluice_stream_cancel(self._handle.get())
@@ -180,7 +180,7 @@ def finish(stream: Stream, progress: ProgressFn | None) -> Answers:
     try:
         while True:
             state, answers = stream.next(WAIT_MS)
-            if state == 2:
+            if state == _library.STREAM_DONE:
                 return stream.batch.result()
             if progress is not None and (ended := sum(a.reason is not None for a in answers)):
                 done += ended
@@ -193,7 +193,7 @@ def iterate(stream: Stream) -> Iterator[dict[str, Any]]:
     try:
         while True:
             state, answers = stream.next(WAIT_MS)
-            if state == 2:
+            if state == _library.STREAM_DONE:
                 return
             for answer in answers:
                 yield answer.result()
@@ -219,11 +219,11 @@ class AsyncStream:
         try:
             while True:
                 state, answers = self._stream.next(0)
-                if state == 2:
+                if state == _library.STREAM_DONE:
                     return
                 for answer in answers:
                     yield answer.result()
-                if state == 1:
+                if state == _library.STREAM_EVENT:
                     continue
                 awake.clear()
                 try:

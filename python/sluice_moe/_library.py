@@ -19,6 +19,8 @@ from . import errors
 
 F32, BF16 = 0, 1  # sluice_dtype
 BUFFER_TOO_SMALL = 9
+FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_TIMED_OUT, FINISH_ERROR = range(6)  # sluice_finish
+STREAM_WAITING, STREAM_EVENT, STREAM_DONE = range(3)
 VERSION = "0.1"  # the library's major and minor number, whose structs are below
 
 

@@ -74,39 +74,24 @@ class Engine(Control):
         if speculative_algorithm not in (None, "NEXTN"):
             raise ValueError(f"speculative_algorithm is {speculative_algorithm!r}; accepted: None, 'NEXTN'")
         speculates = speculative_algorithm is not None
-
-        def size(name: str, value: int | None, most: int = 2**62) -> int:
-            return 0 if value is None else count(name, value, 1, most)
-
-        def chunk(value: int | None) -> int:
-            return -1 if value is not None and value == -1 else size("chunked_prefill_size", value, 2**20)
-
-        def share(value: float | None) -> float:
-            number = 0.0 if value is None else number_of("mem_fraction_static", value)
-            if value is not None and number == 0:  # 0 is the library's word for none
-                raise ValueError("mem_fraction_static is 0; accepted: more than 0, at most 1")
-            return number
-
-        def option(name: str, value: str | None) -> bytes | None:
-            return None if value is None else _library.text(name, value)
-
         model = _library.ModelOptions(
-            dtype=None if dtype == "auto" else option("dtype", dtype), quantization=option("quantization", quantization),
-            quantization_rest=option("quantization_rest", quantization_rest),
-            quantization_head=option("quantization_head", quantization_head),
-            kv_cache_dtype=option("kv_cache_dtype", kv_cache_dtype),
-            moe_backend=option("moe_runner_backend", moe_runner_backend), load_format=option("load_format", load_format),
+            dtype=None if dtype == "auto" else _name("dtype", dtype), quantization=_name("quantization", quantization),
+            quantization_rest=_name("quantization_rest", quantization_rest),
+            quantization_head=_name("quantization_head", quantization_head),
+            kv_cache_dtype=_name("kv_cache_dtype", kv_cache_dtype),
+            moe_backend=_name("moe_runner_backend", moe_runner_backend), load_format=_name("load_format", load_format),
             nvfp4_per_token_activation=bool(nvfp4_per_token_activation),
             deterministic=bool(enable_deterministic_inference) or speculates)
         self._progress = progress_of(progress)
         self._callbacks = callbacks_of(self._progress, log)  # as long as the engine: loading again uses them, too
         options = _library.EngineOptions(
-            threads=count("threads", threads, 0, 4096), device=option("device", device), model=ctypes.pointer(model),
-            context_length=size("context_length", context_length),
-            max_running=size("max_running_requests", max_running_requests, 4096),
-            max_queued=2**30 if max_queued_requests is None else size("max_queued_requests", max_queued_requests, 2**30),
-            prefill_chunk=chunk(chunked_prefill_size),
-            cache_tokens=size("max_total_tokens", max_total_tokens, 2**30), mem_fraction_static=share(mem_fraction_static),
+            threads=count("threads", threads, 0, 4096), device=_name("device", device), model=ctypes.pointer(model),
+            context_length=_size("context_length", context_length),
+            max_running=_size("max_running_requests", max_running_requests, 4096),
+            max_queued=2**30 if max_queued_requests is None else _size("max_queued_requests", max_queued_requests, 2**30),
+            prefill_chunk=-1 if chunked_prefill_size == -1 else _size("chunked_prefill_size", chunked_prefill_size, 2**20),
+            cache_tokens=_size("max_total_tokens", max_total_tokens, 2**30),
+            mem_fraction_static=_share("mem_fraction_static", mem_fraction_static),
             no_prefix_cache=bool(disable_radix_cache),
             speculative_steps=count("speculative_num_steps", speculative_num_steps, 1, 64) if speculates else 0,
             speculative_fixed_steps=bool(speculative_fixed_steps),
@@ -304,6 +289,24 @@ class Engine(Control):
         stream = Stream(self._handle.get(), batch, wake)
         self._streams.add(stream)
         return stream
+
+
+# What the library takes for None: its own default.
+def _size(name: str, value: int | None, most: int = 2**62) -> int:
+    return 0 if value is None else count(name, value, 1, most)
+
+
+def _share(name: str, value: float | None) -> float:
+    if value is None:
+        return 0.0
+    share = number_of(name, value)
+    if share == 0:  # the library's None
+        raise ValueError(f"{name} is 0; accepted: more than 0, at most 1")
+    return share
+
+
+def _name(name: str, value: str | None) -> bytes | None:
+    return None if value is None else _library.text(name, value)
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
