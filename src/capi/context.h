@@ -3,8 +3,10 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 
 #include "base/error.h"
@@ -45,6 +47,10 @@ class SharedContext {
   ThreadPool pool_;
   Context context_;
 };
+
+// Context's functions that call a caller's, or nothing for NULL.
+std::function<void(LogLevel, std::string_view)> log_callback(sluice_log_fn log, void* user);
+std::function<void(const Progress&)> progress_callback(sluice_progress_fn progress, void* user);
 
 }  // namespace sluice::capi
 

@@ -5,20 +5,18 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "capi/chat.h"
+#include "capi/context.h"
 #include "capi/engine.h"
 #include "capi/model.h"
 #include "capi/status.h"
 #include "device/choose_device.h"
 #include "engine/event_queue.h"
-#include "io/checkpoint.h"
-#include "io/tokenizer_json.h"
 
 using namespace sluice;
 using capi::guard;
@@ -148,12 +146,6 @@ struct Logprobs {
   }
 };
 
-// Before the tokenizer's files: what a model's folder is, where this is none.
-text::Tokenizer read_tokenizer(const std::filesystem::path& folder) {
-  io::Checkpoint::open_configs(folder);
-  return text::Tokenizer(io::read_tokenizer(folder));
-}
-
 }  // namespace
 
 namespace sluice::capi {
@@ -166,30 +158,21 @@ Machine::Machine(const sluice_engine_options& o) : pool(o.threads) {
 }
 
 Context Machine::context(const sluice_engine_options& o) {
-  Context ctx{.pool = pool, .queue = queue ? *queue : host_queue()};
-  if (o.log != nullptr)
-    ctx.log = [log = o.log, user = o.user](LogLevel level, std::string_view line) {
-      log(user, static_cast<int>(level), std::string(line).c_str());
-    };
-  if (o.progress != nullptr)
-    ctx.progress = [progress = o.progress, user = o.user](const Progress& p) {
-      progress(user, std::string(p.what).c_str(), p.done, p.total, std::string(p.unit).c_str());
-    };
-  return ctx;
+  return {.pool = pool,
+          .log = log_callback(o.log, o.user),
+          .progress = progress_callback(o.progress, o.user),
+          .queue = queue ? *queue : host_queue()};
 }
 
 Running::Running(const char* folder, const sluice_engine_options& o)
     : options(read_load_options(folder, o.model)),
       machine(o),
       ctx(machine.context(o)),
-      tokenizer(read_tokenizer(options.path)),
+      tokenizer(model::load_tokenizer(options.path)),
       special(tokenizer) {
   const engine::EngineConfig config = read_config(o);
   model::LiveModel model = model::load_live_model(ctx, options, engine::cache_plan(config, ctx.device().id()));
   info = model.model->info();
-  check_file(tokenizer.vocab_size() <= info.vocab,
-             "{}: tokenizer.json has ids up to {}, but config.json's vocab_size is {}", options.path.string(),
-             tokenizer.vocab_size() - 1, info.vocab);
   grammars =
       std::make_unique<grammar::GrammarCompiler>(grammar::vocabulary_of(tokenizer, info.vocab, info.stop_tokens));
   live = std::make_unique<engine::LiveEngine>(ctx, std::move(model), options, &tokenizer, config);

@@ -14,7 +14,6 @@
 #include "base/named.h"
 #include "capi/context.h"
 #include "capi/status.h"
-#include "io/tokenizer_json.h"
 #include "model/generate.h"
 #include "model/models.h"
 #include "text/detokenizer.h"
@@ -167,9 +166,9 @@ sluice_status sluice_model_load(sluice_context* context, const char* folder, con
     required(out, "out") = nullptr;
     const auto& shared = required(context, "context").shared;
     const model::LoadOptions options = capi::read_load_options(folder, given);
+    text::Tokenizer tokenizer = model::load_tokenizer(options.path);
     std::unique_ptr<model::Model> model;
     shared->use([&](Context& ctx) { model = model::load_model(ctx, options); });
-    text::Tokenizer tokenizer(io::read_tokenizer(options.path));
     auto made = std::make_unique<sluice_model>();
     made->loaded = std::make_shared<const LoadedModel>(LoadedModel{shared, std::move(model), std::move(tokenizer)});
     *out = made.release();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "io/tokenizer_json.h"
 #include "model/config.h"
 #include "model/families.h"
 #include "model/memory_fit.h"
@@ -35,6 +36,7 @@ const Family& family_of(const io::Config& config) {
   fail(ErrorCode::unsupported, "{}: architecture \"{}\" is not known; accepted: {}", config.source(), name,
        model_names());
 }
+
 // generation_config.json names the tokens that end a text; published checkpoints without it name them in config.json.
 // An id beyond the vocabulary would never be generated, and the text would not end.
 std::vector<int32_t> stop_tokens(const io::Checkpoint& checkpoint) {
@@ -50,15 +52,7 @@ std::vector<int32_t> stop_tokens(const io::Checkpoint& checkpoint) {
   }
   return ids;
 }
-}  // namespace
 
-std::string model_names() {
-  std::string all;
-  for (const Family& f : kFamilies) all.append(all.empty() ? "" : ", ").append(f.architecture);
-  return all;
-}
-
-namespace {
 LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReader& reader) {
   const Family& family = family_of(reader.config());
   std::vector<int32_t> stops = stop_tokens(reader.checkpoint());  // before the weights, which take long
@@ -76,6 +70,22 @@ LiveModel make_model(Context& ctx, const LoadOptions& options, const WeightReade
           options.dummy ? reader.checkpoint().with_tensors({}) : reader.checkpoint(), reader.parts()};
 }
 }  // namespace
+
+std::string model_names() {
+  std::string all;
+  for (const Family& f : kFamilies) all.append(all.empty() ? "" : ", ").append(f.architecture);
+  return all;
+}
+
+text::Tokenizer load_tokenizer(const std::filesystem::path& folder) {
+  const io::Checkpoint configs = io::Checkpoint::open_configs(folder);
+  family_of(configs.config());
+  const int64_t vocab = read_common(configs.config()).vocab;
+  text::Tokenizer tokenizer(io::read_tokenizer(folder));
+  check_file(tokenizer.vocab_size() <= vocab, "{}: tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
+             folder.string(), tokenizer.vocab_size() - 1, vocab);
+  return tokenizer;
+}
 
 LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CachePlan& cache) {
   const WeightReader reader(ctx, options);

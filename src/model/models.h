@@ -2,12 +2,14 @@
 // THE LIST of model families, and the one way from a folder to a model.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 
 #include "model/load_options.h"
 #include "model/memory_fit.h"
 #include "model/model.h"
 #include "model/weight_reader.h"
+#include "text/tokenizer.h"
 
 namespace sluice::model {
 
@@ -38,6 +40,11 @@ LiveModel update_live_model(Context& ctx, const LoadOptions& options, const Live
 // The tensors that a model of this configuration and of these tensors, which may be some of them, needs. Their bytes
 // are not looked at. Any thread.
 NeededTensors needed_tensors(Context& ctx, const LoadOptions& options, const io::Checkpoint& checkpoint);
+
+// The tokenizer of a model's folder; no weights are looked at, so that what they would be wasted on is refused before
+// they are read. Throws what load_model() throws for a folder without a model of the list, then what
+// io::read_tokenizer() and text::Tokenizer throw, and bad_file when it has ids that the model has no logits for.
+text::Tokenizer load_tokenizer(const std::filesystem::path& folder);
 
 // "Qwen3MoeForCausalLM, NemotronHForCausalLM, ..."
 std::string model_names();

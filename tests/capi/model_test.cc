@@ -216,6 +216,22 @@ TEST_F(CapiModel, TheHeadHasAFormatOfItsOwn) {
   EXPECT_LT(sluice::Model(context, kFolder, options).info().weight_bytes, bf16);
 }
 
+TEST_F(CapiModel, IdsThatHaveNoLogitsAreRefusedBeforeTheWeights) {
+  const sluice::io::TempDir dir;  // without tensors
+  std::filesystem::create_symlink(std::filesystem::path(kFolder) / "tokenizer.json", dir.path() / "tokenizer.json");
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(kFolder + "/config.json"));
+  config["vocab_size"] = 100;
+  std::ofstream(dir.path() / "config.json") << config;
+  try {
+    sluice::Context context(1);
+    sluice::Model(context, dir.path().string(), float32());
+    FAIL() << "loaded";
+  } catch (const sluice::Error& e) {
+    EXPECT_NE(std::string(e.what()).find("has ids up to 4095, but config.json's vocab_size is 100"), std::string::npos)
+        << e.what();
+  }
+}
+
 // Of a folder without tensors: the same model each time, and another one than the checkpoint's.
 TEST_F(CapiModel, DummyWeightsNeedTheConfigurationAlone) {
   const sluice::io::TempDir dir;
