@@ -68,8 +68,8 @@ struct PerplexityOptions {
 void run_perplexity(const PerplexityOptions& o, Shared& shared) {
   Context ctx = shared.context(o.model.device);
   const std::string text = read_text_file(o.text);
+  const std::vector<int32_t> ids = model::load_tokenizer(o.model.path).encode(text, {.add_special_tokens = false});
   const auto model = load_model(ctx, o.model);
-  const std::vector<int32_t> ids = load_tokenizer(o.model, *model).encode(text, {.add_special_tokens = false});
   const model::Perplexity p = model::perplexity(ctx, *model, ids, o.window);
   if (o.json) {
     const nlohmann::ordered_json j{

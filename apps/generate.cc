@@ -90,11 +90,10 @@ void run(const Options& o, Shared& shared) {
   model::GenerateOptions generate = o.generate;
   model::validate(generate.sampling);
   check(o.chat || !o.prompt.empty(), "--prompt is empty; give at least one character");
-  const text::Tokenizer tokenizer = read_tokenizer(o.model);
+  const text::Tokenizer tokenizer = model::load_tokenizer(o.model.path);
   const std::vector<int32_t> prompt = tokenizer.encode(prompt_text(o, tokenizer));
   check(!prompt.empty(), "--prompt is empty; give at least one character");
   const auto model = load_model(ctx, o.model);
-  check_vocabulary(o.model, tokenizer, *model);
 
   const model::ModelInfo& info = model->info();
   const auto length = static_cast<int64_t>(prompt.size());

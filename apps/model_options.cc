@@ -4,9 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/env.h"
-#include "io/checkpoint.h"
 #include "io/file.h"
-#include "io/tokenizer_json.h"
 #include "model/calibrate.h"
 #include "moe/select.h"
 
@@ -116,12 +114,11 @@ model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
           "checkpoint first (sluice quantize)",
           to_string(ctx.device().id()));
     check(!o.quantization.empty(), "--calibration-text is given without --quantization, which would use it");
-    const std::string text = read_text_file(o.calibration_text);
+    const std::vector<int32_t> ids = model::load_tokenizer(o.path).encode(read_text_file(o.calibration_text));
     model::LoadOptions traced = load;
     if (traced.moe_backend == "auto") traced.moe_backend = "cpu";  // keeps the traces that calibration reads
     const auto exact = model::load_model(ctx, traced);
-    const text::Tokenizer tokenizer = load_tokenizer(o, *exact);
-    load.amax = model::calibrate(ctx, *exact, tokenizer.encode(text), !o.quantization_head.empty());
+    load.amax = model::calibrate(ctx, *exact, ids, !o.quantization_head.empty());
   }
   load.quantization = o.quantization;
   load.quantization_rest = o.quantization_rest;
@@ -131,23 +128,6 @@ model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
 
 std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& o) {
   return model::load_model(ctx, load_options(ctx, o));
-}
-
-text::Tokenizer read_tokenizer(const ModelOptions& o) {
-  io::Checkpoint::open_configs(o.path);
-  return text::Tokenizer(io::read_tokenizer(o.path));
-}
-
-void check_vocabulary(const ModelOptions& o, const text::Tokenizer& tokenizer, const model::Model& model) {
-  check_file(tokenizer.vocab_size() <= model.info().vocab,
-             "{}: tokenizer.json has ids up to {}, but config.json's vocab_size is {}", o.path,
-             tokenizer.vocab_size() - 1, model.info().vocab);
-}
-
-text::Tokenizer load_tokenizer(const ModelOptions& o, const model::Model& model) {
-  text::Tokenizer tokenizer = read_tokenizer(o);
-  check_vocabulary(o, tokenizer, model);
-  return tokenizer;
 }
 
 std::string read_text_file(const std::string& path) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options that every command with a model has, and the loading of that model and its tokenizer.
+// The options that every command with a model has, and the loading of that model.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,6 @@
 #include "command.h"
 #include "model/models.h"
 #include "model/recorded_steps.h"
-#include "text/tokenizer.h"
 
 namespace sluice::apps {
 
@@ -32,13 +31,6 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 std::unique_ptr<model::Model> load_model(Context& ctx, const ModelOptions& options);
 // How it does that; runs the calibration.
 model::LoadOptions load_options(Context& ctx, const ModelOptions& options);
-// For what can be refused before the weights are read, which takes long. What is said of a folder that holds no model
-// comes first.
-text::Tokenizer read_tokenizer(const ModelOptions& options);
-// Throws bad_file when the tokenizer has ids that the model has no logits for.
-void check_vocabulary(const ModelOptions& options, const text::Tokenizer& tokenizer, const model::Model& model);
-// Both, for a model that is there.
-text::Tokenizer load_tokenizer(const ModelOptions& options, const model::Model& model);
 
 std::string read_text_file(const std::string& path);
 

@@ -26,9 +26,8 @@ std::map<std::string, float> calibrate(Context& ctx, const Options& o) {
   ModelOptions options;
   options.path = o.input;
   options.moe_backend = "cpu";  // keeps the traces that calibration reads
-  const std::string text = read_text_file(o.calibration);
+  const std::vector<int32_t> ids = model::load_tokenizer(o.input).encode(read_text_file(o.calibration));
   const auto model = load_model(ctx, options);
-  const std::vector<int32_t> ids = load_tokenizer(options, *model).encode(text);
   return model::calibrate(ctx, *model, ids, !o.head.empty(), o.window);
 }
 

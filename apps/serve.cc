@@ -46,8 +46,8 @@ Context with_locked_log(Context ctx) {
   return ctx;
 }
 
-std::shared_ptr<server::ServedModel> served_model(const ServeOptions& o, const model::Model& model,
-                                                  const std::string& template_text) {
+std::shared_ptr<server::ServedModel> served_model(const ServeOptions& o, text::Tokenizer tokenizer,
+                                                  const model::ModelInfo& info, const std::string& template_text) {
   server::SamplingDefaults defaults;
   if (o.sampling_defaults == "model") defaults = server::read_sampling_defaults(o.model.path);
   std::vector<std::string> names = o.names;
@@ -58,8 +58,8 @@ std::shared_ptr<server::ServedModel> served_model(const ServeOptions& o, const m
     if (!last.empty() && last != o.model.path) names.insert(names.begin(), last);
     names.insert(names.begin(), o.model.path);
   }
-  return std::make_shared<server::ServedModel>(std::move(names), o.model.path, load_tokenizer(o.model, model),
-                                               model.info(), std::move(defaults), template_text, o.chat_template);
+  return std::make_shared<server::ServedModel>(std::move(names), o.model.path, std::move(tokenizer), info,
+                                               std::move(defaults), template_text, o.chat_template);
 }
 
 std::unique_ptr<server::KvEventPublisher> event_publisher(ServeOptions& o, const Context& ctx) {
@@ -152,9 +152,11 @@ bool run(ServeOptions o, Shared& shared) {
   std::printf("listening on %s; answers 503 until the model is loaded\n", url.c_str());
   std::fflush(stdout);
 
+  text::Tokenizer tokenizer = model::load_tokenizer(o.model.path);
   model::LoadOptions loaded = load_options(ctx, o.model);
   model::LiveModel live = model::load_live_model(ctx, loaded, engine::cache_plan(o.engine, ctx.device().id()));
-  const std::shared_ptr<server::ServedModel> served = served_model(o, *live.model, template_text);
+  const std::shared_ptr<server::ServedModel> served =
+      served_model(o, std::move(tokenizer), live.model->info(), template_text);
   if (!served->chat_template_error().empty())
     ctx.log(LogLevel::warning, fmt::format("no chat: {}", served->chat_template_error()));
   if (!served->defaults.source.empty()) ctx.log(LogLevel::info, "sampling defaults from " + served->defaults.source);

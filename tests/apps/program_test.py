@@ -207,6 +207,16 @@ class Models(Program):
         tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), "chat_template": None}))
         self.refused(UNSUPPORTED, "has no chat template; leave --chat out", "generate", "--model-path", copy, "--chat",
                      "--prompt", "Hello")
+        self.edit_config(copy, vocab_size=100)
+        for command in (("generate", "--prompt", "Hello"), ("serve", "--port", 0),
+                        ("eval", "perplexity", "--text", MODEL / "valid.txt")):
+            *command, option, value = command
+            result = run(*command, "--model-path", copy, option, value)
+            self.assertEqual(result.returncode, FILE, result.stderr)
+            self.assertIn("tokenizer.json has ids up to 4095, but config.json's vocab_size is 100", result.stderr)
+        self.edit_config(copy, architectures=["LlamaForCausalLM"])
+        (copy / "tokenizer.json").unlink()
+        self.refused(UNSUPPORTED, '"LlamaForCausalLM" is not known', "generate", "--model-path", copy, "--prompt", "Hello")
 
     def test_unknown_choices(self):
         for option, value in [("--dtype", "float12"), ("--quantization", "int3"), ("--moe-runner-backend", "abacus")]:

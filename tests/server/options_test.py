@@ -335,7 +335,7 @@ class Files(Options):
         server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": secret}], "max_tokens": 2})
         self.assertEqual(server.stop(), 0)
         log = server.log()
-        self.assertEqual(log.count(" new tokens"), 2, log)  # a line an answer
+        self.assertEqual(log.count(" new tokens"), 2, log)  # a line for each answer
         for word in secret.split():
             self.assertNotIn(word, log)
 
@@ -359,8 +359,9 @@ class Signals(Options):
         model = self.folder()
         config = json.loads((SOURCE / "tests" / "fixtures" / "qwen3-moe" / "config.json").read_text())
         config.update(hidden_size=512, moe_intermediate_size=512, num_experts=128, num_local_experts=128,
-                      num_hidden_layers=12)  # seconds
+                      num_hidden_layers=12, vocab_size=4096)  # seconds
         (model / "config.json").write_text(json.dumps(config))
+        (model / "tokenizer.json").symlink_to(MODEL / "tokenizer.json")
         for which in (signal.SIGTERM, signal.SIGINT):
             server = self.start("--load-format", "dummy", model=model, wait=False)
             self.assertEqual(server.get("/health")[0], 503)
