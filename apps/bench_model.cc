@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "interrupt.h"
+#include "median.h"
 #include "model/generate.h"
 #include "model_cells.h"
 #include "model_options.h"
@@ -35,11 +36,6 @@ constexpr int64_t kMaxTokens = int64_t{1} << 24;
 struct Rates {
   double prefill = 0, decode = 0, accept_length = 0;
 };
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 Rates measure(Context& ctx, const model::Model& model, const Options& o, int64_t prompt_tokens) {
   model::GenerateOptions generate;

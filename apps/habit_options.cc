@@ -25,7 +25,7 @@ constexpr std::array kAccepted{
     Accepted{"--enable-cache-report", "", "usage always says how much of a prompt was cached"},
     Accepted{"--enable-prompt-tokens-details", "", "usage always says how much of a prompt was cached"},
     Accepted{"--disable-log-requests", "", "prompts are never logged"},
-    Accepted{"--disable-log-stats", "", "the log has a line an answer, with --log-level info"},
+    Accepted{"--disable-log-stats", "", "the log has a line for each answer, with --log-level info"},
     Accepted{"--disable-custom-all-reduce", "", "there is one process"},
     Accepted{"--attention-backend", "*", "there is one"},
     Accepted{"--sampling-backend", "*", "there is one"},

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <random>
 
+#include "median.h"
 #include "moe/backend_cpu.h"
 
 namespace sluice::apps {
@@ -14,11 +15,6 @@ using format::Format;
 using weights::QuantTensor;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<int64_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
 
 // xorshift64*: a GB of codes in about a second.
 void fill_random(Context& ctx, void* data, int64_t bytes, uint64_t keep, uint64_t set) {

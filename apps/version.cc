@@ -8,6 +8,7 @@
 #include <array>
 #include <fstream>
 #include <sstream>
+#include <vector>
 
 namespace sluice::apps {
 
@@ -22,10 +23,14 @@ constexpr std::string_view kCompiler = "clang++ " __clang_version__;
 constexpr std::string_view kCompiler = "g++ " __VERSION__;
 #endif
 constexpr bool kCuda = std::string_view(SLUICE_BUILD_CUDA) == "ON";
-}  // namespace
+
+struct CpuInfo {
+  std::string model;
+  std::vector<std::string> isas;  // of those that a kernel could use, in /proc/cpuinfo's words
+};
 
 CpuInfo cpu_info() {
-  // The kernel's list already says what the operating system lets a process use, which CPUID alone does not.
+  // The operating system's list already says what it lets a process use, which CPUID alone does not.
   CpuInfo info{"unknown CPU", {}};
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line) && !line.empty();) {
@@ -41,6 +46,7 @@ CpuInfo cpu_info() {
   }
   return info;
 }
+}  // namespace
 
 std::string_view version_number() { return SLUICE_VERSION; }
 

@@ -93,9 +93,7 @@ const Route& route_of(const http::Request& request) {
   throw ApiError(405, "invalid_request_error",
                  fmt::format("{} takes {}, not {}", request.path, allowed, request.method), "", "method_not_allowed");
 }
-}  // namespace
 
-namespace {
 // The paths are what a supervisor must be able to ask while everything else is taken.
 http::Options for_front(http::Options options, const ServiceConfig& config) {
   options.kept_paths = {"/health", "/ping", "/metrics"};
