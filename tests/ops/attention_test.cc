@@ -228,6 +228,58 @@ TEST_P(Conformance, AttentionWithValuesInsideTheKeys) {
     }
 }
 
+// A host's rows at every level of instructions: of a whole prompt, of its chunks however it is cut, and of single
+// tokens beside another sequence. Nothing of what comes after a row changes it, even if it is infinite.
+TEST_P(Conformance, AttentionOfChunksHasTheBitsOfAPrompt) {
+  if (!ctx.device().id().is_host()) GTEST_SKIP() << "levels of instructions are the host's";
+  struct Case {
+    DType queries, pages;
+    AttentionCase shape;
+  };
+  for (const Case& c : {Case{DType::bf16, DType::bf16, {8, 1, 128, 128, 64, false, {{30, 300}, {3, 2}}}},
+                        {DType::bf16, DType::bf16, {14, 2, 48, 80, 16, false, {{0, 150}, {77, 1}}}},
+                        {DType::bf16, DType::e4m3, {5, 1, 64, 64, 32, false, {{63, 140}, {5, 3}}, 1, 0.1f, 0.2f}},
+                        {DType::f32, DType::bf16, {16, 1, 576, 512, 64, true, {{17, 60}, {64, 1}}, 0.3f}}}) {
+    const AttentionCase& s = c.shape;
+    AttentionData data(*this, c.queries, c.pages, s);
+    const auto [context, count] = s.sequences[0];
+    const int64_t infinite = count / 2;  // this row's position and all before it stay finite
+    for (const auto& isa : kernels::cpu::kIsas) {
+      if (!kernels::cpu::supported(isa.value)) continue;
+      SCOPED_TRACE(fmt::format("{}, keys of {}", isa.name, s.key_width));
+      cpu::CpuOps level(ctx, isa.value);
+      Rows whole = rows(c.queries, data.batch.rows(), s.heads * s.value_width), cut = whole;
+      const auto run = [&](TestBatch& batch, int64_t first, Rows& out) {
+        level.attention(batch.view(), data.q.view(first, batch.rows()), data.keys.view(),
+                        s.shared ? Pages{} : data.values.view(), s.value_width, {kScale},
+                        out.view(first, batch.rows()));
+      };
+      run(data.batch, 0, whole);
+      for (int64_t first = 0; first < count;) {
+        const int64_t n =
+            std::min<int64_t>(count - first, random()() % 3 == 0 ? 1 : 1 + static_cast<int64_t>(random()() % 70));
+        TestBatch chunk = data.batch.part(0, first, n);
+        run(chunk, first, cut);
+        for (int64_t i = first; i < first + n; ++i)
+          ASSERT_TRUE(cut.same_row(i, whole, i)) << "row " << i << " of " << n;
+        first += n;
+      }
+      if (c.pages == DType::e4m3) continue;  // has no infinity
+      PagedRows& later = s.shared ? data.keys : data.values;
+      const int64_t slot = data.batch.slot(0, context + infinite + 1);
+      std::vector<float> before;
+      for (int64_t i = 0; i < s.value_width; ++i) {
+        before.push_back(static_cast<float>(later.at(slot, 0, i)));
+        later.set(slot, 0, i, i % 2 == 0 ? INFINITY : NAN);
+      }
+      run(data.batch, 0, cut);
+      for (int64_t i = 0; i <= infinite; ++i) ASSERT_TRUE(cut.same_row(i, whole, i)) << "row " << i;
+      EXPECT_FALSE(std::isfinite(cut.at(infinite + 1, 1)));
+      for (int64_t i = 0; i < s.value_width; ++i) later.set(slot, 0, i, before[static_cast<size_t>(i)]);
+    }
+  }
+}
+
 TEST_P(Conformance, AttentionOfNoRows) {
   for (const DType d : kTypes) {
     AttentionData data(*this, d, d, {4, 2, 16, 16, 16, false, {{3, 2}}});

@@ -159,6 +159,50 @@ TEST_F(Tile, TransposesRows) {
   }
 }
 
+TEST_F(Tile, SplitsRowsInParts) {
+  for (const int64_t n : {1, 18, 33, 576}) {
+    const int64_t words = (n + 31) / 32 * 16, part_stride = words + 5;
+    std::vector<float> x = normals(n);
+    x[0] = std::nextafter(2.0f, 0.0f);  // all 24 bits
+    if (n > 4) x[1] = 0x1.fffffep-110f, x[2] = -0x1.8p100f, x[3] = 0.0f, x[4] = -std::numeric_limits<float>::max();
+    std::vector<uint32_t> parts(static_cast<size_t>(kParts * part_stride), 0xffffffffu);
+    split_row(x.data(), n, words, parts.data(), part_stride);
+    for (int64_t c = 0; c < 2 * words; ++c) {
+      double sum = 0;
+      for (int64_t part = 0; part < kParts; ++part)
+        sum += double{bf16_to_float(
+            static_cast<bf16_t>(parts[static_cast<size_t>(part * part_stride + c / 2)] >> (c % 2 == 0 ? 0 : 16)))};
+      ASSERT_EQ(sum, c < n ? double{x[static_cast<size_t>(c)]} : 0.0) << c;
+    }
+    for (int64_t part = 0; part < kParts; ++part)
+      for (int64_t i = words; i < part_stride; ++i)
+        ASSERT_EQ(parts[static_cast<size_t>(part * part_stride + i)], 0xffffffffu);
+  }
+}
+
+TEST_F(Tile, PairsRowsAndClearsThem) {
+  for (const int64_t words : {16, 48, 64})
+    for (const int64_t count : {int64_t{1}, int64_t{16}, int64_t{45}, kTile}) {
+      const int64_t stride = words + 3;
+      std::vector<bf16_t> rows(static_cast<size_t>(2 * kTile * stride));
+      for (bf16_t& v : rows) v = static_cast<bf16_t>(random()());
+      std::vector<uint32_t> pairs(static_cast<size_t>(kTile * words + 1), 0xffffffffu);
+      pair_rows(rows.data(), stride, count, words, pairs.data());
+      for (int64_t seen = count; seen >= 0; seen = seen == 0 ? -1 : seen / 2) {
+        for (int64_t i = count - 1; i >= seen; --i) clear_paired_row(pairs.data(), words, i);
+        for (int64_t i = 0; i < kTile; ++i)
+          for (int64_t c = 0; c < 2 * words; ++c) {
+            const int64_t place = c / 32 * 32 + c % 2 * 16 + c % 32 / 2, row = i / 32 * 16 + i % 16;
+            const uint32_t word = pairs[static_cast<size_t>(row * 2 * words + place)];
+            ASSERT_EQ(static_cast<bf16_t>(word >> (i % 32 < 16 ? 0 : 16)),
+                      i < seen ? rows[static_cast<size_t>(2 * i * stride + c)] : 0)
+                << i << " " << c << " of " << seen;
+          }
+      }
+      EXPECT_EQ(pairs.back(), 0xffffffffu);
+    }
+}
+
 // Query i sees `seen` + i / per_row scores of all tiles together.
 TEST_F(Tile, SoftmaxAdvancesByTiles) {
   const float scale = 0.7f;

@@ -55,10 +55,14 @@ const KernelTable& row_operations(Isa isa) {
 }
 
 TileProductFn tile_product(Isa isa, TileOperands operands) {
+  if (operands == TileOperands::bf16_parts && isa == Isa::amx)
+    return kAmxKernels.tile_product[static_cast<size_t>(operands)];
   if (operands == TileOperands::bf16_pairs && isa >= Isa::avx512_bf16)
     return kAvx512Bf16Kernels.tile_product[static_cast<size_t>(operands)];
   return row_operations(isa).tile_product[static_cast<size_t>(operands)];
 }
+
+SoftmaxPartsFn softmax_parts(Isa isa) { return isa == Isa::amx ? kAmxKernels.softmax_parts : nullptr; }
 
 Support cpu_kernel_supported(Isa isa, Format weights, InputFormat input) {
   if (const Support s = supported(isa); !s) return s;

@@ -29,8 +29,11 @@ struct CpuKernel {
 // take avx512's, and avx_vnni takes avx2's.
 const KernelTable& row_operations(Isa isa);
 
-// Null where `isa` has none, which only bf16_pairs may be.
+// Null where `isa` has none, which only bf16_pairs and bf16_parts may be.
 TileProductFn tile_product(Isa isa, TileOperands operands);
+
+// Null exactly where tile_product() of bf16_parts is.
+SoftmaxPartsFn softmax_parts(Isa isa);
 
 // Yes, or the reason why `isa` does not multiply these formats or does not run here.
 Support cpu_kernel_supported(Isa isa, format::Format weights, format::InputFormat input);

@@ -54,7 +54,10 @@ inline __attribute__((always_inline)) void exp_lanes(Lanes& x) {
 }
 
 constexpr int kVectors = kTile / 16;
-static_assert(kTile % 16 == 0);
+static_assert(kTile % 32 == 0);
+
+constexpr uint32_t kUpperHalf = 0xffff0000;
+typedef uint32_t WordsInMemory __attribute__((vector_size(64), aligned(4), may_alias));
 
 // The scaled scores of query i; minus infinity where it sees none.
 inline __attribute__((always_inline)) void scaled_scores(const SoftmaxTile& t, int64_t i, Lanes (&v)[kVectors]) {
@@ -177,6 +180,39 @@ SLUICE_CLONES void softmax_tile(const SoftmaxTile& t) {
     for (int j = 0; j < kVectors; ++j) out[j] = v[j];
     t.sum[i] = t.sum[i] * t.keep[i] + sum_lanes(total);
   }
+}
+
+SLUICE_CLONES void split_row(const float* x, int64_t n, int64_t words, uint32_t* out, int64_t part_stride) {
+  for (int64_t i = 0; i < words; ++i) {
+    float a = 2 * i < n ? x[2 * i] : 0.0f, b = 2 * i + 1 < n ? x[2 * i + 1] : 0.0f;
+    for (int64_t part = 0; part < kParts; ++part) {
+      const uint32_t low = __builtin_bit_cast(uint32_t, a) & kUpperHalf;
+      const uint32_t high = __builtin_bit_cast(uint32_t, b) & kUpperHalf;
+      out[part * part_stride + i] = (low >> 16) | high;
+      a -= __builtin_bit_cast(float, low);
+      b -= __builtin_bit_cast(float, high);
+    }
+  }
+}
+
+SLUICE_CLONES void pair_rows(const void* rows, int64_t stride, int64_t count, int64_t words, uint32_t* out) {
+  const auto* from = static_cast<const uint32_t*>(rows);
+  for (int64_t i = 0; i < kTile / 2; ++i, out += 2 * words) {
+    const int64_t first = i / 16 * 32 + i % 16, second = first + 16;
+    for (int64_t c = 0; c < words; c += 16) {
+      Words a{}, b{};
+      if (first < count) a = *reinterpret_cast<const WordsInMemory*>(from + first * stride + c);
+      if (second < count) b = *reinterpret_cast<const WordsInMemory*>(from + second * stride + c);
+      *reinterpret_cast<WordsInMemory*>(out + 2 * c) = (a & ~kUpperHalf) | (b << 16);
+      *reinterpret_cast<WordsInMemory*>(out + 2 * c + 16) = (a >> 16) | (b & kUpperHalf);
+    }
+  }
+}
+
+void clear_paired_row(uint32_t* pairs, int64_t words, int64_t i) {
+  uint32_t* row = pairs + (i / 32 * 16 + i % 16) * 2 * words;
+  const uint32_t keep = i % 32 < 16 ? kUpperHalf : ~kUpperHalf;
+  for (int64_t c = 0; c < 2 * words; ++c) row[c] &= keep;
 }
 
 SLUICE_CLONES void transpose_rows(const void* rows, int64_t stride, int64_t width, float* out) {

@@ -28,6 +28,22 @@ struct SoftmaxTile {
 };
 void softmax_tile(const SoftmaxTile& t);
 
+// A float of 24 bits is the sum of three bfloat16 values: its first 8 bits, the next 8 bits from the first that is set
+// on, and the rest. The sum is exact for every finite float of at least 2^-110; of a smaller one, bits below 2^-126 may
+// be lost where it is multiplied. An infinite one becomes NaN.
+inline constexpr int64_t kParts = 3;
+
+// x[c], c in [0, n) -> kParts rows of words that hold two neighbours each, part_stride words apart; zeros from n up to
+// 2 * words.
+void split_row(const float* x, int64_t n, int64_t words, uint32_t* out, int64_t part_stride);
+
+// The first `count` of kTile rows of `words` words of two bfloat16 values -> [kTile / 2][2 * words] words of two rows,
+// which are those of a word of kernels::cpu::SoftmaxPartsArgs::parts; zeros for the other rows. Of each 32 columns the
+// even ones come first.
+void pair_rows(const void* rows, int64_t stride, int64_t count, int64_t words, uint32_t* out);
+// Makes row i of what pair_rows() made zero.
+void clear_paired_row(uint32_t* pairs, int64_t words, int64_t i);
+
 // 16 rows of words [16][stride] -> out [width][kTile]; width a multiple of 16, at most stride. A word is a float or two
 // bfloat16 values.
 void transpose_rows(const void* rows, int64_t stride, int64_t width, float* out);

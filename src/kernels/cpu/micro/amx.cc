@@ -21,6 +21,9 @@
 
 #include "kernels/cpu/micro/amx_decode.h"
 #include "kernels/cpu/micro/amx_mxfp4_single_row.h"
+#include "kernels/cpu/micro/amx_tile_product.h"
+#include "kernels/cpu/micro/amx_tiles.h"
+#include "kernels/cpu/micro/avx512_softmax.h"
 
 namespace sluice::kernels::cpu {
 namespace {
@@ -28,26 +31,6 @@ namespace {
 // k that are decoded at a time for more than 32 rows: 16 KiB for two panels, and as many bytes for 32 input rows.
 constexpr int kAmxChunkK = 256;
 static_assert(kAmxChunkK / kAmxK * kAmxTileBytes * 2 <= kScratchBytes);
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Tile shapes for `rows` <= 32 input rows: the first row tile takes up to 16 of them, the second the others. A tile
-// instruction takes about as many cycles as it has input rows, and absent rows are not read.
-SLUICE_INLINE void configure(int rows) {
-  TileConfig c;
-  const int first = rows < 16 ? rows : 16, second = rows > 16 ? rows - 16 : 16;
-  c.rows[0] = c.rows[1] = c.rows[4] = static_cast<uint8_t>(first);
-  c.rows[2] = c.rows[3] = c.rows[5] = static_cast<uint8_t>(second);
-  // Not _tile_loadconfig: GCC 12's declares only the first 8 bytes as read, and stores to the others were dropped.
-  __asm__ volatile("ldtilecfg %0" : : "m"(c));
-}
-
-// GCC 12's tile loads do not declare that they read memory. This keeps earlier stores before them.
-SLUICE_INLINE void before_tile_loads() { __asm__ volatile("" : : : "memory"); }
 
 // Tiles 0-3: sums [row tile][panel]; 4, 5: input rows; 6, 7: weights of the two panels.
 template <int kRowTiles, int kPanels>
@@ -272,6 +255,8 @@ static double amx_probe(int64_t steps) {
 const KernelTable kAmxKernels = {
     .gemm = {gemm_amx<Bf16Coding>, gemm_amx<E4m3Coding>, gemm_amx<E4m3BlockCoding>, gemm_amx<E4m3MxCoding>,
              gemm_amx<E2m1NvCoding>, gemm_amx<E2m1MxCoding>},
+    .tile_product = {nullptr, nullptr, nullptr, nullptr, tile_product_amx},
+    .softmax_parts = softmax_parts_avx512,
     .dot_probe = amx_probe,
 };
 

@@ -79,13 +79,17 @@ enum class TileOperands : uint8_t {
   bf16_rows,     // a: float; b: bfloat16 [k][n]; the outputs are split (below)
   bf16_columns,  // a: float; b: bfloat16 [k / 2][n][2]: neighbours are two l of one j
   bf16_pairs,    // a: bfloat16; b as for bf16_columns. By vdpbf16ps, where the level has it: of a pair the odd l first
+  bf16_parts,    // a: the sum of some bfloat16 matrices; b as for bf16_columns. By tdpbf16ps, where the level has it
 };
-inline constexpr int kTileOperands = 4;
+inline constexpr int kTileOperands = 5;
 
 // out[i][j] = keep[i] * out[i][j] + sum over l ascending of a[i][l] * b[l][j], i in [0, m), j in [0, n), l in [0, k),
 // in float32, for tiles that are in the cache: attention's scores and weighted sums. Every output is one chain of
 // additions whatever m and n, so a row's result does not depend on the other rows. Strides count words of four bytes: a
 // float, or two bfloat16 values.
+//
+// bf16_parts: for each 32 l and each part, in this order, the products of the even l are one chain from zero, those of
+// the odd l another, and their sum is added to the output. Values and sums below 2^-126 are zero.
 //
 // Split outputs: of each 32 columns the even ones come first, then the odd ones. A word of b holds one of each.
 struct TileProductArgs {
@@ -94,14 +98,38 @@ struct TileProductArgs {
   float* out = nullptr;         // [m][out_stride]
   const float* keep = nullptr;  // [m]; null: out is not read, its factor is zero
   int64_t a_stride = 0, b_stride = 0, out_stride = 0;
-  // n is a multiple of 16, for bf16_rows of 32. k is even for bf16_columns and bf16_pairs, and b's rows are 64-byte
-  // aligned for bf16_pairs.
+  // n is a multiple of 16, for bf16_rows and bf16_parts of 32. k is even for bf16_columns and bf16_pairs, a multiple of
+  // 32 for bf16_parts. b's rows are 64-byte aligned for bf16_pairs.
   int64_t m = 0, n = 0, k = 0;
   // Memory that is brought to L2 meanwhile, spread evenly over the work on the first rows; null: none.
   const void* next = nullptr;
   int64_t next_bytes = 0;
+  // Of bf16_parts alone. The words from a part to the next one; and what the shapes of this thread's tile registers
+  // are, 0 before the first call, so that they need not be set again (50 ns). A call with m = 0 gives the registers
+  // back.
+  int parts = 1;
+  int64_t part_stride = 0;
+  int* tile_rows = nullptr;
 };
 using TileProductFn = void (*)(const TileProductArgs&);
+
+// Online softmax between two products of bf16_parts, for one step of kSoftmaxPositions positions: query i sees its
+// first min(seen + i / per_row, kSoftmaxPositions), at least one. Its scores become exp(scale * score - new maximum),
+// and 0 where they are not seen, as three parts whose sum is exact down to 2^-110. `maximum` and `sum` are updated;
+// keep[i] is the factor by which everything that was accumulated before shrinks. A query's results do not depend on the
+// other queries.
+inline constexpr int kSoftmaxPositions = 64;
+struct SoftmaxPartsArgs {
+  const float* scores = nullptr;  // [queries][kSoftmaxPositions]
+  int64_t queries = 0, per_row = 1, seen = 0;
+  float scale = 1;
+  float *maximum = nullptr, *sum = nullptr, *keep = nullptr;  // [queries]
+  // [3][queries][kSoftmaxPositions / 2] words, part_stride words from a part to the next one. Word i of each 16 holds
+  // the positions i and i + 16 of 32.
+  uint32_t* parts = nullptr;
+  int64_t part_stride = 0;
+};
+using SoftmaxPartsFn = void (*)(const SoftmaxPartsArgs&);
 
 // float [n] -> bfloat16 [n], round to nearest, ties to even.
 using RoundBf16Fn = void (*)(const float* in, uint16_t* out, int64_t n);

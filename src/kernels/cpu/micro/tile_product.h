@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The product of two small matrices that are in the cache, for attention. Every output is one chain of multiply-adds
-// over k, whatever the tile, so a row's result does not depend on the other rows.
+// The product of two small matrices that are in the cache, for attention (docs/kernels/cpu_attention.md). Every output
+// is one chain of multiply-adds over k, whatever the tile, so a row's result does not depend on the other rows.
 #pragma once
 
 #include "kernels/cpu/micro/gemm_args.h"
