@@ -43,10 +43,10 @@ HD inline int groups_of(int64_t columns, bool gated) {
 
 // A block has some segments, each 16 weight rows by all of K. K is cut into parts, and warps in groups of `parts` share
 // a segment: group i takes segments i, i + warps / parts, ...
-inline int choose_parts(int units, int segments, int warps) {
+inline int choose_parts(int runs, int segments, int warps) {
   int best = 1, best_cost = 0;
   for (int parts = 1; parts <= warps; parts *= 2) {
-    const int cost = ceil_div(units, parts) * ceil_div(segments * parts, warps);
+    const int cost = ceil_div(runs, parts) * ceil_div(segments * parts, warps);
     if (parts == 1 || cost < best_cost) best = parts, best_cost = cost;
   }
   return best;
@@ -54,7 +54,7 @@ inline int choose_parts(int units, int segments, int warps) {
 
 template <WeightOperand op>
 struct FirstTile {
-  static constexpr int sub = k_blocks_per_scale(op);  // k-blocks of a unit, which has one block scale
+  static constexpr int per_scale = k_blocks_per_scale(op);  // k-blocks of a run, which has one block scale
   static constexpr int warps = 16, threads = 32 * warps, registers = 80;
   // K-blocks on the way, in registers.
   static constexpr int ahead = RowGroup<op>::plain ? 2 : block_scaled(op) ? 3 : 4;
@@ -65,7 +65,7 @@ struct FirstTile {
 
 template <WeightOperand op>
 struct SecondTile {
-  static constexpr int sub = k_blocks_per_scale(op), columns = k_block_columns(op);
+  static constexpr int per_scale = k_blocks_per_scale(op), columns = k_block_columns(op);
   static constexpr int warps = 8, threads = 32 * warps, registers = 96;
   static constexpr int chunk = 256 / columns;  // k-blocks that a warp rounds at once, eight columns per lane
   static constexpr int stage_k_blocks = RowGroup<op>::bytes >= 1024 ? 2 : 4;
@@ -89,14 +89,14 @@ OneTokenPlan plan_one_token(const OneTokenShape& s, int multiprocessors) {
   using Second = SecondTile<op>;
   OneTokenPlan p{};
   const int segments = ceil_div(s.top_k * groups_of(s.columns[0], s.gated), multiprocessors);
-  p.first_parts = choose_parts(ceil_div(s.k_blocks[0], First::sub), segments, First::warps);
+  p.first_parts = choose_parts(ceil_div(s.k_blocks[0], First::per_scale), segments, First::warps);
   p.first_bytes = First::smem_bytes(s.k_blocks[0], segments, p.first_parts);
   const int groups = groups_of(s.columns[1], false);
   p.cluster = 1;
   while (p.cluster < 4 && groups * p.cluster * 2 <= multiprocessors && p.cluster * 2 <= s.top_k) p.cluster *= 2;
-  const int rows = ceil_div(s.top_k, p.cluster), units = ceil_div(s.k_blocks[1], Second::sub);
-  p.second_parts = choose_parts(units, rows, Second::warps);
-  const int of_segment = ceil_div(units, p.second_parts) * Second::sub;
+  const int rows = ceil_div(s.top_k, p.cluster), runs = ceil_div(s.k_blocks[1], Second::per_scale);
+  p.second_parts = choose_parts(runs, rows, Second::warps);
+  const int of_segment = ceil_div(runs, p.second_parts) * Second::per_scale;
   p.warp_k_blocks = of_segment * ceil_div(rows * p.second_parts, Second::warps);
   // Rounded columns, block scales; sums; results, weights.
   const int fixed =

@@ -73,18 +73,222 @@ struct TokenRow {
   }
 };
 
+// The segments of a block: groups of 16 weight rows, which are numbered through the experts that are here.
+struct BlockSegments {
+  int groups;      // of an expert
+  int first, num;  // the block's
+  __device__ BlockSegments(int groups, int experts) : groups(groups) {
+    const int total = experts * groups;
+    first = total * static_cast<int>(blockIdx.x) / static_cast<int>(gridDim.x);
+    num = total * static_cast<int>(blockIdx.x + 1) / static_cast<int>(gridDim.x) - first;
+  }
+  struct Place {
+    int nth, group;  // as LanePairs counts experts; of its groups
+  };
+  __device__ Place place(int segment) const {
+    const int at = first + segment, nth = at / groups;
+    return {nth, at - nth * groups};
+  }
+};
+
+// What all steps of the kernel refer to.
+template <WeightOperand op>
+struct FirstTask {
+  const GemmArgs& g;
+  const LanePairs pairs;
+  const BlockSegments segments;
+  const int parts;
+  const Share share;
+  __device__ FirstTask(const OneTokenArgs& a, int parts, const Share& share, int groups)
+      : g(a.gemm[0]), pairs(a), segments(groups, pairs.num), parts(parts), share(share) {}
+  // The M-tile of weights that has a segment.
+  __device__ int64_t m_tile(const BlockSegments::Place& p) const {
+    return static_cast<int64_t>(pairs.expert_of(p.nth)) * g.m_tiles + (p.group >> 3);
+  }
+  __device__ int columns_each() const { return g.epilogue.gated ? 8 : 16; }  // of a segment
+};
+
+// The caller's copies of what was chosen.
+__device__ __forceinline__ void copy_routing(const OneTokenArgs& a) {
+  const int pair = static_cast<int>(threadIdx.x);
+  if (a.chosen_ids != nullptr && blockIdx.x == 0 && pair < a.top_k) {
+    const int id = a.pairs.id(pair);
+    a.chosen_ids[pair] = id >= 0 && id < a.experts ? id : -1;
+  }
+  if (a.chosen_weights != nullptr && blockIdx.x == 0 && pair < a.top_k) a.chosen_weights[pair] = a.pairs.weight(pair);
+}
+
+// Block scales of a warp's runs in the order in which it multiplies, of up and gate; 32 at a time, one per lane.
+template <WeightOperand op>
+class FirstBlockScales {
+  using T = FirstTile<op>;
+
+ public:
+  __device__ explicit FirstBlockScales(const FirstTask<op>& task)
+      : task_(task),
+        runs_of_segment_(ceil_div(task.g.k_blocks, T::per_scale)),
+        runs_each_(ceil_div(task.share.k_blocks(), T::per_scale)) {}
+  // Of run `run` of the warp and the 31 that follow it, without the token's.
+  __device__ __forceinline__ void load(int run) {
+    run += static_cast<int>(threadIdx.x) & 31;
+    const int s = min(task_.share.first + run / runs_each_ * task_.share.step, task_.segments.num - 1);
+    run_ = task_.share.begin / T::per_scale + run % runs_each_;
+    const float* p =
+        task_.g.weights.block_scale + (task_.m_tile(task_.segments.place(s)) * runs_of_segment_ + run_) * 4;
+    scales_ = {__ldg(p), task_.g.epilogue.gated ? __ldg(p + 1) : __ldg(p)};
+  }
+  // The token's are in shared memory when all have rounded.
+  __device__ __forceinline__ void take_token_scale(const float* token_scales) {
+    scales_.x *= token_scales[run_], scales_.y *= token_scales[run_];
+  }
+  __device__ __forceinline__ float2 of(int run) const {
+    return {__shfl_sync(0xffffffffu, scales_.x, run & 31), __shfl_sync(0xffffffffu, scales_.y, run & 31)};
+  }
+
+ private:
+  const FirstTask<op>& task_;
+  int runs_of_segment_, runs_each_;
+  float2 scales_ = {1.0f, 1.0f};
+  int run_ = 0;  // of the segment
+};
+
+// Weights on their way to registers: the warp's k-blocks of one of its segments after the other.
+template <WeightOperand op>
+class FirstWeights {
+  static constexpr int kLastPiece = RowGroup<op>::pieces - 1;  // has the scales of packed codes
+
+ public:
+  __device__ explicit FirstWeights(const FirstTask<op>& task)
+      : task_(task), segment_(task.share.first), from_(task.g.weights.data) {
+    if (task_.share.k_blocks() > 0 && segment_ < task_.segments.num) enter();
+  }
+  __device__ __forceinline__ void load_next(Fragment<op>& to) {
+    if (left_ == 0) return;
+    to.load(
+        [&]<class V>(int piece, int offset) {
+          const uint8_t* p = piece > 0 && piece == kLastPiece ? from_scales_ : from_ + 2048 * piece;
+          return __ldcs(reinterpret_cast<const V*>(p + offset));
+        },
+        static_cast<int>(threadIdx.x) & 31);
+    from_ += k_block_bytes(op), from_scales_ += k_block_bytes(op);
+    if (--left_ == 0) {
+      segment_ += task_.share.step;
+      if (segment_ < task_.segments.num) enter();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void enter() {
+    const BlockSegments::Place at = task_.segments.place(segment_);
+    const int group = at.group & 7;
+    from_ = task_.g.weights.data + (task_.m_tile(at) * task_.g.k_blocks + task_.share.begin) * k_block_bytes(op) +
+            RowGroup<op>::from(group, 0);
+    from_scales_ = from_ - RowGroup<op>::from(group, 0) + RowGroup<op>::from(group, kLastPiece);
+    left_ = task_.share.k_blocks();
+  }
+  const FirstTask<op>& task_;
+  int segment_, left_ = 0;  // k-blocks of the segment
+  const uint8_t *from_, *from_scales_ = nullptr;
+};
+
+// The factors of the sums of one column, which a thread makes.
+template <WeightOperand op>
+struct ColumnFactors {
+  const FirstTask<op>& task;
+  float shared;  // by all sums
+  float up = shared, gate = shared;
+  // Of column i of the block; by whole warps.
+  __device__ __forceinline__ void load(int i) {
+    const GemmArgs& g = task.g;
+    if (g.weights.row_scale == nullptr) return;
+    const BlockSegments::Place at = task.segments.place(min(i / task.columns_each(), task.segments.num - 1));
+    const float* p = g.weights.row_scale + task.m_tile(at) * kMTileRows + (at.group & 7) * 16 + i % task.columns_each();
+    up = shared * __ldg(p);
+    if (g.epilogue.gated) gate = shared * __ldg(p + 8);
+  }
+};
+
+// The warp's part of all of its segments, to `sums`. held: the first k-blocks, which are on their way.
+template <WeightOperand op>
+__device__ __forceinline__ void multiply_segments(const FirstTask<op>& task, Fragment<op> (&held)[FirstTile<op>::ahead],
+                                                  FirstWeights<op>& weights, FirstBlockScales<op>& block_scales,
+                                                  const uint32_t* token, const float* token_scales, float* sums) {
+  using T = FirstTile<op>;
+  const Share& share = task.share;
+  const int per_segment = share.k_blocks(), segments = task.segments.num;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  float c[2][4] = {}, sum[2] = {};
+  const uint32_t* words = token + share.begin * kTokenWords<op> + (lane & 3) * (kTokenWords<op> / 4);
+  int segment = share.first, left = per_segment, run = 0;
+  const uint32_t* at = words;
+  while (segment < segments && per_segment > 0) {
+#pragma unroll
+    for (int i = 0; i < T::ahead; ++i) {
+      if (segment >= segments) break;
+      held[i].multiply(at, c);
+      weights.load_next(held[i]);
+      at += kTokenWords<op>;
+      --left;
+      if constexpr (block_scaled(op)) {
+        if (T::per_scale == 1 || left == 0 || ((per_segment - left) & (T::per_scale - 1)) == 0) {
+          const float2 scale = block_scales.of(run);
+          take_sums(c, sum, scale.x, scale.y);
+          if ((++run & 31) == 0) {
+            block_scales.load(run);
+            block_scales.take_token_scale(token_scales);
+          }
+        }
+      }
+      if (left == 0) {
+        if constexpr (!block_scaled(op)) take_sums(c, sum, 1.0f, 1.0f);
+        store_sums<op>(sums, task.parts, segment, share.part, sum);
+        sum[0] = sum[1] = 0.0f;
+        segment += share.step, left = per_segment, at = words;
+      }
+    }
+  }
+  if (per_segment == 0)
+    for (int s = share.first; s < segments; s += share.step) store_sums<op>(sums, task.parts, s, share.part, sum);
+}
+
+// The sums of the block's columns, activated, and the largest magnitude of each segment. factors: of the thread's first
+// column.
+template <WeightOperand op>
+__device__ __forceinline__ void store_columns(const OneTokenArgs& a, const FirstTask<op>& task,
+                                              ColumnFactors<op>& factors, const float* sums) {
+  const EpilogueArgs& e = task.g.epilogue;
+  const int columns_each = task.columns_each(), segments = task.segments.num, thread = static_cast<int>(threadIdx.x);
+  for (int base = 0; base < segments * columns_each; base += FirstTile<op>::threads) {
+    const int i = base + thread, s = i / columns_each;
+    const BlockSegments::Place at = task.segments.place(min(s, segments - 1));
+    const int column = at.group * columns_each + i % columns_each;
+    const int pair = task.pairs.pair_of(at.nth), expert = task.pairs.expert_of(at.nth);
+    if (base > 0) factors.load(i);
+    float magnitude = 0.0f;
+    if (s < segments && column < e.columns) {
+      const float up = total_of(sums, task.parts, s, i % columns_each) * factors.up;
+      const float gate = e.gated ? total_of(sums, task.parts, s, i % columns_each + 8) * factors.gate : 0.0f;
+      magnitude = store_activated(a, pair, expert, column, up, gate);
+    }
+    if (scales_rows(e.round)) {
+      const uint32_t most = amax_lanes(format::amax_bits(0, magnitude), columns_each);
+      if (s < segments && i % columns_each == 0)
+        a.middle_max[static_cast<int64_t>(pair) * task.segments.groups + at.group] = __uint_as_float(most);
+    }
+  }
+}
+
 template <WeightOperand op>
 __global__ void __maxnreg__(FirstTile<op>::registers)
     one_token_first(const __grid_constant__ OneTokenArgs a, const int parts) {
   using T = FirstTile<op>;
-  extern __shared__ __align__(16) uint32_t token[];  // [k_blocks][kTokenWords], then the sums
+  extern __shared__ __align__(16) uint32_t token[];  // [k_blocks][kTokenWords], then scales of the token and the sums
   const GemmArgs& g = a.gemm[0];
-  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31;
-  const int groups = groups_of(g.epilogue.columns, g.epilogue.gated);
-  const Share share(warp, T::warps, parts, g.k_blocks, T::sub);
-  const int per_segment = share.end - share.begin;
   float* token_scales = reinterpret_cast<float*>(token + g.k_blocks * kTokenWords<op>);
   float* sums = token_scales + token_scale_words<op>(g.k_blocks);
+  // These divisions are done while the kernel before this one still runs.
+  const Share share(static_cast<int>(threadIdx.x) >> 5, T::warps, parts, g.k_blocks, T::per_scale);
+  const int groups = groups_of(g.epilogue.columns, g.epilogue.gated);
   touch_parameters(a);
   // In this order: one_token_second reads the ids without a wait of its own.
   ptx::griddepcontrol_wait();
@@ -93,142 +297,26 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
   // The token and block scales are asked for before the weights, which would be ahead of them.
   const TokenRow<op> row(a);
   const InputScale scale = *g.x.scale;
-  const LanePairs pairs(a);
-  if (a.chosen_ids != nullptr && blockIdx.x == 0 && thread < a.top_k) {
-    const int id = a.pairs.id(thread);
-    a.chosen_ids[thread] = id >= 0 && id < a.experts ? id : -1;
-  }
-  if (a.chosen_weights != nullptr && blockIdx.x == 0 && thread < a.top_k)
-    a.chosen_weights[thread] = a.pairs.weight(thread);
-  const int total = pairs.num * groups;
-  const int first = total * static_cast<int>(blockIdx.x) / static_cast<int>(gridDim.x),
-            segments = total * static_cast<int>(blockIdx.x + 1) / static_cast<int>(gridDim.x) - first;
-  if (segments == 0) return;
-
-  // Block scales of the warp's units in the order in which it multiplies, without the token's; 32 at a time, one per
-  // lane.
-  const int units_of_segment = ceil_div(g.k_blocks, T::sub), units_each = ceil_div(per_segment, T::sub);
-  float2 block_scales = {1.0f, 1.0f};
-  int block_run = 0;
-  const auto load_block_scales = [&](int unit) {
-    const int s = min(share.first + unit / units_each * share.step, segments - 1);
-    block_run = share.begin / T::sub + unit % units_each;
-    const int at = first + s, t = at / groups;
-    const float* p =
-        g.weights.block_scale +
-        ((static_cast<int64_t>(pairs.expert_of(t)) * g.m_tiles + ((at - t * groups) >> 3)) * units_of_segment +
-         block_run) *
-            4;
-    block_scales = {__ldg(p), g.epilogue.gated ? __ldg(p + 1) : __ldg(p)};
-  };
-  // The token's are in shared memory when all have rounded.
-  const auto take_token_scale = [&] {
-    block_scales.x *= token_scales[block_run], block_scales.y *= token_scales[block_run];
-  };
-  if constexpr (block_scaled(op))
-    if (per_segment > 0) load_block_scales(lane);
-
-  // Weights on their way: the warp's k-blocks of one of its segments after the other.
+  const FirstTask<op> task(a, parts, share, groups);
+  copy_routing(a);
+  if (task.segments.num == 0) return;
+  const bool has_share = share.k_blocks() > 0;
+  FirstBlockScales<op> block_scales(task);
+  if (block_scaled(op) && has_share) block_scales.load(0);
+  FirstWeights<op> weights(task);
   Fragment<op> held[T::ahead];
-  int load_segment = share.first, load_left = 0;
-  const uint8_t *from = g.weights.data, *from_scales = nullptr;
-  const auto enter = [&]() {
-    const int at = first + load_segment, t = at / groups, in_expert = at - t * groups;
-    from = g.weights.data +
-           ((static_cast<int64_t>(pairs.expert_of(t)) * g.m_tiles + (in_expert >> 3)) * g.k_blocks + share.begin) *
-               k_block_bytes(op) +
-           RowGroup<op>::from(in_expert & 7, 0);
-    from_scales =
-        from - RowGroup<op>::from(in_expert & 7, 0) + RowGroup<op>::from(in_expert & 7, RowGroup<op>::pieces - 1);
-    load_left = per_segment;
-  };
-  if (per_segment > 0 && load_segment < segments) enter();
-  const auto load_next = [&](Fragment<op>& to) {
-    if (load_left == 0) return;
-    to.load(
-        [&]<class V>(int piece, int offset) {
-          const uint8_t* p = piece > 0 && piece == RowGroup<op>::pieces - 1 ? from_scales : from + 2048 * piece;
-          return __ldcs(reinterpret_cast<const V*>(p + offset));
-        },
-        lane);
-    from += k_block_bytes(op), from_scales += k_block_bytes(op);
-    if (--load_left == 0) {
-      load_segment += share.step;
-      if (load_segment < segments) enter();
-    }
-  };
 #pragma unroll
-  for (int i = 0; i < T::ahead; ++i) load_next(held[i]);
+  for (int i = 0; i < T::ahead; ++i) weights.load_next(held[i]);
 
-  const float shared = row.store(scale, g.epilogue.round, token, token_scales, sums);  // the factor of all sums
-  // What a thread needs last.
-  const int columns_each = g.epilogue.gated ? 8 : 16;
-  float up_scale = shared, gate_scale = shared;
-  const auto load_scales = [&](int i) {  // the whole warp
-    if (g.weights.row_scale == nullptr) return;
-    const int at = first + min(i / columns_each, segments - 1), t = at / groups, in_expert = at - t * groups;
-    const float* p = g.weights.row_scale +
-                     (static_cast<int64_t>(pairs.expert_of(t)) * g.m_tiles + (in_expert >> 3)) * kMTileRows +
-                     (in_expert & 7) * 16 + i % columns_each;
-    up_scale = shared * __ldg(p);
-    if (g.epilogue.gated) gate_scale = shared * __ldg(p + 8);
-  };
-  load_scales(thread);
+  const float shared = row.store(scale, g.epilogue.round, token, token_scales, sums);
+  ColumnFactors<op> factors{task, shared};
+  factors.load(static_cast<int>(threadIdx.x));
   __syncthreads();
-  if constexpr (block_scaled(op))
-    if (per_segment > 0) take_token_scale();
+  if (block_scaled(op) && has_share) block_scales.take_token_scale(token_scales);
 
-  float c[2][4] = {}, sum[2] = {};
-  const uint32_t* words = token + share.begin * kTokenWords<op> + (lane & 3) * (kTokenWords<op> / 4);
-  int segment = share.first, left = per_segment, unit = 0;
-  const uint32_t* at = words;
-  while (segment < segments && per_segment > 0) {
-#pragma unroll
-    for (int i = 0; i < T::ahead; ++i) {
-      if (segment >= segments) break;
-      held[i].multiply(at, c);
-      load_next(held[i]);
-      at += kTokenWords<op>;
-      --left;
-      if constexpr (block_scaled(op)) {
-        if (T::sub == 1 || left == 0 || ((per_segment - left) & (T::sub - 1)) == 0) {
-          take_sums(c, sum, __shfl_sync(0xffffffffu, block_scales.x, unit & 31),
-                    __shfl_sync(0xffffffffu, block_scales.y, unit & 31));
-          if ((++unit & 31) == 0) {
-            load_block_scales(unit + lane);
-            take_token_scale();
-          }
-        }
-      }
-      if (left == 0) {
-        if constexpr (!block_scaled(op)) take_sums(c, sum, 1.0f, 1.0f);
-        store_sums<op>(sums, parts, segment, share.part, sum);
-        sum[0] = sum[1] = 0.0f;
-        segment += share.step, left = per_segment, at = words;
-      }
-    }
-  }
-  if (per_segment == 0)
-    for (int s = share.first; s < segments; s += share.step) store_sums<op>(sums, parts, s, share.part, sum);
+  multiply_segments(task, held, weights, block_scales, token, token_scales, sums);
   __syncthreads();
-  // Sums to columns.
-  for (int base = 0; base < segments * columns_each; base += T::threads) {
-    const int i = base + thread, s = i / columns_each, in_all = first + min(s, segments - 1), t = in_all / groups;
-    const int in_expert = in_all - t * groups, column = in_expert * columns_each + i % columns_each;
-    const int pair = pairs.pair_of(t), expert = pairs.expert_of(t);
-    if (base > 0) load_scales(i);
-    float magnitude = 0.0f;
-    if (s < segments && column < g.epilogue.columns) {
-      const float up = total_of(sums, parts, s, i % columns_each) * up_scale;
-      const float gate = g.epilogue.gated ? total_of(sums, parts, s, i % columns_each + 8) * gate_scale : 0.0f;
-      magnitude = store_activated(a, pair, expert, column, up, gate);
-    }
-    if (scales_rows(g.epilogue.round)) {
-      const uint32_t most = amax_lanes(format::amax_bits(0, magnitude), columns_each);
-      if (s < segments && i % columns_each == 0)
-        a.middle_max[static_cast<int64_t>(pair) * groups + in_expert] = __uint_as_float(most);
-    }
-  }
+  store_columns(a, task, factors, sums);
 }
 
 }  // namespace sluice::sm90

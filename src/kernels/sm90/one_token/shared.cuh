@@ -33,11 +33,13 @@ struct LanePairs {
 struct Share {
   int part, first, step;  // segments first, first + step, ...
   int begin, end;         // k-blocks
-  __device__ Share(int warp, int warps, int parts, int k_blocks, int sub) {
+  __device__ Share(int warp, int warps, int parts, int k_blocks, int per_scale) {
     part = warp & (parts - 1), first = warp / parts, step = warps / parts;
-    const int units = ceil_div(k_blocks, sub);
-    begin = min(units * part / parts * sub, k_blocks), end = min(units * (part + 1) / parts * sub, k_blocks);
+    const int runs = ceil_div(k_blocks, per_scale);
+    begin = min(runs * part / parts * per_scale, k_blocks);
+    end = min(runs * (part + 1) / parts * per_scale, k_blocks);
   }
+  __device__ int k_blocks() const { return end - begin; }
 };
 
 // Sums of a lane's two rows of a segment, by part of K.
