@@ -27,4 +27,22 @@ class MemoryPlan {
   int64_t used_ = 0;
 };
 
+// The same for the pieces of a call's workspace, as pointers. With a null workspace they are null, and only used()
+// means anything.
+class WorkspacePlan {
+ public:
+  explicit WorkspacePlan(void* workspace) : workspace_(static_cast<uint8_t*>(workspace)) {}
+  // Null if there are no elements.
+  template <class T>
+  T* take(int64_t elements) {
+    const Span span = plan_.take(elements * static_cast<int64_t>(sizeof(T)));
+    return workspace_ == nullptr || elements == 0 ? nullptr : reinterpret_cast<T*>(workspace_ + span.offset);
+  }
+  int64_t used() const { return plan_.used(); }
+
+ private:
+  MemoryPlan plan_;
+  uint8_t* workspace_;
+};
+
 }  // namespace sluice::sm90

@@ -47,21 +47,17 @@ DensePlan plan_dense(const DenseSpec& spec, int multiprocessors, int64_t tokens,
   p.m_groups = ceil_div(shape.m_tiles(), tile.m_tiles);
   p.tiles = max_tiles(tokens, 1, tile.max_n);
   p.rows = max_rows(tokens, 1, tile.max_n, tile.step_n());
-  const auto take = [&](int64_t bytes) -> void* {
-    char* at = workspace == nullptr ? nullptr : static_cast<char*>(workspace) + p.bytes;
-    p.bytes = round_up<int64_t>(p.bytes + bytes, 256);
-    return bytes == 0 ? nullptr : at;
-  };
   const bool split = p.choice.splits[0] > 1, groups = round_of(spec.inputs) == Round::fp8_group;
-  p.header = static_cast<Header*>(take(sizeof(Header)));
-  p.tiles_at = static_cast<RowTile*>(take(p.tiles * static_cast<int64_t>(sizeof(RowTile))));
-  p.row_pair = static_cast<int32_t*>(take(p.rows * 4));
-  p.arrivals = static_cast<int32_t*>(take(split ? p.tiles * p.m_groups * 4 : 0));
-  p.partial =
-      static_cast<float*>(take(split ? p.rows * p.m_groups * tile.m_tiles * kMTileRows * p.choice.splits[0] * 4 : 0));
-  p.row_scale = static_cast<float*>(take(row_scales ? p.rows * 4 : 0));
-  p.block_scale = static_cast<float*>(take(groups ? p.rows * scale_runs(shape.operand, shape.k_blocks()) * 4 : 0));
-  p.x = static_cast<uint8_t*>(take(p.rows * shape.k_blocks() * 128));
+  WorkspacePlan pieces(workspace);
+  p.header = pieces.take<Header>(1);
+  p.tiles_at = pieces.take<RowTile>(p.tiles);
+  p.row_pair = pieces.take<int32_t>(p.rows);
+  p.arrivals = pieces.take<int32_t>(split ? p.tiles * p.m_groups : 0);
+  p.partial = pieces.take<float>(split ? p.rows * p.m_groups * tile.m_tiles * kMTileRows * p.choice.splits[0] : 0);
+  p.row_scale = pieces.take<float>(row_scales ? p.rows : 0);
+  p.block_scale = pieces.take<float>(groups ? p.rows * scale_runs(shape.operand, shape.k_blocks()) : 0);
+  p.x = pieces.take<uint8_t>(p.rows * shape.k_blocks() * 128);
+  p.bytes = pieces.used();
   return p;
 }
 

@@ -37,43 +37,38 @@ MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const
   const int64_t pairs = tokens * spec.top_k, locals = spec.locals();
   p.tiles = max_tiles(pairs, locals, tile.max_n);
   p.rows = max_rows(pairs, locals, tile.max_n, tile.step_n());
-  const auto take = [&](int64_t bytes) -> void* {
-    char* at = workspace == nullptr ? nullptr : static_cast<char*>(workspace) + p.bytes;
-    p.bytes = round_up<int64_t>(p.bytes + bytes, 256);
-    return bytes == 0 ? nullptr : at;
-  };
-  const auto ints = [&](int64_t n) { return static_cast<int32_t*>(take(4 * n)); };
-  const auto floats = [&](int64_t n) { return static_cast<float*>(take(4 * n)); };
-  p.tables.header = static_cast<Header*>(take(sizeof(Header)));
-  p.tables.ids = ints(pairs);
-  p.tables.weights = floats(pairs);
-  p.tables.rank = ints(pairs);
-  p.tables.counts = ints(int64_t{shares_of(static_cast<int>(locals))} * locals);
-  p.tables.expert_tile = ints(locals);
-  p.tables.expert_tile_rows = ints(locals);
-  p.tables.tiles = static_cast<RowTile*>(take(p.tiles * static_cast<int64_t>(sizeof(RowTile))));
-  p.tables.pair_row = ints(pairs);
-  p.tables.row_pair = ints(p.rows);
-  p.tables.ready = ints(p.tiles);
+  WorkspacePlan pieces(workspace);
+  p.tables.header = pieces.take<Header>(1);
+  p.tables.ids = pieces.take<int32_t>(pairs);
+  p.tables.weights = pieces.take<float>(pairs);
+  p.tables.rank = pieces.take<int32_t>(pairs);
+  p.tables.counts = pieces.take<int32_t>(int64_t{shares_of(static_cast<int>(locals))} * locals);
+  p.tables.expert_tile = pieces.take<int32_t>(locals);
+  p.tables.expert_tile_rows = pieces.take<int32_t>(locals);
+  p.tables.tiles = pieces.take<RowTile>(p.tiles);
+  p.tables.pair_row = pieces.take<int32_t>(pairs);
+  p.tables.row_pair = pieces.take<int32_t>(p.rows);
+  p.tables.ready = pieces.take<int32_t>(p.tiles);
   const Round round = round_of(spec.inputs);
   for (int g = 0; g < 2; ++g) {
     const WeightShape shape = g == 0 ? first_shape(spec) : second_shape(spec);
     const int m_groups = p.m_groups[g] = ceil_div(shape.m_tiles(), tile.m_tiles);
     const bool split = p.choice.splits[g] > 1;
-    p.tables.arrivals[g] = split ? ints(p.tiles * m_groups) : nullptr;
-    p.partial[g] = split ? floats(p.rows * m_groups * tile.m_tiles * kMTileRows * p.choice.splits[g]) : nullptr;
-    const int64_t k_blocks = shape.k_blocks();
-    (g == 0 ? p.x1 : p.x2) = static_cast<uint8_t*>(take(p.rows * k_blocks * 128));
-    (g == 0 ? p.x1_row_scale : p.x2_row_scale) = scales_rows(round) ? floats(p.rows) : nullptr;
+    const int64_t k_blocks = shape.k_blocks(), sums = p.rows * m_groups * tile.m_tiles * kMTileRows;
+    p.tables.arrivals[g] = pieces.take<int32_t>(split ? p.tiles * m_groups : 0);
+    p.partial[g] = pieces.take<float>(split ? sums * p.choice.splits[g] : 0);
+    (g == 0 ? p.x1 : p.x2) = pieces.take<uint8_t>(p.rows * k_blocks * 128);
+    (g == 0 ? p.x1_row_scale : p.x2_row_scale) = pieces.take<float>(scales_rows(round) ? p.rows : 0);
     (g == 0 ? p.x1_block_scale : p.x2_block_scale) =
-        round == Round::fp8_group ? floats(p.rows * scale_runs(tile.operand, shape.k_blocks())) : nullptr;
+        pieces.take<float>(round == Round::fp8_group ? p.rows * scale_runs(tile.operand, k_blocks) : 0);
   }
   const int64_t middle = p.store == Store::activated ? spec.inter
                          : p.store == Store::raw     ? spec.inter * (spec.gated() ? 2 : 1)
                                                      : 0;
-  p.middle = floats(p.rows * middle);
-  if (p.one_token) p.middle_max = floats(p.rows * ceil_div<int64_t>(spec.inter, spec.gated() ? 8 : 16));
-  p.results = take(spec.finalize ? pairs * spec.hidden * bytes_of(spec.dtype) : 0);
+  p.middle = pieces.take<float>(p.rows * middle);
+  if (p.one_token) p.middle_max = pieces.take<float>(p.rows * ceil_div<int64_t>(spec.inter, spec.gated() ? 8 : 16));
+  p.results = pieces.take<uint8_t>(spec.finalize ? pairs * spec.hidden * bytes_of(spec.dtype) : 0);
+  p.bytes = pieces.used();
   return p;
 }
 
