@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "format/quantize.h"
 #include "kernels/ptx/sync.cuh"
+#include "kernels/sm90/elements.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/quantize/rows.cuh"
 #include "kernels/sm90/quantize/tensor.h"
@@ -10,6 +11,14 @@ namespace sluice::sm90 {
 namespace {
 
 constexpr int kThreads = 128;
+
+// Eight neighbouring columns of a row, zeros beyond its end: in accesses of 16 bytes if rows consist of whole eights.
+template <class X>
+__device__ __forceinline__ void load_columns8(const X* row, int column, int columns, float (&v)[8]) {
+  if (column < columns && columns % 8 == 0) return load_elements<8>(row + column, v);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = column + i < columns ? to_float(row[column + i]) : 0.0f;
+}
 
 // Eight values of one group to codes. `factor` multiplies or, for scales in float32, divides.
 __device__ inline uint2 e4m3_codes8(const float (&v)[8], float factor, bool divide) {
@@ -102,29 +111,10 @@ __global__ void __launch_bounds__(kThreads)
     if (row >= a.rows) continue;
 
     const auto load = [&](int column, float(&v)[8]) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = 0.0f;
-      if (column >= a.cols) return;
-      const int64_t at = row * a.cols + column;
-      if (a.cols % 8 == 0) {
-        if (a.x_f32) {
-          load8(static_cast<const float*>(a.x) + at, v);
-        } else {
-          const uint4 w = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.x) + at);
-          const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            v[2 * i] = __uint_as_float(words[i] << 16);
-            v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-          }
-        }
-        return;
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (column + i < a.cols)
-          v[i] = a.x_f32 ? static_cast<const float*>(a.x)[at + i]
-                         : bf16_to_float(static_cast<const uint16_t*>(a.x)[at + i]);
+      if (a.x_f32)
+        load_columns8(static_cast<const float*>(a.x) + row * a.cols, column, a.cols, v);
+      else
+        load_columns8(static_cast<const bf16_t*>(a.x) + row * a.cols, column, a.cols, v);
     };
     format::Nvfp4Global global;
     float row_scale = 1.0f, inverse = 1.0f;
