@@ -151,6 +151,7 @@ TEST(Plan, PiecesOfALayerDoNotOverlap) {
       const sm90::WeightShape shapes[2] = {sm90::first_shape(s), sm90::second_shape(s)};
       const sm90::Round round = sm90::round_of(s.inputs);
       Pieces pieces(fake_memory(), p.bytes);
+      if (p.one_token) continue;  // PiecesOfOneTokenDoNotOverlap
       pieces.add("header", p.tables.header, sizeof(sm90::Header));
       pieces.add("ids", p.tables.ids, 4 * pairs);
       pieces.add("weights", p.tables.weights, 4 * pairs);
@@ -180,6 +181,43 @@ TEST(Plan, PiecesOfALayerDoNotOverlap) {
       if (p.store == sm90::Store::activated) pieces.add("middle", p.middle, 4 * p.rows * s.inter);
       if (HasFailure()) return;
     }
+}
+
+// A call that the kernels of one token run reserves what they use and nothing else.
+TEST(Plan, PiecesOfOneTokenDoNotOverlap) {
+  int64_t plans = 0;
+  for (const MoeSpec& s : moe_specs()) {
+    const sm90::MoePlan p = sm90::plan_moe(s, 132, 1, {}, fake_memory());
+    EXPECT_EQ(p.one_token, sm90::runs_one_token(s, 132, 1)) << to_string(s);
+    if (!p.one_token) continue;
+    SCOPED_TRACE(to_string(s));
+    ++plans;
+    Pieces pieces(fake_memory(), p.bytes);
+    // The largest magnitudes of 16 rows of the first weights, where rows are scaled by them.
+    const int64_t maxima =
+        sm90::scales_rows(sm90::round_of(s.inputs)) ? ceil_div<int64_t>(s.inter, s.gated() ? 8 : 16) : 0;
+    const std::pair<const void*, int64_t> used[] = {{p.tables.ids, 4 * s.top_k},
+                                                    {p.tables.weights, 4 * s.top_k},
+                                                    {p.middle, 4 * s.top_k * s.inter},
+                                                    {p.middle_max, 4 * s.top_k * maxima}};
+    int64_t bytes = 0;
+    for (const auto& [at, size] : used) {
+      pieces.add("piece", at, size);
+      bytes += round_up<int64_t>(size, 256);
+    }
+    EXPECT_EQ(p.bytes, bytes);
+    for (const void* unused : {static_cast<const void*>(p.tables.header), static_cast<const void*>(p.tables.rank),
+                               static_cast<const void*>(p.tables.tiles), static_cast<const void*>(p.x1),
+                               static_cast<const void*>(p.x2), static_cast<const void*>(p.partial[0]),
+                               static_cast<const void*>(p.partial[1]), static_cast<const void*>(p.results)})
+      EXPECT_EQ(unused, nullptr);
+    // Forced splits are the grouped GEMM's, which reads tables.
+    const sm90::MoePlan forced = sm90::plan_moe(s, 132, 1, {{}, {1, 1}}, fake_memory());
+    EXPECT_FALSE(forced.one_token);
+    EXPECT_NE(forced.tables.header, nullptr);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(plans, 0);
 }
 
 TEST(Plan, PiecesOfADenseGemmDoNotOverlap) {

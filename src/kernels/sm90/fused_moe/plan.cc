@@ -25,15 +25,35 @@ Store store_of(const MoeSpec& spec, const Instance& tile) {
   return is_fp8(tile.operand) ? Store::rows_e4m3 : Store::rows;
 }
 
+// The kernels of one token make no tables and round rows where they read them. Only the routing, if logits choose it,
+// and the rows between the products lie in the workspace. A count of tokens in device memory does not change that:
+// there is at most one, and the kernels return if there is none.
+MoePlan plan_one_token_call(const MoeSpec& spec, const GemmChoice& choice, void* workspace) {
+  MoePlan p{};
+  p.choice = choice;
+  p.choice.splits[0] = p.choice.splits[1] = 1;
+  p.one_token = true;
+  p.store = Store::activated;
+  p.rows = spec.top_k;
+  WorkspacePlan pieces(workspace);
+  p.tables.ids = pieces.take<int32_t>(p.rows);
+  p.tables.weights = pieces.take<float>(p.rows);
+  p.middle = pieces.take<float>(p.rows * spec.inter);
+  const int64_t groups = ceil_div<int64_t>(spec.inter, spec.gated() ? 8 : 16);
+  p.middle_max = pieces.take<float>(scales_rows(round_of(spec.inputs)) ? p.rows * groups : 0);
+  p.bytes = pieces.used();
+  return p;
+}
+
 }  // namespace
 
 MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const GemmForce& force, void* workspace) {
   MoePlan p{};
   p.choice = choose_gemm(gemm_problem(spec, tokens), multiprocessors, force);
+  if (runs_one_token(spec, multiprocessors, tokens) && force.none())
+    return plan_one_token_call(spec, p.choice, workspace);
   const Instance& tile = p.choice.instance;
-  p.one_token = runs_one_token(spec, multiprocessors, tokens) && force.none();
-  if (p.one_token) p.choice.splits[0] = p.choice.splits[1] = 1;
-  p.store = p.one_token ? Store::activated : store_of(spec, tile);
+  p.store = store_of(spec, tile);
   const int64_t pairs = tokens * spec.top_k, locals = spec.locals();
   p.tiles = max_tiles(pairs, locals, tile.max_n);
   p.rows = max_rows(pairs, locals, tile.max_n, tile.step_n());
@@ -66,7 +86,6 @@ MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const
                          : p.store == Store::raw     ? spec.inter * (spec.gated() ? 2 : 1)
                                                      : 0;
   p.middle = pieces.take<float>(p.rows * middle);
-  if (p.one_token) p.middle_max = pieces.take<float>(p.rows * ceil_div<int64_t>(spec.inter, spec.gated() ? 8 : 16));
   p.results = pieces.take<uint8_t>(spec.finalize ? pairs * spec.hidden * bytes_of(spec.dtype) : 0);
   p.bytes = pieces.used();
   return p;

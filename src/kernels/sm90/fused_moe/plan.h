@@ -9,10 +9,12 @@
 
 namespace sluice::sm90 {
 
-// Workspace pieces; with a null workspace only `bytes` and what lies before the pieces mean anything.
+// Workspace pieces; with a null workspace only `bytes` and what lies before the pieces mean anything. The kernels of
+// one token have no other pieces than the tables' ids and weights, middle and middle_max, and their rows are pairs; all
+// else of tables, tiles and m_groups is zero.
 struct MoePlan {
   GemmChoice choice;
-  bool one_token;  // both products by the kernels of one token (one_token.h), which read no tables
+  bool one_token;  // both products by the kernels of one token (one_token.h)
   Store store;
   int64_t rows, tiles;                 // the most that any routing can need
   int m_groups[2];                     // tasks that a tile of rows has in each GEMM, per part of K
@@ -22,9 +24,9 @@ struct MoePlan {
   float *x1_row_scale, *x2_row_scale;  // [rows], or null
   float *x1_block_scale, *x2_block_scale;  // [rows * scale runs], or null
   float* middle;                           // [rows, I], or [rows, 2, I] for Store::raw; else null
-  float* middle_max;                       // [rows, groups of 16 weight rows] of one token, or null
-  float* partial[2];                       // [rows * weight rows of all M-tile groups * splits], or null
-  void* results;                           // spec.dtype [pairs, H]; null unless the call finalizes
+  float* middle_max;  // [rows, groups of 16 weight rows] of one token whose rows have scales, or null
+  float* partial[2];  // [rows * weight rows of all M-tile groups * splits], or null
+  void* results;      // spec.dtype [pairs, H]; null unless the call finalizes
 };
 MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const GemmForce& force, void* workspace);
 

@@ -23,8 +23,9 @@ struct OneTokenArgs {
   // Of gemm[0] the weights, x.scale, and of the epilogue gated, act, columns, activation, and round, which is how rows
   // of both products are rounded. Of gemm[1] the weights, x.scale, and of the epilogue columns, activation and out.
   GemmArgs gemm[2];
-  float* middle;              // [pairs, I] activated
-  float* middle_max;          // [pairs, groups of 16 weight rows] the largest magnitudes of their columns
+  float* middle;  // [pairs, I] activated
+  // [pairs, groups of 16 weight rows] the largest magnitudes of their columns; null unless rows have a scale each.
+  float* middle_max;
   bool middle_bf16;           // rounded to bfloat16 first (NVFP4 per token)
   bool weighs_input;          // pairs' weights multiply what is activated; else the results
   bool finalize;              // out [H] is the sum; else out [pairs, H], zeros for absent pairs
