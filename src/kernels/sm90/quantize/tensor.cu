@@ -40,14 +40,44 @@ struct Coded {
   uint8_t byte;
 };
 
-__device__ inline Coded code8(Coding c, const float (&v)[8], uint32_t amax_bits, float row_scale, float inverse,
-                              format::Nvfp4Global global) {
+// What all groups of a row are coded with.
+struct RowFactors {
+  format::Nvfp4Global global;  // nvfp4, nvfp4_token
+  float row_scale = 1.0f;      // fp8_token, nvfp4_token
+  float inverse = 1.0f;        // fp8_static
+};
+// load(column, v): eight columns of the row. By whole blocks. Stores the scale of a row that has one.
+template <class Load>
+__device__ __forceinline__ RowFactors row_factors(const QuantizeArgs& a, int64_t row, Load&& load, uint32_t* shared) {
+  RowFactors f;
+  if (a.coding == Coding::fp8_static) f.inverse = format::fp8_static_inverse(*a.input_scale);
+  if (a.coding == Coding::nvfp4)
+    f.global = a.encodes ? format::nvfp4_encode(*a.input_scale) : format::nvfp4_global(*a.input_scale);
+  if (a.coding != Coding::fp8_token && a.coding != Coding::nvfp4_token) return f;
+  uint32_t bits = 0;
+  for (int column = 8 * static_cast<int>(threadIdx.x); column < a.cols; column += 8 * kThreads) {
+    float v[8];
+    load(column, v);
+    bits = max(bits, amax8(v));
+  }
+  const float amax = block_max_bits<kThreads>(bits, shared);
+  if (a.coding == Coding::fp8_token) {
+    f.row_scale = format::fp8_scale(amax);
+  } else {
+    f.global = format::nvfp4_row_global(amax);
+    f.row_scale = f.global.decode;
+  }
+  if (threadIdx.x == 0) a.row_scales[row] = f.row_scale;
+  return f;
+}
+
+__device__ inline Coded code8(Coding c, const float (&v)[8], uint32_t amax_bits, const RowFactors& f) {
   const float amax = format::amax_value(amax_bits);
   switch (c) {
     case Coding::fp8_static:
-      return {e4m3_codes8(v, inverse, false), 1.0f, 0};
+      return {e4m3_codes8(v, f.inverse, false), 1.0f, 0};
     case Coding::fp8_token:
-      return {e4m3_codes8(v, row_scale, true), 1.0f, 0};
+      return {e4m3_codes8(v, f.row_scale, true), 1.0f, 0};
     case Coding::fp8_group: {
       const float scale = format::fp8_scale(amax);
       return {e4m3_codes8(v, scale, true), scale, 0};
@@ -61,8 +91,8 @@ __device__ inline Coded code8(Coding c, const float (&v)[8], uint32_t amax_bits,
       return {{e2m1_codes8(v, format::e8m0_inverse(byte)), 0}, 1.0f, byte};
     }
     default: {
-      const uint8_t byte = format::nvfp4_scale(amax, global);
-      return {{e2m1_codes8(v, format::nvfp4_inverse(byte, global)), 0}, 1.0f, byte};
+      const uint8_t byte = format::nvfp4_scale(amax, f.global);
+      return {{e2m1_codes8(v, format::nvfp4_inverse(byte, f.global)), 0}, 1.0f, byte};
     }
   }
 }
@@ -116,35 +146,14 @@ __global__ void __launch_bounds__(kThreads)
       else
         load_columns8(static_cast<const bf16_t*>(a.x) + row * a.cols, column, a.cols, v);
     };
-    format::Nvfp4Global global;
-    float row_scale = 1.0f, inverse = 1.0f;
-    if (a.coding == Coding::fp8_static) inverse = format::fp8_static_inverse(*a.input_scale);
-    if (a.coding == Coding::nvfp4)
-      global = a.encodes ? format::nvfp4_encode(*a.input_scale) : format::nvfp4_global(*a.input_scale);
-    if (a.coding == Coding::fp8_token || a.coding == Coding::nvfp4_token) {
-      uint32_t bits = 0;
-      for (int column = 8 * static_cast<int>(threadIdx.x); column < a.cols; column += 8 * kThreads) {
-        float v[8];
-        load(column, v);
-        const uint32_t b = amax8(v);
-        bits = b > bits ? b : bits;
-      }
-      const float amax = block_max_bits<kThreads>(bits, shared);
-      if (a.coding == Coding::fp8_token) {
-        row_scale = format::fp8_scale(amax);
-      } else {
-        global = format::nvfp4_row_global(amax);
-        row_scale = global.decode;
-      }
-      if (threadIdx.x == 0) a.row_scales[row] = row_scale;
-    }
+    const RowFactors factors = row_factors(a, row, load, shared);
     for (int base = 0; base < a.cols; base += 8 * kThreads) {
       const int column = base + 8 * static_cast<int>(threadIdx.x);
       float v[8];
       load(column, v);
       const uint32_t amax = group > 0 ? amax_lanes(amax8(v), group / 8) : 0;
       if (column >= a.cols) continue;
-      const Coded coded = code8(a.coding, v, amax, row_scale, inverse, global);
+      const Coded coded = code8(a.coding, v, amax, factors);
       store_codes(a, row, column, coded.codes);
       if (group > 0 && column % group == 0) store_scale(row, column / group, coded.byte, coded.scale);
     }
