@@ -49,15 +49,131 @@ __device__ __forceinline__ const bf16_t* head_x_row(const HeadProductArgs& a, in
   return static_cast<const bf16_t*>(a.x) + from * a.x_stride + head * a.x_head;
 }
 
+// Row `row` of the product in y; null: none.
+__device__ __forceinline__ bf16_t* head_y_row(const HeadProductArgs& a, int64_t row, int head) {
+  if (row >= a.rows) return nullptr;
+  const int64_t to = a.y_rows != nullptr ? a.y_rows[row] : row;
+  return static_cast<bf16_t*>(a.y) + to * a.y_stride + head * a.y_head;
+}
+
+// Loads of x, which run ahead of the products: their own tile, step and stage.
+template <class Tile>
+class HeadLoads {
+  static constexpr int kPieces = kHeadStep / 8, kRowsAtOnce = Tile::kThreads / kPieces;
+  static constexpr int kLoads = ceil_div(Tile::kRows, kRowsAtOnce);
+
+ public:
+  __device__ HeadLoads(const HeadProductArgs& a, uint32_t smem, int head, int steps, int tiles)
+      : a_(a), smem_(smem), head_(head), steps_(steps), tiles_(tiles) {}
+  __device__ __forceinline__ void next() {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (tile_ < tiles_) {
+      if (step_ == 0) {
+        const int64_t row = static_cast<int64_t>(tile_) * Tile::kRows;
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          const int r = i * kRowsAtOnce + thread / kPieces;
+          x_[i] = r < Tile::kRows ? head_x_row(a_, row + r, head_) : nullptr;
+        }
+      }
+      const uint32_t to = smem_ + stage_ * Tile::kStageBytes;
+      const int p = thread % kPieces, k = step_ * kHeadStep + 8 * p;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int r = i * kRowsAtOnce + thread / kPieces;
+        const bool valid = x_[i] != nullptr && k < a_.k;
+        if (r < Tile::kRows) ptx::cp_async_16(to + head_piece(r, p, kPieces), valid ? x_[i] + k : a_.weight, valid);
+      }
+      if (++step_ == steps_) step_ = 0, tile_ += static_cast<int>(gridDim.z);
+      if (++stage_ == Tile::kStages) stage_ = 0;
+    }
+    ptx::cp_async_commit();
+  }
+
+ private:
+  const HeadProductArgs& a_;
+  uint32_t smem_;
+  int head_, steps_, tiles_;
+  const bf16_t* x_[kLoads];
+  int tile_ = static_cast<int>(blockIdx.z), step_ = 0, stage_ = 0;
+};
+
+// A warp's part of a tile of results, and where it begins.
+template <class Tile>
+using HeadSums = float[Tile::kWarpRows / 16][Tile::kWarpColumns / 8][4];
+template <class Tile>
+__device__ __forceinline__ int first_row_of_warp() {
+  return (static_cast<int>(threadIdx.x) >> 5) / Tile::kAcross * Tile::kWarpRows;
+}
+template <class Tile>
+__device__ __forceinline__ int first_column_of_warp() {
+  return (static_cast<int>(threadIdx.x) >> 5) % Tile::kAcross * Tile::kWarpColumns;
+}
+
+// The products of a step. xs, ws: its rows and weights in shared memory.
+template <class Tile, bool kByK>
+__device__ __forceinline__ void multiply_step(uint32_t xs, uint32_t ws, HeadSums<Tile>& sums) {
+  constexpr int kPieces = kHeadStep / 8, kM = Tile::kWarpRows / 16, kN = Tile::kWarpColumns / 8;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp_row = first_row_of_warp<Tile>(), warp_column = first_column_of_warp<Tile>();
+#pragma unroll
+  for (int k = 0; k < kHeadStep / 16; ++k) {
+    uint32_t left[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+      ptx::ldmatrix_x4(left[m], xs + head_piece(warp_row + 16 * m + (lane & 15), 2 * k + lane / 16, kPieces));
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      uint32_t b[4];
+      const int column = warp_column + 8 * n;
+      if constexpr (kByK)
+        ptx::ldmatrix_x4_trans(b, ws + head_piece(16 * k + (lane & 15), column / 8 + lane / 16, Tile::kColumns / 8));
+      else
+        ptx::ldmatrix_x4(b, ws + head_piece(column + (lane & 7) + lane / 16 * 8, 2 * k + (lane / 8 & 1), kPieces));
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        ptx::mma_m16n8k16_bf16(sums[m][n], left[m], b[0], b[1]);
+        ptx::mma_m16n8k16_bf16(sums[m][n + 1], left[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// A tile's results. They go through `exchanged`, so that threads write 16 neighbouring bytes.
+template <class Tile>
+__device__ __forceinline__ void store_results(const HeadProductArgs& a, const HeadSums<Tile>& sums, uint8_t* exchanged,
+                                              int64_t first_row, int first_column, int head) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31;
+  const int warp_row = first_row_of_warp<Tile>(), warp_column = first_column_of_warp<Tile>();
+#pragma unroll
+  for (int m = 0; m < Tile::kWarpRows / 16; ++m)
+#pragma unroll
+    for (int n = 0; n < Tile::kWarpColumns / 8; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int r = warp_row + 16 * m + lane / 4 + 8 * h, column = warp_column + 8 * n + 2 * (lane % 4);
+        *reinterpret_cast<uint32_t*>(exchanged + r * Tile::kOutStride + 2 * column) =
+            ptx::cvt_bf16x2_f32(sums[m][n][2 * h + 1], sums[m][n][2 * h]);
+      }
+  __syncthreads();
+  constexpr int kAcross = Tile::kColumns / 8;
+#pragma unroll 4
+  for (int i = thread; i < Tile::kRows * kAcross; i += Tile::kThreads) {
+    const int r = i / kAcross, column = first_column + i % kAcross * 8;
+    bf16_t* to = head_y_row(a, first_row + r, head);
+    if (to == nullptr || column >= a.n) continue;
+    *reinterpret_cast<uint4*>(to + column) =
+        *reinterpret_cast<const uint4*>(exchanged + r * Tile::kOutStride + i % kAcross * 16);
+  }
+}
+
 // Grid: columns / kColumns x heads x tiles of rows, or as many blocks as there may be.
 template <class Tile, bool kByK>
 __global__ void __launch_bounds__(Tile::kThreads) head_product_kernel(const __grid_constant__ HeadProductArgs a) {
-  constexpr int kPieces = kHeadStep / 8, kRowsAtOnce = Tile::kThreads / kPieces;
-  constexpr int kXSteps = ceil_div(Tile::kRows, kRowsAtOnce), kSteps = Tile::kColumns * kPieces / Tile::kThreads;
-  constexpr int kM = Tile::kWarpRows / 16, kN = Tile::kWarpColumns / 8;
+  constexpr int kPieces = kHeadStep / 8, kSteps = Tile::kColumns * kPieces / Tile::kThreads;
   extern __shared__ __align__(128) uint8_t head_smem[];
   ptx::griddepcontrol_launch_dependents();
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
+  const int thread = static_cast<int>(threadIdx.x);
   const int first_column = static_cast<int>(blockIdx.x) * Tile::kColumns, head = static_cast<int>(blockIdx.y);
   const int steps = ceil_div(a.k, kHeadStep);
   const uint32_t smem = ptx::smem_address(head_smem);
@@ -84,41 +200,9 @@ __global__ void __launch_bounds__(Tile::kThreads) head_product_kernel(const __gr
 
   const int tiles = static_cast<int>(ceil_div<int64_t>(a.rows, Tile::kRows));
   const int first_tile = static_cast<int>(blockIdx.z), stride = static_cast<int>(gridDim.z);
-  // Loads run ahead of the products: their own tile, step and stage.
-  const bf16_t* x[kXSteps];
-  int next_tile = first_tile, next_step = 0, next_stage = 0;
-  const auto load_next = [&] {
-    if (next_tile < tiles) {
-      if (next_step == 0) {
-        const int64_t row = static_cast<int64_t>(next_tile) * Tile::kRows;
-#pragma unroll
-        for (int i = 0; i < kXSteps; ++i) {
-          const int r = i * kRowsAtOnce + thread / kPieces;
-          x[i] = r < Tile::kRows ? head_x_row(a, row + r, head) : nullptr;
-        }
-      }
-      const uint32_t to = smem + next_stage * Tile::kStageBytes;
-      const int p = thread % kPieces, k = next_step * kHeadStep + 8 * p;
-#pragma unroll
-      for (int i = 0; i < kXSteps; ++i) {
-        const int r = i * kRowsAtOnce + thread / kPieces;
-        const bool valid = x[i] != nullptr && k < a.k;
-        if (r < Tile::kRows) ptx::cp_async_16(to + head_piece(r, p, kPieces), valid ? x[i] + k : a.weight, valid);
-      }
-      if (++next_step == steps) next_step = 0, next_tile += stride;
-      if (++next_stage == Tile::kStages) next_stage = 0;
-    }
-    ptx::cp_async_commit();
-  };
-  for (int i = 0; i + 1 < Tile::kStages; ++i) load_next();
+  HeadLoads<Tile> loads(a, smem, head, steps, tiles);
+  for (int i = 0; i + 1 < Tile::kStages; ++i) loads.next();
 
-  const int warp_row = warp / Tile::kAcross * Tile::kWarpRows, warp_column = warp % Tile::kAcross * Tile::kWarpColumns;
-  const int out_at = Tile::out_at(steps);
-  const auto y_row = [&](int64_t row) -> bf16_t* {
-    if (row >= a.rows) return nullptr;
-    const int64_t to = a.y_rows != nullptr ? a.y_rows[row] : row;
-    return static_cast<bf16_t*>(a.y) + to * a.y_stride + head * a.y_head;
-  };
   int stage = 0;
   for (int tile = first_tile; tile < tiles; tile += stride) {
     const int64_t first_row = static_cast<int64_t>(tile) * Tile::kRows;
@@ -134,12 +218,12 @@ __global__ void __launch_bounds__(Tile::kThreads) head_product_kernel(const __gr
     };
     const auto store_copied = [&](int i, const uint4& v) {
       const int at = i * across + static_cast<int>(blockIdx.x);
-      bf16_t* to = y_row(first_row + at / copies);
+      bf16_t* to = head_y_row(a, first_row + at / copies, head);
       if (to != nullptr) *reinterpret_cast<uint4*>(to + a.copy_to + at % copies * 8) = v;
     };
     const uint4 own = copies > 0 && thread < pieces ? copied(thread) : uint4{};
 
-    float sums[kM][kN][4] = {};
+    HeadSums<Tile> sums = {};
     for (int step = 0; step < steps; ++step) {
       ptx::cp_async_wait<Tile::kStages - 2>();
       __syncthreads();
@@ -147,56 +231,15 @@ __global__ void __launch_bounds__(Tile::kThreads) head_product_kernel(const __gr
         const int ahead = step + Tile::kStages - 1;
         if (ahead < steps) load_weight(ahead, smem + ahead % Tile::kStages * Tile::kStageBytes + Tile::kXBytes);
       }
-      load_next();
+      loads.next();
       const uint32_t xs = smem + stage * Tile::kStageBytes;
       const uint32_t ws = Tile::kResident ? smem + Tile::weights_at() + step * Tile::kWeightBytes : xs + Tile::kXBytes;
       if (++stage == Tile::kStages) stage = 0;
-#pragma unroll
-      for (int k = 0; k < kHeadStep / 16; ++k) {
-        uint32_t left[kM][4];
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-          ptx::ldmatrix_x4(left[m], xs + head_piece(warp_row + 16 * m + (lane & 15), 2 * k + lane / 16, kPieces));
-#pragma unroll
-        for (int n = 0; n < kN; n += 2) {
-          uint32_t b[4];
-          const int column = warp_column + 8 * n;
-          if constexpr (kByK)
-            ptx::ldmatrix_x4_trans(b,
-                                   ws + head_piece(16 * k + (lane & 15), column / 8 + lane / 16, Tile::kColumns / 8));
-          else
-            ptx::ldmatrix_x4(b, ws + head_piece(column + (lane & 7) + lane / 16 * 8, 2 * k + (lane / 8 & 1), kPieces));
-#pragma unroll
-          for (int m = 0; m < kM; ++m) {
-            ptx::mma_m16n8k16_bf16(sums[m][n], left[m], b[0], b[1]);
-            ptx::mma_m16n8k16_bf16(sums[m][n + 1], left[m], b[2], b[3]);
-          }
-        }
-      }
+      multiply_step<Tile, kByK>(xs, ws, sums);
     }
     if constexpr (!Tile::kResident) __syncthreads();  // the result takes the stages' place
 
-      // Through shared memory, so that threads write 16 neighbouring bytes.
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int r = warp_row + 16 * m + lane / 4 + 8 * h, column = warp_column + 8 * n + 2 * (lane % 4);
-          *reinterpret_cast<uint32_t*>(head_smem + out_at + r * Tile::kOutStride + 2 * column) =
-              ptx::cvt_bf16x2_f32(sums[m][n][2 * h + 1], sums[m][n][2 * h]);
-        }
-    __syncthreads();
-    constexpr int kAcross = Tile::kColumns / 8;
-#pragma unroll 4
-    for (int i = thread; i < Tile::kRows * kAcross; i += Tile::kThreads) {
-      const int r = i / kAcross, column = first_column + i % kAcross * 8;
-      bf16_t* to = y_row(first_row + r);
-      if (to == nullptr || column >= a.n) continue;
-      *reinterpret_cast<uint4*>(to + column) =
-          *reinterpret_cast<const uint4*>(head_smem + out_at + r * Tile::kOutStride + i % kAcross * 16);
-    }
+    store_results<Tile>(a, sums, head_smem + Tile::out_at(steps), first_row, first_column, head);
     if (copies == 0) continue;
     if (thread < pieces) store_copied(thread, own);
     for (int i = thread + Tile::kThreads; i < pieces; i += Tile::kThreads) store_copied(i, copied(i));
