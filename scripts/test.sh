@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Every test on a fresh machine: packages, the full build (with CUDA code where nvcc is found), ctest with the style
-# checks, the same tests under ASan and UBSan, those with several threads under TSan, and the fuzz targets for a bounded
-# time.
+# checks, the same tests under ASan and UBSan, and the fuzz targets for a bounded time. SLUICE_TEST_THREADS=1: also the
+# tests with several threads under TSan.
 # SLUICE_TEST_MODELS names the folder of the full trained checkpoints; tests that need it say so when they skip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,17 +33,20 @@ stage "sanitizers: tests"
 # Without the full checkpoints: the small golden fixtures take the same paths, and model_test takes 15 s instead of 333.
 env -u SLUICE_TEST_MODELS ctest --preset asan 2>&1 | tee build/logs/ctest-asan.txt
 
-# Only the tests with several threads: the engine's others take many minutes with it.
-stage "thread sanitizer: build"
-cmake --preset tsan >/dev/null
-cmake --build --preset tsan
-stage "thread sanitizer: tests"
-# Its run time of GCC 12 ends where the system gives addresses more than 28 random bits; setarch -R takes them away.
-fixed_addresses=()
-if [[ $(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 0) -gt 28 ]] && setarch -R true 2>/dev/null; then
-  fixed_addresses=(setarch -R)
+# On request: it adds six minutes on two cores.
+if [[ -n ${SLUICE_TEST_THREADS:-} ]]; then
+  # Only the tests with several threads: the engine's others take many minutes with it.
+  stage "thread sanitizer: build"
+  cmake --preset tsan >/dev/null
+  cmake --build --preset tsan
+  stage "thread sanitizer: tests"
+  # Its run time of GCC 12 ends where the system gives addresses more than 28 random bits; setarch -R takes them away.
+  fixed_addresses=()
+  if [[ $(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 0) -gt 28 ]] && setarch -R true 2>/dev/null; then
+    fixed_addresses=(setarch -R)
+  fi
+  env -u SLUICE_TEST_MODELS "${fixed_addresses[@]}" ctest --preset tsan 2>&1 | tee build/logs/ctest-tsan.txt
 fi
-env -u SLUICE_TEST_MODELS "${fixed_addresses[@]}" ctest --preset tsan 2>&1 | tee build/logs/ctest-tsan.txt
 
 stage "fuzzing, $fuzz_seconds s per target"
 cmake --preset fuzz >/dev/null
@@ -52,5 +55,5 @@ tests/fuzz/run.sh "$fuzz_seconds"
 
 stage "done"
 echo "sanitized: $(summary_of build/logs/ctest-asan.txt)"
-echo "threads: $(summary_of build/logs/ctest-tsan.txt)"
+[[ -z ${SLUICE_TEST_THREADS:-} ]] || echo "threads: $(summary_of build/logs/ctest-tsan.txt)"
 summary_of build/logs/ctest.txt

@@ -38,6 +38,21 @@ TEST(Heuristic, ChoosesACompiledTileForEveryFormatAndSize) {
       }
 }
 
+// The rows of the tiles that take turns stay in a third of the L2 cache of 50 MB.
+TEST(Heuristic, RowsOfTilesInTurnFitTheCache) {
+  for (const sm90::Instance& i : sm90::instances())
+    for (int k_blocks : {1, 2, 16, 56, 112, 1000, 1 << 20}) {
+      const int tiles = sm90::tiles_in_turn(i, k_blocks);
+      ASSERT_GE(tiles, 1) << i.name();
+      if (i.max_n < 128) {
+        EXPECT_EQ(tiles, 1) << i.name();
+      }
+      if (tiles > 1) {
+        EXPECT_LE(int64_t{tiles} * i.max_n * 128 * k_blocks, 50'000'000 / 3) << i.name() << " k-blocks: " << k_blocks;
+      }
+    }
+}
+
 TEST(Heuristic, TilesGrowWithTheBatch) {
   for (const auto& [f, name] : format::kFormats) {
     int before = 0;

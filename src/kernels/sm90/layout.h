@@ -61,6 +61,9 @@ HD constexpr int k_block_bytes(WeightOperand o) {
   return k_block_code_bytes(o) + (o == WeightOperand::nvfp4 ? 512 : decodes(o) ? 256 : 0);
 }
 
+// Whether tasks of tiles of up to `max_n` rows take turns (grouped_gemm/task.cuh): wide tiles, of which an expert has
+// several.
+HD constexpr bool takes_turns(int max_n) { return max_n >= 128; }
 // Whether tokens are the M side of the products in tiles of up to `max_n` rows (tokens_first.cuh).
 HD constexpr bool tokens_first(WeightOperand o, int max_n) { return o == WeightOperand::fp8_block && max_n == 128; }
 // What the number of a tile's rows is rounded up to in memory.

@@ -296,6 +296,7 @@ void DenseGemm::run(const DenseCall& call, Stream stream) const {
   g.epilogue.out_scale = g.x.scale;
   g.k_blocks = matrix_.shape.k_blocks();
   g.m_tiles = matrix_.shape.m_tiles();
+  g.tiles_in_turn = tiles_in_turn(tile, g.k_blocks);
   g.splits = p.choice.splits[0];
   g.partial = p.partial;
   g.epilogue.store = Store::result;

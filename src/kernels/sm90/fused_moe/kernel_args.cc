@@ -89,6 +89,7 @@ GroupedGemmArgs FusedMoe::gemm_args(const MoeCall& call, const MoePlan& p) const
     to.x.scale = input_scales_.as<InputScale>() + g;
     to.k_blocks = m.shape.k_blocks();
     to.m_tiles = m.shape.m_tiles();
+    to.tiles_in_turn = tiles_in_turn(p.choice.instance, to.k_blocks);
     to.splits = p.choice.splits[g];
     to.partial = p.partial[g];
     gemm.arrivals[g] = p.tables.arrivals[g];

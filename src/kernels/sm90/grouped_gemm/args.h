@@ -77,6 +77,7 @@ struct GemmArgs {
   WeightArgs weights;
   InputArgs x;
   int k_blocks, m_tiles;  // of the weights: columns in k-blocks, rows in M-tiles of 128
+  int tiles_in_turn;      // tiles whose tasks take turns at each group of M-tiles (task.cuh); 1: tile by tile
   int splits;             // the tasks that K is cut into; the task that finishes last adds the partial sums in order
   float* partial;         // [tile * m_tiles * splits][128 * padded]; null if splits is 1
   EpilogueArgs epilogue;

@@ -125,6 +125,12 @@ std::span<const Instance> instances() { return kInstances; }
 
 bool sums_alike(const Instance& i) { return !tokens_first(i.operand, i.max_n); }
 
+int tiles_in_turn(const Instance& i, int k_blocks) {
+  if (!takes_turns(i.max_n)) return 1;
+  const int64_t tile_bytes = int64_t{128} * i.max_n * std::max(k_blocks, 1);
+  return static_cast<int>(std::clamp<int64_t>(tuning::kTurnBytes / tile_bytes, 1, tuning::kMaxTilesInTurn));
+}
+
 GemmChoice choose_gemm(const GemmProblem& p, int multiprocessors, const GemmForce& force) {
   const std::string& forced = force.instance;
   const double rows = expected_rows(p);

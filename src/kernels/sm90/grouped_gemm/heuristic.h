@@ -47,6 +47,9 @@ struct GemmForce {
 // (Tiles.SumsOfAllTilesAreTheSameBits). In a tile whose M side are tokens they need not.
 bool sums_alike(const Instance& i);
 
+// How many tiles' tasks take turns at a group of M-tiles (GemmArgs::tiles_in_turn).
+int tiles_in_turn(const Instance& i, int k_blocks);
+
 // `multiprocessors` of the device; a value, so that the choice can be tested anywhere.
 GemmChoice choose_gemm(const GemmProblem& problem, int multiprocessors, const GemmForce& force = {});
 // The numbers that led to a choice, as a clause.

@@ -27,6 +27,9 @@ __device__ inline int m_group_clusters(const GemmArgs& g) {
   return (m_groups_of<T>(g) + T::cluster - 1) / T::cluster;
 }
 
+// Tasks are dealt in this order: GEMM, tiles in turn, groups of M-tiles, tile, part of K. An expert of several tiles
+// has them side by side. They start one after the other and so read the same weights at almost the same time, once from
+// memory.
 template <class T>
 __device__ inline Task task_of(const GroupedGemmArgs& args, int index, int num_tiles) {
   const int first = num_tiles * m_group_clusters<T>(args.gemm[0]) * args.gemm[0].splits;
@@ -37,9 +40,16 @@ __device__ inline Task task_of(const GroupedGemmArgs& args, int index, int num_t
   t.split = 0;
   if (g.splits > 1) t.split = index % g.splits, index /= g.splits;
   const int groups = m_group_clusters<T>(g);
-  t.m_group = index % groups * T::cluster;
+  if constexpr (takes_turns(T::max_n)) {
+    const int before = index / (groups * g.tiles_in_turn) * g.tiles_in_turn, at = index - before * groups;
+    const int tiles = min(g.tiles_in_turn, num_tiles - before);
+    t.tile = before + at % tiles;
+    t.m_group = at / tiles * T::cluster;
+  } else {
+    t.m_group = index % groups * T::cluster;
+    t.tile = index / groups;
+  }
   if constexpr (T::cluster > 1) t.m_group += ptx::cluster_ctarank();
-  t.tile = index / groups;
   t.begin = 0, t.end = g.k_blocks;
   if (g.splits > 1) {  // K is cut between block scales only
     const int runs = scale_runs(T::op, g.k_blocks);
