@@ -145,10 +145,12 @@ double relative_error(const Tensor& a, const Tensor& b) {
 // may be the one that flips, so the bound is a fraction of the format's own rms rounding error (2.6 % in e4m3, 9 % in
 // e2m1). FP8 tensor cores err by up to 2^-10 of the magnitudes, here 0.8 % of a sum (96 terms: sqrt(96) * 0.8 times
 // it), where steps are 9 % wide: in either factor of swiglu 9 % of the codes may flip, and sqrt(2 * 0.09) * 9 % = 3.8
-// %.
+// % of many codes. The share of flipped squares of n values has a standard deviation of sqrt(kurtosis / (n * 0.18)) of
+// itself, and a product of two normal values has a kurtosis of 9; four of them are allowed. One token, one expert here
+// of 32 columns: 9.3 % (4.6 % seen).
 // With fp8_f32_sums they are as rare as in mxfp8 (6e-4 seen).
 // fp8_block_trtllm rounds once more before the activation, and relu2 doubles that error: sqrt(2 * 2 + 1) * 3.8 %.
-double bound(const MoeSpec& s) {
+double bound(const MoeSpec& s, int64_t tokens) {
   using format::InputFormat;
   if (s.fp8_block_trtllm) return 8.5e-2;
   if (s.fp8_f32_sums) return 1e-2;
@@ -160,8 +162,10 @@ double bound(const MoeSpec& s) {
       return 2e-2;
     case InputFormat::mxfp8:
       return 1e-2;
-    default:
-      return 3.8e-2;
+    default: {
+      const double values = static_cast<double>(tokens * std::min<int64_t>(s.top_k, s.locals()) * s.inter);
+      return 3.8e-2 * std::sqrt(1 + 4 * std::sqrt(9 / (values * 0.18)));
+    }
   }
 }
 
@@ -174,10 +178,10 @@ void check_case(const std::string& line, int64_t tokens, uint64_t seed) {
   const Result want = run(ctx, *moe::make_cpu_backend(), p, tokens);
   const Result got = run(ctx, *moe::make_sm90_backend(), p, tokens, 2);
   const double error = relative_error(got.output, want.output);
-  std::printf("%-7s T=%-4lld err %.2e  %s\n", error <= bound(spec) ? "ok" : "FAIL", static_cast<long long>(tokens),
-              error, line.c_str());
+  std::printf("%-7s T=%-4lld err %.2e  %s\n", error <= bound(spec, tokens) ? "ok" : "FAIL",
+              static_cast<long long>(tokens), error, line.c_str());
   std::fflush(stdout);
-  EXPECT_LE(error, bound(spec)) << line << " T=" << tokens;
+  EXPECT_LE(error, bound(spec, tokens)) << line << " T=" << tokens;
   EXPECT_TRUE(std::isfinite(error)) << line << " T=" << tokens;
   if (!spec.routed) {
     EXPECT_EQ(0, std::memcmp(got.ids.data(), want.ids.data(), static_cast<size_t>(got.ids.bytes()))) << line;
