@@ -13,6 +13,7 @@ namespace {
 
 constexpr DeviceId kGpu{DeviceId::Kind::cuda, 0};
 constexpr int64_t kGB = 1'000'000'000;
+constexpr int64_t kChunk = 512;  // given, as a build without CUDA does not know the GPU's default
 
 model::ModelInfo info_of(int64_t weights, int64_t positions = 100'000) {
   model::ModelInfo info;
@@ -38,7 +39,7 @@ std::string refusal(const EngineConfig& config, const model::ModelInfo& info, De
 }
 
 TEST(EngineConfig, AShareOfTheMemoryIsWhatWeightsLeaveOfIt) {
-  const EngineConfig config{.max_running = 1000, .mem_fraction_static = 0.75};
+  const EngineConfig config{.max_running = 1000, .prefill_chunk = kChunk, .mem_fraction_static = 0.75};
   // 0.75 * 80 GB - 30 GB = 30 GB: 1,464,843 tokens of 20,480 bytes, in 22,888 whole blocks of 64.
   const EngineConfig c = completed(config, info_of(30 * kGB), attention_shape(), kGpu, {80 * kGB, 50 * kGB});
   EXPECT_EQ(c.cache_tokens, 22'888 * 64);
@@ -54,7 +55,7 @@ TEST(EngineConfig, AShareOfTheMemoryIsWhatWeightsLeaveOfIt) {
 TEST(EngineConfig, StatesOfRecurrentLayersCount) {
   model::CacheShape shape = attention_shape();
   shape.mamba.push_back({64, 64, 8, 128, 4});
-  EngineConfig config{.max_running = 1000, .mem_fraction_static = 0.75};
+  EngineConfig config{.max_running = 1000, .prefill_chunk = kChunk, .mem_fraction_static = 0.75};
   const auto tokens = [&] {
     return completed(config, info_of(30 * kGB), shape, kGpu, {80 * kGB, 50 * kGB}).cache_tokens;
   };
@@ -65,7 +66,7 @@ TEST(EngineConfig, StatesOfRecurrentLayersCount) {
 }
 
 TEST(EngineConfig, NoMoreTokensThanCanBeUsed) {
-  EngineConfig config{.max_running = 4, .mem_fraction_static = 1.0};
+  EngineConfig config{.max_running = 4, .prefill_chunk = kChunk, .mem_fraction_static = 1.0};
   const auto tokens = [&] {
     return completed(config, info_of(kGB), attention_shape(), kGpu, {80 * kGB, 79 * kGB}).cache_tokens;
   };
@@ -102,7 +103,7 @@ TEST(EngineConfig, WholePromptsInAStep) {
 TEST(EngineConfig, ThePlanOfACacheIsWhatTheEngineReserves) {
   model::CacheShape shape = attention_shape();
   shape.mamba.push_back({64, 64, 8, 128, 4});
-  const EngineConfig config{.max_running = 8, .cache_tokens = 1000, .block_size = 32};
+  const EngineConfig config{.max_running = 8, .prefill_chunk = kChunk, .cache_tokens = 1000, .block_size = 32};
   const model::CacheConfig plan = cache_plan(config, kGpu)(shape, 100'000);
   const model::CacheConfig reserved =
       runner_config(completed(config, info_of(kGB), shape, kGpu, {80 * kGB, 50 * kGB}), true).cache;
@@ -110,7 +111,7 @@ TEST(EngineConfig, ThePlanOfACacheIsWhatTheEngineReserves) {
   EXPECT_EQ(plan.block_size, reserved.block_size);
   EXPECT_EQ(plan.slots, reserved.slots);
   // What a share leaves is known when the weights are there.
-  EXPECT_EQ(cache_plan({.mem_fraction_static = 0.5}, kGpu)(shape, 100'000).blocks, 1);
+  EXPECT_EQ(cache_plan({.prefill_chunk = kChunk, .mem_fraction_static = 0.5}, kGpu)(shape, 100'000).blocks, 1);
   EXPECT_THROW(cache_plan({.mem_fraction_static = 2.0}, kGpu)(shape, 100'000), Error);
   EXPECT_THROW(cache_plan({.cache_tokens = 64, .mem_fraction_static = 0.5}, kGpu)(shape, 100'000), Error);
 }
