@@ -62,7 +62,7 @@ TileProductFn tile_product(Isa isa, TileOperands operands) {
   return row_operations(isa).tile_product[static_cast<size_t>(operands)];
 }
 
-SoftmaxPartsFn softmax_parts(Isa isa) { return isa == Isa::amx ? kAmxKernels.softmax_parts : nullptr; }
+SoftmaxFn softmax_parts(Isa isa) { return isa == Isa::amx ? kAmxKernels.softmax_parts : nullptr; }
 
 Support cpu_kernel_supported(Isa isa, Format weights, InputFormat input) {
   if (const Support s = supported(isa); !s) return s;

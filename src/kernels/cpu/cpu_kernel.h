@@ -33,7 +33,7 @@ const KernelTable& row_operations(Isa isa);
 TileProductFn tile_product(Isa isa, TileOperands operands);
 
 // Null exactly where tile_product() of bf16_parts is.
-SoftmaxPartsFn softmax_parts(Isa isa);
+SoftmaxFn softmax_parts(Isa isa);
 
 // Yes, or the reason why `isa` does not multiply these formats or does not run here.
 Support cpu_kernel_supported(Isa isa, format::Format weights, format::InputFormat input);

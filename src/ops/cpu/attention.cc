@@ -15,7 +15,7 @@
 namespace sluice::ops::cpu {
 
 namespace {
-using kernels::cpu::SoftmaxPartsFn;
+using kernels::cpu::SoftmaxFn;
 using kernels::cpu::TileOperands;
 using kernels::cpu::TileProductArgs;
 using kernels::cpu::TileProductFn;
@@ -33,7 +33,7 @@ constexpr int64_t kLeastJobRows = 16;
 
 // Queries that tile instructions take together.
 constexpr int64_t kBlockQueries = 16;
-static_assert(kHeadTile <= kBlockQueries && kTile == kernels::cpu::kSoftmaxPositions);
+static_assert(kHeadTile <= kBlockQueries);
 
 // Some rows x some query heads of one key head of one sequence.
 struct Job {
@@ -65,7 +65,7 @@ struct Plan {
   bool parts = false;
   int64_t q_parts = 1;
   TileProductFn score, mix;
-  SoftmaxPartsFn softmax_parts = nullptr;  // with parts
+  SoftmaxFn softmax_step = softmax_tile;
 
   Plan(kernels::cpu::Isa isa, DType q_type, const Pages& k, const Pages& v, int64_t width, float score_scale)
       : keys(k),
@@ -83,7 +83,7 @@ struct Plan {
       score = mix = tile_product(isa, TileOperands::f32);
     } else if (const TileProductFn product = tile_product(isa, TileOperands::bf16_parts); product != nullptr) {
       score = mix = product;
-      softmax_parts = kernels::cpu::softmax_parts(isa);
+      softmax_step = kernels::cpu::softmax_parts(isa);
       parts = true;
       pairs = q_type == DType::bf16;
       q_parts = pairs ? 1 : kParts;
@@ -103,27 +103,16 @@ struct Plan {
   // The probabilities and factors of `queries` queries from `first` on, out of their scores.
   void softmax(const Job& job, const Scratch& s, int64_t first, int64_t queries, int64_t seen,
                int64_t part_stride) const {
-    float *maximum = s.maximum + first, *sum = s.sum + first, *keep = s.keep + first;
-    if (parts)
-      softmax_parts({.scores = s.scores,
-                     .queries = queries,
-                     .per_row = job.heads,
-                     .seen = seen,
-                     .scale = scale,
-                     .maximum = maximum,
-                     .sum = sum,
-                     .keep = keep,
-                     .parts = s.parts + first * (kTile / 2),
-                     .part_stride = part_stride});
-    else
-      softmax_tile({.scores = scores_of(s, first),
-                    .queries = queries,
-                    .per_row = job.heads,
-                    .seen = seen,
-                    .scale = scale,
-                    .maximum = maximum,
-                    .sum = sum,
-                    .keep = keep});
+    softmax_step({.scores = scores_of(s, first),
+                  .queries = queries,
+                  .per_row = job.heads,
+                  .seen = seen,
+                  .scale = scale,
+                  .maximum = s.maximum + first,
+                  .sum = s.sum + first,
+                  .keep = s.keep + first,
+                  .parts = parts ? s.parts + first * (kTile / 2) : nullptr,
+                  .part_stride = part_stride});
   }
 
   int64_t floats_of_query() const {

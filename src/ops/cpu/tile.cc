@@ -10,6 +10,8 @@
 namespace sluice::ops::cpu {
 
 namespace {
+using kernels::cpu::SoftmaxArgs;
+
 // Sixteen floats whatever the machine's width: the compiler splits them, the arithmetic stays the same.
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(64)));
@@ -60,7 +62,7 @@ constexpr uint32_t kUpperHalf = 0xffff0000;
 typedef uint32_t WordsInMemory __attribute__((vector_size(64), aligned(4), may_alias));
 
 // The scaled scores of query i; minus infinity where it sees none.
-inline __attribute__((always_inline)) void scaled_scores(const SoftmaxTile& t, int64_t i, Lanes (&v)[kVectors]) {
+inline __attribute__((always_inline)) void scaled_scores(const SoftmaxArgs& t, int64_t i, Lanes (&v)[kVectors]) {
   const Lanes* s = reinterpret_cast<const Lanes*>(t.scores + i * kTile);
 #pragma GCC unroll 16
   for (int j = 0; j < kVectors; ++j) v[j] = s[j] * t.scale;
@@ -149,7 +151,7 @@ SLUICE_CLONES void mix_rows(const float* p, const float* rows, int64_t stride, i
   }
 }
 
-SLUICE_CLONES void softmax_tile(const SoftmaxTile& t) {
+SLUICE_CLONES void softmax_tile(const SoftmaxArgs& t) {
   // Maxima first, so that all queries' factors are computed side by side. A NaN does not count: it shows in the sum.
   for (int64_t i = 0; i < t.queries; ++i) {
     Lanes v[kVectors];

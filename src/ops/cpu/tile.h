@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/micro/row_args.h"
+
 namespace sluice::ops::cpu {
 
 inline constexpr int64_t kTile = 64;  // rows of a tile; softmax advances by tiles at its absolute multiples
@@ -17,16 +19,9 @@ void dot_rows(const float* q, const float* rows, int64_t stride, int64_t count, 
 // acc[c] = keep * acc[c] + sum_i p[i] * rows[i * stride + c], c in [0, dims), dims a multiple of 16.
 void mix_rows(const float* p, const float* rows, int64_t stride, int64_t count, int64_t dims, float keep, float* acc);
 
-// One step of online softmax over a tile of scores [queries][kTile]: query i sees its first min(seen + i / per_row,
-// kTile) positions, at least one. Scores become exp(scale * score - new maximum), and 0 where they are not seen;
-// `maximum` and `sum` are updated; keep[i] is the factor by which everything that was accumulated before shrinks.
-struct SoftmaxTile {
-  float* scores = nullptr;
-  int64_t queries = 0, per_row = 1, seen = 0;
-  float scale = 1;
-  float *maximum = nullptr, *sum = nullptr, *keep = nullptr;  // [queries]
-};
-void softmax_tile(const SoftmaxTile& t);
+// A kernels::cpu::SoftmaxFn over a tile of scores, which the results overwrite. It has no parts.
+static_assert(kTile == kernels::cpu::kSoftmaxPositions);
+void softmax_tile(const kernels::cpu::SoftmaxArgs& t);
 
 // A float of 24 bits is the sum of three bfloat16 values: its first 8 bits, the next 8 bits from the first that is set
 // on, and the rest. The sum is exact for every finite float of at least 2^-110; of a smaller one, bits below 2^-126 may
@@ -38,7 +33,7 @@ inline constexpr int64_t kParts = 3;
 void split_row(const float* x, int64_t n, int64_t words, uint32_t* out, int64_t part_stride);
 
 // The first `count` of kTile rows of `words` words of two bfloat16 values -> [kTile / 2][2 * words] words of two rows,
-// which are those of a word of kernels::cpu::SoftmaxPartsArgs::parts; zeros for the other rows. Of each 32 columns the
+// which are those of a word of kernels::cpu::SoftmaxArgs::parts; zeros for the other rows. Of each 32 columns the
 // even ones come first.
 void pair_rows(const void* rows, int64_t stride, int64_t count, int64_t words, uint32_t* out);
 // Makes row i of what pair_rows() made zero.

@@ -457,7 +457,7 @@ TEST_P(TileProducts, AreAChainPerOutput) {
 
 // Against the definition in double: maxima, factors, sums, and probabilities as the sums of their parts.
 TEST_P(TileProducts, SoftmaxInParts) {
-  const SoftmaxPartsFn softmax = softmax_parts(GetParam());
+  const SoftmaxFn softmax = softmax_parts(GetParam());
   EXPECT_EQ(softmax == nullptr, tile_product(GetParam(), TileOperands::bf16_parts) == nullptr);
   if (softmax == nullptr) return;
   std::mt19937_64 rng = test::rng<std::mt19937_64>();

@@ -44,7 +44,7 @@ constexpr int kSoftmaxVectors = kSoftmaxPositions / 16;
 
 // Which lanes of a vector are seen.
 template <bool kAll>
-SLUICE_INLINE __mmask16 seen_lanes(const SoftmaxPartsArgs& a, int64_t query, int vector) {
+SLUICE_INLINE __mmask16 seen_lanes(const SoftmaxArgs& a, int64_t query, int vector) {
   if constexpr (kAll) return 0xffff;
   const int64_t n = a.seen + query / a.per_row - 16 * vector;
   return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
@@ -52,7 +52,7 @@ SLUICE_INLINE __mmask16 seen_lanes(const SoftmaxPartsArgs& a, int64_t query, int
 
 // The queries [first, end), at most 16. kAll: they see all positions.
 template <bool kAll>
-SLUICE_INLINE void softmax_queries(const SoftmaxPartsArgs& a, int64_t first, int64_t end) {
+SLUICE_INLINE void softmax_queries(const SoftmaxArgs& a, int64_t first, int64_t end) {
   const __m512 scale = _mm512_set1_ps(a.scale), none = _mm512_set1_ps(-__builtin_inff());
   // Maxima first, so that the factors of all queries are one exponential. A NaN does not count: it shows in the sum.
   for (int64_t i = first; i < end; ++i) {
@@ -87,8 +87,8 @@ SLUICE_INLINE void softmax_queries(const SoftmaxPartsArgs& a, int64_t first, int
   }
 }
 
-// A SoftmaxPartsFn.
-static void softmax_parts_avx512(const SoftmaxPartsArgs& a) {
+// A SoftmaxFn.
+static void softmax_parts_avx512(const SoftmaxArgs& a) {
   for (int64_t i = 0; i < a.queries; i += 16) {
     const int64_t end = a.queries - i < 16 ? a.queries : i + 16;
     a.seen >= kSoftmaxPositions ? softmax_queries<true>(a, i, end) : softmax_queries<false>(a, i, end);

@@ -113,23 +113,23 @@ struct TileProductArgs {
 };
 using TileProductFn = void (*)(const TileProductArgs&);
 
-// Online softmax between two products of bf16_parts, for one step of kSoftmaxPositions positions: query i sees its
-// first min(seen + i / per_row, kSoftmaxPositions), at least one. Its scores become exp(scale * score - new maximum),
-// and 0 where they are not seen, as three parts whose sum is exact down to 2^-110. `maximum` and `sum` are updated;
-// keep[i] is the factor by which everything that was accumulated before shrinks. A query's results do not depend on the
-// other queries.
+// Online softmax between two products, for one step of kSoftmaxPositions positions: query i sees its first
+// min(seen + i / per_row, kSoftmaxPositions), at least one. Its scores become exp(scale * score - new maximum), and 0
+// where they are not seen. `maximum` and `sum` are updated; keep[i] is the factor by which everything that was
+// accumulated before shrinks. A query's results do not depend on the other queries.
 inline constexpr int kSoftmaxPositions = 64;
-struct SoftmaxPartsArgs {
-  const float* scores = nullptr;  // [queries][kSoftmaxPositions]
+struct SoftmaxArgs {
+  float* scores = nullptr;  // [queries][kSoftmaxPositions], overwritten
   int64_t queries = 0, per_row = 1, seen = 0;
   float scale = 1;
   float *maximum = nullptr, *sum = nullptr, *keep = nullptr;  // [queries]
+  // Between products of bf16_parts, where the results go instead, as three parts whose sum is exact down to 2^-110:
   // [3][queries][kSoftmaxPositions / 2] words, part_stride words from a part to the next one. Word i of each 16 holds
   // the positions i and i + 16 of 32.
   uint32_t* parts = nullptr;
   int64_t part_stride = 0;
 };
-using SoftmaxPartsFn = void (*)(const SoftmaxPartsArgs&);
+using SoftmaxFn = void (*)(const SoftmaxArgs&);
 
 // float [n] -> bfloat16 [n], round to nearest, ties to even.
 using RoundBf16Fn = void (*)(const float* in, uint16_t* out, int64_t n);
