@@ -64,7 +64,7 @@ std::shared_ptr<server::ServedModel> served_model(const ServeOptions& o, text::T
 
 std::unique_ptr<server::KvEventPublisher> event_publisher(ServeOptions& o, const Context& ctx) {
   if (!o.kv_events) return nullptr;
-  const server::KvEventsConfig config = server::parse_kv_events_config(*o.kv_events);
+  const server::KvEventsConfig config = server::parse_kv_events_config(*o.kv_events, "--kv-events-config");
   if (!config.enabled) return nullptr;
   check(!o.no_prefix_cache, "--kv-events-config needs the prefix cache; leave --disable-radix-cache out");
   auto publisher = std::make_unique<server::KvEventPublisher>(

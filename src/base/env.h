@@ -16,8 +16,8 @@ struct EnvVar {
 };
 
 inline constexpr EnvVar kEnvThreads{"SLUICE_THREADS", "integer 0 to 4096", "0",
-                                    "worker threads where --threads is not given; 0: every usable core"};
-inline constexpr EnvVar kEnvLog{"SLUICE_LOG", "debug|info|warning", "info", "log level where --log-level is not given"};
+                                    "worker threads where no option says how many; 0: every usable core"};
+inline constexpr EnvVar kEnvLog{"SLUICE_LOG", "debug|info|warning", "info", "log level where no option names one"};
 inline constexpr EnvVar kEnvNvfp4PerToken{
     "SLUICE_NVFP4_PER_TOKEN_ACTIVATION", "0|1", "0",
     "NVFP4 checkpoints: activation scales from each token, the checkpoint's input scales are ignored"};

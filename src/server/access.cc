@@ -48,8 +48,8 @@ void check_host(const ServiceConfig& config, const http::Request& request) {
       std::any_of(config.allowed_hosts.begin(), config.allowed_hosts.end(), is))
     return;
   throw ApiError(403, "permission_error",
-                 fmt::format("the Host header is {}, which is not a name of this server; start it with --allowed-hosts "
-                             "to add one",
+                 fmt::format("the Host header is {}, which is not a name of this server; start it with that name among "
+                             "the allowed hosts",
                              io::quote(host)),
                  "", "host_not_allowed");
 }
@@ -58,8 +58,8 @@ namespace {
 [[noreturn]] void refuse_origin(const std::string& what) {
   throw ApiError(
       403, "permission_error",
-      what + ", and pages of other origins may not use this server; start it with --cors-origins to name one", "",
-      "origin_not_allowed");
+      what + ", and pages of other origins may not use this server; start it with the origin among the CORS origins",
+      "", "origin_not_allowed");
 }
 
 // Of the same host and port as the request was sent to. The scheme may differ: a proxy may add TLS.

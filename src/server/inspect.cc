@@ -100,15 +100,15 @@ void start_profile(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   const ServiceConfig& config = service.config();
   if (config.profile_folder.empty())
-    throw ApiError(403, "permission_error", "there is no folder for traces; start the server with --profile-folder", "",
+    throw ApiError(403, "permission_error", "there is no folder for traces; start the server with a profile folder", "",
                    "profile_not_allowed");
   const io::JsonValue body = parse_optional_body(exchange->request().body);
   Fields fields(body);
   const int64_t steps = fields.integer("num_steps", 1, kMostSteps).value_or(10);
   if (fields.has("output_dir"))
-    fields.refuse("output_dir",
-                  "is a choice of the server's command line "
-                  "(--profile-folder); leave it out");
+    fields.refuse(
+        "output_dir",
+        "is not chosen by a request: traces go to the profile folder that the server was started with; leave it out");
   fields.ignore({"activities", "with_stack", "record_shapes", "profile_id", "profile_prefix"});  // torch's profiler
   fields.refuse_unless_empty({"start_step", "profile_by_stage", "merge_profiles", "profile_stages"});
   fields.finish(service.unknown_fields());

@@ -148,8 +148,9 @@ Value to_template_value(const JsonValue& json, const ServedModel& model) {
 
 void check_template_knows_tools(const Fields& fields, std::string_view key, const ServedModel& model) {
   if (model.chat_template_text().find("tools") == std::string::npos)
-    fields.refuse(key, "cannot be shown to this model: its chat template knows none; start with --chat-template",
-                  "unsupported_parameter");
+    fields.refuse(
+        key, "cannot be shown to this model: its chat template knows none; start the server with another chat template",
+        "unsupported_parameter");
 }
 
 Messages read_messages(Fields& fields, const ServedModel& model, const MessageForm& form) {

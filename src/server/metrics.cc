@@ -83,7 +83,8 @@ void add_own(PrometheusText& t, const Input& in) {
   t.gauge("http_bodies_waiting", "Requests that are complete, but that nobody reads yet.",
           static_cast<double>(front.bodies_waiting));
   t.gauge("http_body_bytes", "Bodies of requests in memory.", of(front.http.body_bytes));
-  t.counter("http_connections_refused_total", "Connections beyond --max-connections.", of(front.http.refused));
+  t.counter("http_connections_refused_total", "Connections refused because as many as may be open were open.",
+            of(front.http.refused));
   t.counter("http_connections_evicted_total", "Connections without a request that gave way to others.",
             of(front.http.evicted));
   for (const auto& [status, count] : front.http.answers)

@@ -14,9 +14,8 @@ void read_priority(Fields& fields, const ServiceConfig& config, engine::Request&
   const int64_t priority = fields.integer("priority", -kMost, kMost).value_or(0);
   if (priority != 0 && !config.priority_scheduling)
     fields.refuse("priority",
-                  fmt::format("is {}, and requests are served in order of "
-                              "arrival; accepted: 0, or start the server with "
-                              "--enable-priority-scheduling",
+                  fmt::format("is {}, and requests are served in order of arrival; accepted: 0, or start the server "
+                              "with priority scheduling",
                               priority),
                   "unsupported_parameter");
   request.priority = config.low_priority_first ? -priority : priority;

@@ -11,8 +11,8 @@ namespace sluice::server {
 
 enum class Access : uint8_t {
   open,   // also without a key
-  user,   // --api-key
-  admin,  // --admin-api-key when there is one, else --api-key
+  user,   // the API key
+  admin,  // the admin API key when there is one, else the API key
 };
 
 struct Route {

@@ -57,7 +57,7 @@ ServedModel::ServedModel(std::vector<std::string> names_, std::string path_, tex
           std::make_unique<grammar::GrammarCompiler>(grammar::vocabulary_of(tokenizer, info.vocab, info.stop_tokens))) {
   if (template_text_.empty()) {
     template_error_ =
-        fmt::format("{} has no chat template; use /v1/completions, or start with --chat-template", names[0]);
+        fmt::format("{} has no chat template; use /v1/completions, or start the server with a chat template", names[0]);
   } else {
     try {
       template_.emplace(template_text_, template_source.empty() ? "the checkpoint's chat template" : template_source);

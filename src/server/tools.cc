@@ -133,7 +133,7 @@ ToolRequest read_tools(Fields& fields, const ServedModel& model, const CallForma
     fields.refuse(
         "tools",
         "is given, but how this model writes calls is not known: its chat template shows none of the formats; "
-        "start with --tool-call-parser",
+        "start the server with a tool call parser",
         kUnsupported);
   if (out.choice.required || !out.choice.allowed.empty()) out.promise = "tool_choice";
   for (size_t i = 0; i < tools.size() && out.promise.empty(); ++i)

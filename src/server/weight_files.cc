@@ -38,8 +38,8 @@ std::string checked_path(const ServiceConfig& config, std::string_view field, co
     if (!served.empty() && path == fs::canonical(served, error) && !error) return served;
   }
   // The same sentence whether it exists or not: the answer must not tell which files there are.
-  refuse(field, fmt::format("{} is {}; accepted: {}what lies below a folder that was given with --weights-folder",
-                            field, io::quote(wanted), served.empty() ? "" : "the served checkpoint, or "));
+  refuse(field, fmt::format("{} is {}; accepted: {}what lies below a weights folder of the server", field,
+                            io::quote(wanted), served.empty() ? "" : "the served checkpoint, or "));
 }
 
 namespace {
@@ -99,13 +99,12 @@ void check_against(const io::Checkpoint& checkpoint, const std::vector<Given>& a
     if (!names.insert(g.name).second)
       refuse(g.path + ".name", fmt::format("{}.name is {}, which came before", g.path, io::quote(g.name)));
     if (entry->dtype->dtype != g.dtype)
-      refuse(
-          g.path + ".dtype",
-          fmt::format("{}.dtype is {}; accepted: {}, as the served checkpoint has {}{}", g.path, to_string(g.dtype),
-                      entry->dtype->dtype ? to_string(*entry->dtype->dtype) : entry->dtype->name, io::quote(g.name),
-                      g.dtype == DType::bf16 ? ": to send BF16 for quantised weights, serve the BF16 checkpoint with "
-                                               "--quantization"
-                                             : ""));
+      refuse(g.path + ".dtype",
+             fmt::format("{}.dtype is {}; accepted: {}, as the served checkpoint has {}{}", g.path, to_string(g.dtype),
+                         entry->dtype->dtype ? to_string(*entry->dtype->dtype) : entry->dtype->name, io::quote(g.name),
+                         g.dtype == DType::bf16 ? ": to send BF16 for quantised weights, serve the BF16 checkpoint and "
+                                                  "let the server quantise it"
+                                                : ""));
     if (entry->shape != g.shape)
       refuse(g.path + ".shape", fmt::format("{}.shape is {}; accepted: {}, as the served checkpoint has {}", g.path,
                                             to_string(g.shape), to_string(entry->shape), io::quote(g.name)));

@@ -20,8 +20,8 @@ io::Checkpoint weights_of(Service& service) {
   io::Checkpoint weights = service.engine()->weights();
   weights.check_unchanged();
   if (weights.bytes() == 0)
-    throw ApiError(400, "invalid_request_error",
-                   "the weights are dummies (--load-format dummy), not those of a checkpoint", "", "unsupported");
+    throw ApiError(400, "invalid_request_error", "the weights are dummies, not those of a checkpoint", "",
+                   "unsupported");
   return weights;
 }
 

@@ -210,11 +210,11 @@ class OneAtATime(WithServer):
         self.ok("/v1/completions", {"prompt": "a", "max_tokens": 2})
 
     def test_priority_needs_the_option(self):
-        self.refused("/v1/completions", {"prompt": "a", "priority": 1}, "priority", needle="--enable-priority-scheduling")
+        self.refused("/v1/completions", {"prompt": "a", "priority": 1}, "priority", needle="priority scheduling")
         self.ok("/v1/completions", {"prompt": "a", "priority": 0, "max_tokens": 1})
 
     def test_profiles_need_a_folder(self):
-        self.refused("/start_profile", "", status=403, needle="--profile-folder")
+        self.refused("/start_profile", "", status=403, needle="a profile folder")
 
 
 if __name__ == "__main__":

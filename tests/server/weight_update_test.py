@@ -204,7 +204,7 @@ class NotAllowed(Control):
     def test_updates_need_the_option(self):
         with SharedTensors({"a": ("F32", [1], b"\0" * 4)}) as spec:
             for path, body in (("/update_weights_from_tensor", spec), ("/begin_weight_update", ""), ("/end_weight_update", "")):
-                self.failed(path, body, status=403, needle="--allow-weight-update")
+                self.failed(path, body, status=403, needle="weight updates allowed")
 
 
 class Quantized(Control):

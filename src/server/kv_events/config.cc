@@ -14,8 +14,8 @@ std::string endpoint(Fields& fields, std::string_view key, std::string_view othe
   fields.refuse(key, fmt::format("is {}; accepted: tcp://*:PORT, tcp://HOST:PORT, ipc://FILE", io::quote(value)));
 }
 
-KvEventsConfig read(const io::JsonValue& object) {
-  Fields fields(object, "--kv-events-config: ");
+KvEventsConfig read(const io::JsonValue& object, std::string_view name) {
+  Fields fields(object, fmt::format("{}: ", name));
   UnknownFields none;
   KvEventsConfig c;
   const auto enable = fields.boolean("enable_kv_cache_events");
@@ -40,12 +40,11 @@ KvEventsConfig read(const io::JsonValue& object) {
 }
 }  // namespace
 
-KvEventsConfig parse_kv_events_config(std::string_view json) {
+KvEventsConfig parse_kv_events_config(std::string_view json, std::string_view name) {
   try {
-    const io::JsonValue value = io::parse_json_value(json, "--kv-events-config");
-    check(value.as<io::JsonValue::Object>() != nullptr, "--kv-events-config is {}; accepted: a JSON object",
-          io::describe(value));
-    return read(value);
+    const io::JsonValue value = io::parse_json_value(json, name);
+    check(value.as<io::JsonValue::Object>() != nullptr, "{} is {}; accepted: a JSON object", name, io::describe(value));
+    return read(value, name);
   } catch (const ApiError& error) {
     throw Error(ErrorCode::invalid_argument, error.what());
   } catch (const Error& error) {  // bad_file: it is no file

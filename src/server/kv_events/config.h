@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What --kv-events-config says: vLLM's and SGLang's keys with their defaults.
+// How cache events are published: vLLM's and SGLang's keys with their defaults.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ struct KvEventsConfig {
   Format format = Format::map;
 };
 
-// Throws invalid_argument naming the key.
-KvEventsConfig parse_kv_events_config(std::string_view json);
+// Throws invalid_argument naming the key, after `name`: what the caller's user calls the text.
+KvEventsConfig parse_kv_events_config(std::string_view json, std::string_view name);
 
 // Whether this server listens at the endpoint or calls it: as with vLLM and SGLang, it listens where the endpoint has a
 // wildcard or "::", or is a file.

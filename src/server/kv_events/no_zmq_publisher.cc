@@ -9,7 +9,7 @@ struct KvEventPublisher::Impl {};
 
 KvEventPublisher::KvEventPublisher(const KvEventsConfig&, std::function<void(std::string_view)>) {
   fail(ErrorCode::unsupported,
-       "--kv-events-config: this program was built without KV events; install libzmq3-dev and build again "
+       "KV events: this program was built without them; install libzmq3-dev and build again "
        "(SLUICE_KV_EVENTS=ON)");
 }
 KvEventPublisher::~KvEventPublisher() = default;

@@ -15,8 +15,7 @@ namespace sluice::server::zmq {
 namespace {
 void* open_library() {
   if (void* handle = ::dlopen("libzmq.so.5", RTLD_NOW | RTLD_LOCAL)) return handle;
-  fail(ErrorCode::unsupported, "--kv-events-config needs libzmq.so.5, which cannot be opened ({}); install libzmq5",
-       ::dlerror());
+  fail(ErrorCode::unsupported, "KV events need libzmq.so.5, which cannot be opened ({}); install libzmq5", ::dlerror());
 }
 
 template <class F>
@@ -76,13 +75,13 @@ void Socket::set(int option, const void* value, size_t size) {
 }
 
 void Socket::bind(const std::string& endpoint) {
-  check(zmq_.bind(socket_, endpoint.c_str()) == 0, "--kv-events-config: cannot listen at {}: {}", io::quote(endpoint),
+  check(zmq_.bind(socket_, endpoint.c_str()) == 0, "KV events: cannot listen at {}: {}", io::quote(endpoint),
         zmq_.error_text());
 }
 
 void Socket::connect(const std::string& endpoint) {
-  check(zmq_.connect(socket_, endpoint.c_str()) == 0, "--kv-events-config: cannot connect to {}: {}",
-        io::quote(endpoint), zmq_.error_text());
+  check(zmq_.connect(socket_, endpoint.c_str()) == 0, "KV events: cannot connect to {}: {}", io::quote(endpoint),
+        zmq_.error_text());
 }
 
 std::string Socket::last_endpoint() const {

@@ -36,7 +36,7 @@ struct AnswerBegin {
 };
 
 struct ReasoningFormat {
-  // What --reasoning-parser calls it, in SGLang's and vLLM's words.
+  // What ServiceConfig::reasoning_parser calls it, in SGLang's and vLLM's words.
   std::vector<std::string_view> names;
   // A chat template that holds all of these is of this format, unless one above it in the list is.
   std::vector<std::string_view> markers;

@@ -46,7 +46,7 @@ struct CallTemplate {
 };
 
 struct CallFormat {
-  // What --tool-call-parser calls it: SGLang's name, and those of SGLang and vLLM beside it.
+  // What ServiceConfig::tool_call_parser calls it: SGLang's name, and those of SGLang and vLLM beside it.
   std::vector<std::string_view> names;
   // A chat template that holds all of these writes this format, unless one above it in the list does.
   std::vector<std::string_view> markers;
