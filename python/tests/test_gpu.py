@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 import sluice_moe
-from conftest import NO_HOPPER, SOURCE, hopper
+from conftest import NO_HOPPER, hopper
+from engine_case import BUNDLED
 from reference import bf16, route_renormalize, swiglu_moe, to_bf16
-from test_weights import EXPERT, NORM, buckets, checksums, halved, make_dummy, read_checkpoint, shuffled
+from weights_case import EXPERT, NORM, buckets, checksums, halved, make_dummy, shuffled
+from weights_case import engine, tensors  # noqa: F401 - fixtures
 
 pytestmark = hopper
 if NO_HOPPER is None:
     import torch
 
-BUNDLED = SOURCE / "models" / "tiny-nemotron-h"
 PROMPTS = ["Henry meditated awhile all to himself early the next morning as", "He had", "The river was"]
 GREEDY = {"temperature": 0, "max_new_tokens": 32, "ignore_eos": True}
 
@@ -22,20 +23,10 @@ def make(device, **options):
 
 
 @pytest.fixture(scope="module")
-def tensors():
-    return read_checkpoint(BUNDLED)
-
-
-@pytest.fixture(scope="module")
 def shared():
+    """What the fixture `engine` gives."""
     with make("cuda") as engine:
         yield engine
-
-
-@pytest.fixture
-def engine(shared):
-    shared.update_weights_from_disk(BUNDLED)
-    return shared
 
 
 def on_gpu(t):

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log probabilities of prompts and answers, and scores."""
+import numpy as np
+import pytest
+
+from engine_case import GREEDY, PROMPT
+from engine_case import engine  # noqa: F401 - a fixture
+
+
+def test_logprobs(engine):
+    meta = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 3}, return_logprob=True, logprob_start_len=4,
+                           top_logprobs_num=2, token_ids_logprob=[9, 8], return_text_in_logprobs=True)["meta_info"]
+    ids = engine.encode(PROMPT)
+    assert [token for _, token, _ in meta["input_token_logprobs"]] == ids[4:]
+    assert "".join(text for *_, text in meta["output_token_logprobs"]) == " he went down"
+    assert meta["output_token_logprobs_length"] == 3 and "input_token_logprobs_length" not in meta
+    for (chosen, token, _), top, named in zip(meta["output_token_logprobs"], meta["output_top_logprobs"],
+                                              meta["output_token_ids_logprobs"]):
+        assert top[0][:2] == (chosen, token) and top[0][0] >= top[1][0]
+        assert [t for _, t, _ in named] == [9, 8]
+    assert "output_token_logprobs" not in engine.generate(PROMPT, {"max_new_tokens": 1})["meta_info"]
+    several = engine.generate([PROMPT, PROMPT], {"max_new_tokens": 1}, return_logprob=[True, False],
+                              logprob_start_len=[3, -1])
+    assert len(several[0]["meta_info"]["input_token_logprobs"]) == len(ids) - 3
+    assert "output_token_logprobs" not in several[1]["meta_info"]
+
+
+def test_every_choice_has_the_prompts_logprobs(engine):
+    keys = ["input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"]
+    options = dict(prompt=PROMPT * 100, sampling_params={**GREEDY, "max_new_tokens": 2, "n": 3}, return_logprob=True,
+                   top_logprobs_num=1, token_ids_logprob=[7])
+    for answer in engine.generate(**options):  # also puts the prompt into the cache, so that the second choice is quick
+        assert [answer["meta_info"][key] for key in keys] == [[], [], []]
+        assert len(answer["meta_info"]["output_token_logprobs"]) == 2
+    answers = engine.generate(**options, logprob_start_len=0)
+    expected = [answers[0]["meta_info"][key] for key in keys]
+    assert [len(rows) for rows in expected] == [len(engine.encode(PROMPT * 100))] * 3
+    assert [[a["meta_info"][key] for key in keys] for a in answers] == [expected] * 3
+    events = list(engine.generate(**options, logprob_start_len=0, stream=True))
+    assert [[e["meta_info"][key] for key in keys] for e in events] == [expected] * len(events)
+    assert {e["index"]: e["output_ids"] for e in events} == {a["index"]: a["output_ids"] for a in answers}
+
+
+def test_scores(engine):
+    labels = [5, 300, 17]
+    items = [" the house", " a long"]
+    plain = engine.score("He had been in", items, labels)
+    among = engine.score("He had been in", items, labels, apply_softmax=True)
+    for item, row, shares in zip(items, plain, among):
+        # The whole distribution, from its most likely tokens: they cannot add up to more than 1, and label shares follow.
+        meta = engine.generate("He had been in" + item, {**GREEDY, "max_new_tokens": 1}, return_logprob=True,
+                               top_logprobs_num=20)["meta_info"]
+        likely = {token: np.exp(value) for value, token, _ in meta["output_top_logprobs"][0]}
+        for label, value in zip(labels, row):
+            assert value == pytest.approx(likely[label], rel=1e-4) if label in likely else value <= min(likely.values())
+        assert sum(shares) == pytest.approx(1)
+        assert shares == pytest.approx([v / sum(row) for v in row], rel=1e-6)
+    by_ids = engine.score(engine.encode("He had been in"), [engine.encode(i) for i in items], labels)
+    assert np.allclose(by_ids, plain) or len(engine.encode("He had been in the house")) != len(
+        engine.encode("He had been in")) + len(engine.encode(" the house"))
+    assert engine.score("the house", ["He had been in "], labels, item_first=True) == engine.score(
+        "He had been in the house", "", labels)
