@@ -1,145 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine through the shared library, with the bundled checkpoint.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
+// The engine's answers through the shared library: texts, log probabilities, sampling, grammars, chats, refusals,
+// defaults.
+#include <algorithm>
 #include <cmath>
-#include <map>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "sluice/sluice.hpp"
+#include "tests/capi/engine_case.h"
 
 namespace {
-
-const std::string kFolder = std::string(SLUICE_SOURCE_DIR) + "/models/tiny-nemotron-h";
-const std::string kPrompt = "Henry meditated awhile all to himself early the next morning as";
-// README.md of the checkpoint: 48 greedy tokens of transformers in float32.
-const std::string kContinuation =
-    " he went down the hill to the house. He had been in the house for a long time, and had been in the house for some "
-    "time, when he had been in the house, and had been in the house for some time,";
-
-struct Answer {
-  std::string text;
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;
-  std::vector<std::vector<sluice_logprob>> top, asked;
-  std::vector<sluice_logprob> prompt;
-  sluice_finish finish = SLUICE_FINISH_NONE;
-  int32_t stop_token = -1;
-  std::string stop_string;
-  int64_t cached = 0;
-};
-
-void add(Answer& a, const sluice_event& e) {
-  EXPECT_EQ(a.finish, SLUICE_FINISH_NONE);
-  EXPECT_EQ(e.text[e.text_bytes], '\0');
-  a.text.append(e.text, e.text_bytes);
-  a.ids.insert(a.ids.end(), e.tokens, e.tokens + e.token_count);
-  for (size_t i = 0; i < e.logprob_count; ++i) {
-    const sluice_token_logprobs& l = e.logprobs[i];
-    a.logprobs.push_back(l.chosen.logprob);
-    a.top.emplace_back(l.top, l.top + l.top_count);
-    a.asked.emplace_back(l.asked, l.asked + l.asked_count);
-  }
-  for (size_t i = 0; i < e.prompt_logprob_count; ++i) a.prompt.push_back(e.prompt_logprobs[i].chosen);
-  a.finish = e.finish;
-  a.stop_token = e.stop_token;
-  if (e.stop_string != nullptr) a.stop_string = e.stop_string;
-  EXPECT_EQ(e.error, nullptr);
-  a.cached = e.cached_tokens;
-}
-
-using Answers = std::map<std::pair<size_t, int>, Answer>;  // by request and choice
-
-Answers read_all(sluice_stream* stream) {
-  Answers answers;
-  for (;;) {
-    auto event = SLUICE_INIT(sluice_event);
-    int32_t state = -1;
-    const sluice_status status = sluice_stream_next(stream, 1000, &event, &state);
-    EXPECT_EQ(status, SLUICE_OK) << sluice_last_error();
-    if (status != SLUICE_OK || state == SLUICE_STREAM_DONE) return answers;
-    if (state == SLUICE_STREAM_EVENT) add(answers[{event.request, event.choice}], event);
-  }
-}
-
-class CapiEngine : public testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    auto model = SLUICE_INIT(sluice_model_options);
-    model.dtype = "float32";
-    auto options = SLUICE_INIT(sluice_engine_options);
-    options.threads = 2;
-    options.model = &model;
-    options.max_running = 4;
-    options.max_queued = 8;
-    options.cache_tokens = 4096;
-    ASSERT_EQ(sluice_engine_create(kFolder.c_str(), &options, &engine_), SLUICE_OK) << sluice_last_error();
-  }
-  static void TearDownTestSuite() { sluice_engine_destroy(engine_); }
-  void SetUp() override { ASSERT_NE(engine_, nullptr); }
-
-  static std::vector<int32_t> encode(const std::string& text) {
-    std::vector<int32_t> ids(text.size() + 8);
-    size_t count = 0;
-    EXPECT_EQ(sluice_engine_encode(engine_, text.data(), text.size(), ids.data(), ids.size(), &count), SLUICE_OK);
-    ids.resize(count);
-    return ids;
-  }
-  static sluice_request request(const std::vector<int32_t>& prompt, int64_t tokens) {
-    auto r = SLUICE_INIT(sluice_request);
-    r.prompt = prompt.data();
-    r.prompt_count = prompt.size();
-    r.max_new_tokens = tokens;
-    return r;
-  }
-  static sluice_stream* submit(const std::vector<sluice_request>& requests, int wake_fd = 0) {
-    sluice_stream* stream = nullptr;
-    EXPECT_EQ(sluice_engine_submit(engine_, requests.data(), requests.size(), wake_fd, &stream), SLUICE_OK)
-        << sluice_last_error();
-    return stream;
-  }
-  static Answers run(const std::vector<sluice_request>& requests) {
-    sluice_stream* stream = submit(requests);
-    Answers answers = read_all(stream);
-    sluice_stream_destroy(stream);
-    return answers;
-  }
-  // The engine's thread takes cancellations between two steps: until then their places are not free.
-  static void expect_idle() {
-    auto info = SLUICE_INIT(sluice_engine_info);
-    for (int i = 0; i < 2000; ++i) {
-      ASSERT_EQ(sluice_engine_get_info(engine_, &info), SLUICE_OK);
-      if (info.running + info.queued == 0) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    FAIL() << info.running << " requests run and " << info.queued << " wait after 10 s";
-  }
-  // An answer may end before a busy machine lets this thread go on: `attempt` says whether it was in time.
-  template <class Attempt>
-  static void expect_once_in_time(const Attempt& attempt) {
-    for (int i = 0; i < 100; ++i)
-      if (attempt()) return;
-    FAIL() << "every answer came to its end";
-  }
-  static bool was_cancelled(const Answer& a) {
-    EXPECT_TRUE(a.finish == SLUICE_FINISH_CANCELLED || a.finish == SLUICE_FINISH_LENGTH) << a.finish;
-    return a.finish == SLUICE_FINISH_CANCELLED;
-  }
-  static void expect_refusal(const sluice_request& r, const char* sentence) {
-    sluice_stream* stream = nullptr;
-    EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &stream), SLUICE_INVALID_ARGUMENT);
-    EXPECT_EQ(stream, nullptr);
-    EXPECT_STREQ(sluice_last_error(), sentence);
-  }
-
-  static sluice_engine* engine_;
-};
-sluice_engine* CapiEngine::engine_ = nullptr;
 
 TEST_F(CapiEngine, ABatchGivesTheCardsText) {
   const auto prompt = encode(kPrompt), other = encode("Once upon a time");
@@ -267,116 +134,6 @@ TEST_F(CapiEngine, AnswersUnderAGrammar) {
   EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &stream), SLUICE_INVALID_ARGUMENT);
 }
 
-TEST_F(CapiEngine, ADescriptorWakesAnEventLoop) {
-  const int fd = eventfd(0, EFD_NONBLOCK);
-  const auto prompt = encode("Once upon a time");
-  sluice_stream* stream = submit({request(prompt, 4)}, fd);
-  Answer a;
-  for (int32_t state = 0; state != SLUICE_STREAM_DONE;) {
-    uint64_t woken = 0;
-    ::fcntl(fd, F_SETFL, 0);  // a blocking read in place of an event loop
-    ASSERT_EQ(::read(fd, &woken, sizeof woken), 8);
-    ::fcntl(fd, F_SETFL, O_NONBLOCK);
-    do {
-      auto event = SLUICE_INIT(sluice_event);
-      ASSERT_EQ(sluice_stream_next(stream, 0, &event, &state), SLUICE_OK);
-      if (state == SLUICE_STREAM_EVENT) add(a, event);
-    } while (state == SLUICE_STREAM_EVENT);
-  }
-  EXPECT_EQ(a.ids.size(), 4u);
-  sluice_stream_destroy(stream);
-  ::close(fd);
-  const auto r = request(prompt, 1);
-  EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, fd, &stream), SLUICE_INVALID_ARGUMENT);
-  EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, -1, &stream), SLUICE_INVALID_ARGUMENT);
-}
-
-TEST_F(CapiEngine, CancelledAndAbandonedRequestsGiveTheirPlaces) {
-  const auto prompt = encode("Once upon a time");
-  auto r = request(prompt, 2000);
-  r.ignore_eos = 1;
-  expect_once_in_time([&] {
-    sluice_stream* stream = submit({r, r});
-    sluice_stream_cancel(stream);
-    const auto answers = read_all(stream);
-    sluice_stream_destroy(stream);
-    return was_cancelled(answers.at({0, 0})) && was_cancelled(answers.at({1, 0}));
-  });
-  sluice_stream* left = submit({r, r, r, r});
-  ASSERT_EQ(sluice_engine_pause(engine_, SLUICE_PAUSE_IN_PLACE), SLUICE_OK);  // so that they do not end by themselves
-  sluice_stream_destroy(left);
-  expect_idle();
-  ASSERT_EQ(sluice_engine_continue(engine_), SLUICE_OK);
-  auto info = SLUICE_INIT(sluice_engine_info);
-  ASSERT_EQ(sluice_engine_get_info(engine_, &info), SLUICE_OK);
-  EXPECT_EQ(info.max_running, 4);
-  EXPECT_GT(info.cache_bytes, 0);
-}
-
-TEST_F(CapiEngine, AFullQueueIsBusy) {
-  const auto prompt = encode("Once upon a time");
-  auto r = request(prompt, 2000);
-  r.ignore_eos = 1;
-  ASSERT_EQ(sluice_engine_pause(engine_, SLUICE_PAUSE_IN_PLACE), SLUICE_OK);  // so that none of them ends
-  sluice_stream* all = submit(std::vector<sluice_request>(12, r));            // a call is taken whole
-  sluice_stream* none = nullptr;
-  EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &none), SLUICE_BUSY) << sluice_last_error();
-  EXPECT_EQ(none, nullptr);
-  sluice_stream_destroy(all);
-  expect_idle();
-  ASSERT_EQ(sluice_engine_continue(engine_), SLUICE_OK);
-}
-
-TEST_F(CapiEngine, OtherWeightsTakeOver) {
-  EXPECT_EQ(sluice_engine_update_weights(engine_, "/nowhere"), SLUICE_NOT_FOUND);
-  const auto prompt = encode(kPrompt);
-  EXPECT_EQ(run({request(prompt, 4)}).at({0, 0}).text, " he went down the");
-  auto r = request(prompt, 2000);
-  r.ignore_eos = 1;
-  expect_once_in_time([&] {
-    sluice_stream* running = submit({r});
-    EXPECT_EQ(sluice_engine_update_weights(engine_, kFolder.c_str()), SLUICE_OK) << sluice_last_error();
-    const Answer a = read_all(running).at({0, 0});
-    sluice_stream_destroy(running);
-    return was_cancelled(a);
-  });
-  ASSERT_EQ(sluice_engine_flush_cache(engine_), SLUICE_OK);
-  EXPECT_EQ(run({request(prompt, 4)}).at({0, 0}).text, " he went down the");
-}
-
-// A paused engine takes requests and answers none; what was running ends, begins again, or goes on.
-TEST_F(CapiEngine, PausesHoldWhatRuns) {
-  const auto prompt = encode(kPrompt);
-  for (const sluice_pause mode : {SLUICE_PAUSE_ABORT, SLUICE_PAUSE_RETRACT, SLUICE_PAUSE_IN_PLACE}) {
-    sluice_stream* stream = submit({request(prompt, 48)});
-    auto event = SLUICE_INIT(sluice_event);
-    int32_t state = 0;
-    Answer a;
-    while (state != SLUICE_STREAM_EVENT) ASSERT_EQ(sluice_stream_next(stream, 1000, &event, &state), SLUICE_OK);
-    add(a, event);
-    ASSERT_EQ(sluice_engine_pause(engine_, mode), SLUICE_OK);
-    sluice_stream* waiting = submit({request(prompt, 3)});
-    ASSERT_EQ(sluice_stream_next(waiting, 50, &event, &state), SLUICE_OK);
-    EXPECT_EQ(state, SLUICE_STREAM_WAITING);
-    ASSERT_EQ(sluice_engine_update_weights(engine_, kFolder.c_str()), SLUICE_OK) << sluice_last_error();
-    ASSERT_EQ(sluice_engine_continue(engine_), SLUICE_OK);
-    for (state = 0; state != SLUICE_STREAM_DONE;) {
-      ASSERT_EQ(sluice_stream_next(stream, 1000, &event, &state), SLUICE_OK);
-      if (state == SLUICE_STREAM_EVENT) add(a, event);
-    }
-    EXPECT_EQ(read_all(waiting).at({0, 0}).text, " he went down");
-    if (a.finish == SLUICE_FINISH_CANCELLED) {
-      EXPECT_EQ(mode, SLUICE_PAUSE_ABORT);
-      EXPECT_LT(a.ids.size(), 48u);
-    } else {  // with SLUICE_PAUSE_ABORT it ended before the pause
-      EXPECT_EQ(a.text, kContinuation);
-    }
-    sluice_stream_destroy(stream);
-    sluice_stream_destroy(waiting);
-  }
-  EXPECT_EQ(sluice_engine_pause(engine_, 3), SLUICE_INVALID_ARGUMENT);
-}
-
 TEST_F(CapiEngine, RefusalsAreSentences) {
   const auto prompt = encode(kPrompt);
   auto r = request({}, 4);
@@ -422,7 +179,7 @@ TEST_F(CapiEngine, ChatsByTheTemplate) {
   ASSERT_EQ(sluice_engine_encode_chat(engine_, chat, nullptr, 1, ids.data(), ids.size(), &count), SLUICE_OK);
   EXPECT_GT(ids.size(), encode("Hello").size());
   EXPECT_EQ(sluice_engine_encode_chat(engine_, chat, "[1]", 1, nullptr, 0, &count), SLUICE_INVALID_ARGUMENT);
-  // python/tests/test_engine.py has more of them.
+  // python/tests/test_engine_chats.py has more of them.
   const auto refuse = [&](const char* messages, const char* variables, sluice_status expected, const char* sentence) {
     EXPECT_EQ(sluice_engine_encode_chat(engine_, messages, variables, 1, nullptr, 0, &count), expected) << sentence;
     EXPECT_STREQ(sluice_last_error(), sentence);
@@ -473,30 +230,6 @@ TEST(CapiEngineOptions, ZerosAreTheDefaults) {
     EXPECT_TRUE(a.logprobs.empty() && a.prompt.empty());
     sluice_engine_destroy(engine);
   }
-}
-
-// Streams may be read and destroyed after their engine.
-TEST(CapiEngineEnd, StreamsOutliveTheEngine) {
-  auto options = SLUICE_INIT(sluice_engine_options);
-  options.threads = 1;
-  std::vector<std::string> progress;
-  options.user = &progress;
-  options.progress = [](void* user, const char* what, int64_t, int64_t, const char*) {
-    static_cast<std::vector<std::string>*>(user)->push_back(what);
-  };
-  sluice_engine* engine = nullptr;
-  ASSERT_EQ(sluice_engine_create(kFolder.c_str(), &options, &engine), SLUICE_OK) << sluice_last_error();
-  EXPECT_FALSE(progress.empty());
-  const std::vector<int32_t> prompt{5, 6, 7};
-  auto r = SLUICE_INIT(sluice_request);
-  r.prompt = prompt.data();
-  r.prompt_count = prompt.size();
-  r.ignore_eos = 1;
-  sluice_stream* stream = nullptr;
-  ASSERT_EQ(sluice_engine_submit(engine, &r, 1, 0, &stream), SLUICE_OK);
-  sluice_engine_destroy(engine);
-  EXPECT_EQ(read_all(stream).at({0, 0}).finish, SLUICE_FINISH_CANCELLED);
-  sluice_stream_destroy(stream);
 }
 
 }  // namespace

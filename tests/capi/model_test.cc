@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "sluice/sluice.hpp"
+#include "tests/capi/bundled_model.h"
 #include "tests/io/temp_dir.h"
 
 namespace {
@@ -28,13 +29,6 @@ extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
 }
 
 namespace {
-
-const std::string kFolder = std::string(SLUICE_SOURCE_DIR) + "/models/tiny-nemotron-h";
-constexpr const char* kPrompt = "Henry meditated awhile all to himself early the next morning as";
-// README.md of the checkpoint: 48 greedy tokens of transformers in float32.
-constexpr const char* kContinuation =
-    " he went down the hill to the house. He had been in the house for a long time, and had been in the house for some "
-    "time, when he had been in the house, and had been in the house for some time,";
 
 sluice_model_options float32() {
   auto options = sluice::Model::default_options();
@@ -70,7 +64,7 @@ TEST(CapiModelOptions, DeterministicGivesTheSameText) {
     return true;
   });
   EXPECT_FALSE(text.empty());
-  EXPECT_EQ(std::string_view(kContinuation).substr(0, text.size()), text);
+  EXPECT_EQ(kContinuation.substr(0, text.size()), text);
 }
 
 // Zeroed structs say what c.h documents: BF16 as stored, no cut of the distribution at any temperature.
@@ -81,9 +75,7 @@ TEST(CapiModelOptions, ZerosAreTheDefaults) {
     EXPECT_EQ(sluice_model_load(context.get(), kFolder.c_str(), options, &model), SLUICE_OK) << sluice_last_error();
     std::vector<int32_t> ids(64);
     size_t count = 0;
-    EXPECT_EQ(
-        sluice_model_encode(model, kPrompt, std::char_traits<char>::length(kPrompt), ids.data(), ids.size(), &count),
-        SLUICE_OK);
+    EXPECT_EQ(sluice_model_encode(model, kPrompt.data(), kPrompt.size(), ids.data(), ids.size(), &count), SLUICE_OK);
     auto generate = greedy(24);
     generate.temperature = 1;
     generate.seed = 7;
@@ -157,7 +149,7 @@ TEST_F(CapiModel, SmallBuffersSayWhatTheyNeed) {
   const auto ids = model_->encode(kPrompt);
   int32_t two[2] = {-1, -1};
   size_t count = 0;
-  EXPECT_EQ(sluice_model_encode(model_->get(), kPrompt, std::string(kPrompt).size(), two, 2, &count),
+  EXPECT_EQ(sluice_model_encode(model_->get(), kPrompt.data(), kPrompt.size(), two, 2, &count),
             SLUICE_BUFFER_TOO_SMALL);
   EXPECT_EQ(count, ids.size());
   EXPECT_EQ(two[1], ids[1]);
@@ -165,7 +157,7 @@ TEST_F(CapiModel, SmallBuffersSayWhatTheyNeed) {
   size_t needed = 0;
   EXPECT_EQ(sluice_model_decode(model_->get(), ids.data(), ids.size(), 0, text, sizeof text, &needed),
             SLUICE_BUFFER_TOO_SMALL);
-  EXPECT_EQ(needed, std::string(kPrompt).size() + 1);
+  EXPECT_EQ(needed, kPrompt.size() + 1);
   EXPECT_STREQ(text, "Henry");
 }
 

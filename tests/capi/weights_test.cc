@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "sluice/sluice.hpp"
+#include "tests/capi/bundled_model.h"
 
 namespace {
 
-const std::string kFolder = std::string(SLUICE_SOURCE_DIR) + "/models/tiny-nemotron-h";
 const std::string kNorm = "backbone.layers.0.norm.weight";
 const std::string kExpert = "backbone.layers.1.mixer.experts.0.up_proj.weight";
 

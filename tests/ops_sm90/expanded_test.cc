@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prompts of latent attention in the expanded form: the bits do not depend on how heads are grouped or how a prompt is
-// cut, and nothing is read or written outside. Values are held against double in tests/ops/attention_test.cc.
+// cut, and nothing is read or written outside. Values are held against double in tests/ops/latent_attention_test.cc.
 #include "kernels/sm90/mla/expanded.h"
 
 #include <algorithm>
