@@ -5,7 +5,6 @@ what validates, with properties in the schema's order. Random regular expression
 usage: random_schemas_test.py ACCEPTOR SOURCE_FOLDER   exit code 77: the jsonschema package is not installed
 """
 import collections
-import importlib.util
 import json
 import os
 import pathlib
@@ -14,12 +13,10 @@ import re
 import sys
 
 ACCEPTOR, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-if importlib.util.find_spec("jsonschema") is None:
-    python = SOURCE / "build" / "clients" / "bin" / "python"  # scripts/setup.sh test
-    if not python.exists() or "SLUICE_CLIENTS" in os.environ:
-        print("skipped: the jsonschema package is not installed; scripts/setup.sh test installs it where PyPI can be reached")
-        sys.exit(77)
-    os.execve(python, [str(python), *sys.argv], {**os.environ, "SLUICE_CLIENTS": "1"})
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from client_packages import need  # noqa: E402
+
+need("jsonschema")
 
 import jsonschema  # noqa: E402
 from acceptor import Acceptor  # noqa: E402

@@ -4,9 +4,7 @@ OpenAI's Responses, parse() with tools, instructor, langchain. Several turns, wh
 
 usage: agents_test.py PROGRAM SOURCE_FOLDER [unittest arguments]   exit code 77: the packages are not installed
 """
-import importlib.util
 import json
-import os
 import pathlib
 import shutil
 import sys
@@ -14,12 +12,10 @@ import tempfile
 import unittest
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-if any(importlib.util.find_spec(name) is None for name in ("anthropic", "openai", "instructor", "langchain_openai")):
-    python = SOURCE / "build" / "clients" / "bin" / "python"  # scripts/setup.sh test
-    if not python.exists() or "SLUICE_CLIENTS" in os.environ:
-        print("skipped: anthropic, openai, instructor or langchain-openai is not installed; scripts/setup.sh test installs them where PyPI can be reached")
-        sys.exit(77)
-    os.execve(python, [str(python), *sys.argv], {**os.environ, "SLUICE_CLIENTS": "1"})
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from client_packages import need  # noqa: E402
+
+need("anthropic", "openai", "instructor", "langchain_openai")
 
 import anthropic  # noqa: E402
 import instructor  # noqa: E402
@@ -29,7 +25,6 @@ from langchain_core.tools import tool  # noqa: E402
 from langchain_openai import ChatOpenAI  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from scripted_model import SCRIPTS, scripted_model, TOOLS  # noqa: E402
 from serve_driver import Server  # noqa: E402
 

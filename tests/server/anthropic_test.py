@@ -3,24 +3,19 @@
 
 usage: anthropic_test.py PROGRAM SOURCE_FOLDER [unittest arguments]   exit code 77: the packages are not installed
 """
-import importlib.util
-import os
 import pathlib
 import sys
 import unittest
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-if importlib.util.find_spec("anthropic") is None or importlib.util.find_spec("openai") is None:
-    python = SOURCE / "build" / "clients" / "bin" / "python"  # scripts/setup.sh test
-    if not python.exists() or "SLUICE_CLIENTS" in os.environ:
-        print("skipped: the anthropic package is not installed; scripts/setup.sh test installs it where PyPI can be reached")
-        sys.exit(77)
-    os.execve(python, [str(python), *sys.argv], {**os.environ, "SLUICE_CLIENTS": "1"})
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from client_packages import need  # noqa: E402
+
+need("anthropic", "openai")
 
 import anthropic  # noqa: E402
 import openai  # noqa: E402
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from serve_driver import Server  # noqa: E402
 
 HELLO = [{"role": "user", "content": "Hello"}]

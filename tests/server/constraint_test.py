@@ -9,7 +9,6 @@ import json
 import re
 import threading
 import time
-import unittest
 
 from serve_case import CHAT, MODEL, PROGRAM, WithServer, main
 from serve_driver import Server, TIMEOUT

@@ -10,7 +10,6 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from serve_case import CONTINUATION, main, MODEL, PROMPT, SOURCE, WithServer  # noqa: E402

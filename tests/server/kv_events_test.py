@@ -5,7 +5,6 @@ usage: kv_events_test.py PROGRAM SOURCE_FOLDER [unittest arguments]
 exit code 77: pyzmq, msgpack and msgspec are not installed, or the program was built without KV events
 """
 import concurrent.futures
-import importlib.util
 import json
 import os
 import pathlib
@@ -19,18 +18,15 @@ import time
 import unittest
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-if any(importlib.util.find_spec(name) is None for name in ("zmq", "msgpack", "msgspec")):
-    python = SOURCE / "build" / "clients" / "bin" / "python"  # scripts/setup.sh test
-    if not python.exists() or "SLUICE_CLIENTS" in os.environ:
-        print("skipped: pyzmq, msgpack and msgspec are not installed; scripts/setup.sh test installs them where PyPI can be reached")
-        sys.exit(77)
-    os.execve(python, [str(python), *sys.argv], {**os.environ, "SLUICE_CLIENTS": "1"})
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from client_packages import need  # noqa: E402
+
+need("zmq", "msgpack", "msgspec")
 
 import msgpack  # noqa: E402
 import msgspec  # noqa: E402
 import zmq  # noqa: E402
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from serve_driver import Server  # noqa: E402
 
 TIMEOUT = 60

@@ -3,24 +3,20 @@
 
 usage: litellm_test.py PROGRAM SOURCE_FOLDER [unittest arguments]   exit code 77: the package is not installed
 """
-import importlib.util
 import os
 import pathlib
 import sys
 import unittest
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-if importlib.util.find_spec("litellm") is None:
-    python = SOURCE / "build" / "clients" / "bin" / "python"  # scripts/setup.sh test
-    if not python.exists() or "SLUICE_CLIENTS" in os.environ:
-        print("skipped: the litellm package is not installed; scripts/setup.sh test installs it where PyPI can be reached")
-        sys.exit(77)
-    os.execve(python, [str(python), *sys.argv], {**os.environ, "SLUICE_CLIENTS": "1"})
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from client_packages import need  # noqa: E402
+
+need("litellm")
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
 import litellm  # noqa: E402
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from serve_driver import Server  # noqa: E402
 
 

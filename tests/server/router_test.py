@@ -4,9 +4,7 @@
 usage: router_test.py PROGRAM SOURCE_FOLDER [unittest arguments]   exit code 77: the package is not installed
 """
 import http.client
-import importlib.util
 import json
-import os
 import pathlib
 import socket
 import subprocess
@@ -16,14 +14,11 @@ import time
 import unittest
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-if importlib.util.find_spec("sglang_router") is None:
-    python = SOURCE / "build" / "clients" / "bin" / "python"  # scripts/setup.sh test
-    if not python.exists() or "SLUICE_CLIENTS" in os.environ:
-        print("skipped: the sglang-router package is not installed; scripts/setup.sh test installs it where PyPI can be reached")
-        sys.exit(77)
-    os.execve(python, [str(python), *sys.argv], {**os.environ, "SLUICE_CLIENTS": "1"})
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from client_packages import need  # noqa: E402
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+need("sglang_router")
+
 from serve_case import CHAT, endless, PROMPT  # noqa: E402
 from serve_driver import Server  # noqa: E402
 

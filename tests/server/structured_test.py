@@ -4,7 +4,6 @@ give back are objects of pydantic, which are valid or not there at all.
 
 usage: structured_test.py PROGRAM SOURCE_FOLDER [unittest arguments]   exit code 77: the packages are not installed
 """
-import importlib.util
 import os
 import pathlib
 import sys
@@ -12,12 +11,10 @@ import unittest
 from typing import Literal, Optional
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-if any(importlib.util.find_spec(name) is None for name in ("openai", "instructor", "litellm", "langchain_openai")):
-    python = SOURCE / "build" / "clients" / "bin" / "python"  # scripts/setup.sh test
-    if not python.exists() or "SLUICE_CLIENTS" in os.environ:
-        print("skipped: instructor or langchain-openai is not installed; scripts/setup.sh test installs them where PyPI can be reached")
-        sys.exit(77)
-    os.execve(python, [str(python), *sys.argv], {**os.environ, "SLUICE_CLIENTS": "1"})
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from client_packages import need  # noqa: E402
+
+need("openai", "instructor", "litellm", "langchain_openai")
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
 import instructor  # noqa: E402
@@ -26,7 +23,6 @@ import openai  # noqa: E402
 from langchain_openai import ChatOpenAI  # noqa: E402
 from pydantic import BaseModel, Field  # noqa: E402
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from serve_driver import Server  # noqa: E402
 
 

@@ -14,13 +14,12 @@ import tempfile
 import unittest
 
 PROGRAM, SOURCE = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-if importlib.util.find_spec("openai") is None and "SLUICE_CLIENTS" not in os.environ:
-    python = SOURCE / "build" / "clients" / "bin" / "python"  # scripts/setup.sh test
-    if python.exists():
-        os.execve(python, [str(python), *sys.argv], {**os.environ, "SLUICE_CLIENTS": "1"})
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+from client_packages import prefer  # noqa: E402
+
+prefer("openai")
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from scripted_model import SCRIPTS, scripted_model, TOOLS  # noqa: E402
 from serve_driver import Server  # noqa: E402
 
