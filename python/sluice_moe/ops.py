@@ -82,7 +82,7 @@ def _input_scale(c: _Coding, coding: str, given: Any, device: tuple[str, int], s
     return given
 
 
-def _pointer(name: str, tensor: Any, device: tuple[str, int], stream: int) -> int | None:
+def _pointer(name: str, tensor: Any, stream: int) -> int | None:
     return None if tensor is None else _tensor.view(tensor, name, stream).pointer
 
 
@@ -127,7 +127,7 @@ def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: st
     args = _library.QuantizeArgs(
         coding=coding.encode(), x=v.pointer, dtype=_number(v), rows=rows, cols=cols, layout=LAYOUTS[layout], encodes=encodes,
         input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else
-        _pointer("input_scale", scale, device, on), **pointers)
+        _pointer("input_scale", scale, on), **pointers)
     if device == CPU:
         _library.call("sluice_quantize", _library.context(threads).get(), args)
     else:
@@ -159,7 +159,7 @@ def dequantize(q: Quantized, *, out: Any = None, threads: int = 0) -> Any:
     _tensor.check_apart([("out", x)], parts)
     args = _library.DequantizeArgs(
         coding=q.coding.encode(), rows=rows, cols=cols, layout=LAYOUTS[q.layout], x=x.pointer,
-        input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else _pointer("input_scale", scale, CPU, 0),
+        input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else _pointer("input_scale", scale, 0),
         **{name: view.pointer for name, view in parts})
     _library.call("sluice_dequantize", _library.context(threads).get(), args)
     return out

@@ -20,10 +20,6 @@ E, K, H, I, T = 6, 2, 256, 128, 7
 SCALE1, SCALE2 = 0.004, 0.05  # of static activations
 
 
-def to_e4m3(t):
-    return t.view(torch.float8_e4m3fn)
-
-
 def values_of(w, format):
     """What codes and scales read as, [E, rows, cols]."""
     factors = {"nvfp4": w.global_scales, "fp8_tensor": w.scales, "fp8_channel": w.scales}.get(format)

@@ -11,7 +11,7 @@ SPEC = f"experts={E} top_k={K} hidden={H} inter={I} weights=bf16 dtype=float32 a
 
 
 class Layer:
-    def __init__(self, rng, spec=SPEC, format="bf16"):
+    def __init__(self, rng, format="bf16"):
         self.weights, self.values = {}, {}
         for name, shape in (("up", (E, I, H)), ("gate", (E, I, H)), ("down", (E, H, I))):
             self.weights[name] = sluice_moe.quantize_weights((0.3 * rng.normal(size=shape)).astype(np.float32), format)
@@ -49,7 +49,7 @@ def test_the_definition(rng):
 @pytest.mark.parametrize("format", ["fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "nvfp4", "mxfp4"])
 def test_every_weight_format_with_plain_inputs(rng, format):
     spec = SPEC.replace("weights=bf16", f"weights={format} inputs=plain")
-    layer = Layer(rng, spec, format)
+    layer = Layer(rng, format)
     expected, size = layer.expected()
     got = sluice_moe.FusedMoE(spec, layer.moe_weights())(layer.x, layer.logits)
     assert (np.abs(got - expected) <= BOUND * size).all()

@@ -9,7 +9,7 @@ import pytest
 import sluice_moe
 from engine_case import BUNDLED, PROMPT
 from reference import bf16
-from weights_case import EXPERT, GREEDY, NORM, answer, buckets, checksums, halved, make_engine, write_checkpoint
+from weights_case import EXPERT, GREEDY, NORM, answer, buckets, checksums, fp8_experts, halved, make_engine, write_checkpoint
 from weights_case import engine, shared, tensors  # noqa: F401 - fixtures
 
 
@@ -194,21 +194,9 @@ def test_bf16_is_quantised_to_the_loaders_bits(tensors, tmp_path):
 
 def test_quantised_tensors_come_by_their_names(tensors, tmp_path):
     """A ModelOpt FP8 checkpoint takes codes and scales."""
-    def quantised(factor):
-        out = {}
-        for name, t in tensors.items():
-            if "experts" not in name or "shared" in name:
-                out[name] = t
-                continue
-            w = sluice_moe.quantize_weights((factor * bf16(t)).astype(np.float32)[None], "fp8_tensor")
-            out[name] = w.codes[0]
-            out[name.replace(".weight", ".weight_scale")] = w.scales.reshape(())
-            out[name.replace(".weight", ".input_scale")] = np.array(0.01, np.float32)
-        return out
-
-    others = sorted({name.removesuffix(".weight") for name in tensors if "experts" not in name or "shared" in name})
-    config = {"hf_quant_config": {"quantization": {"quant_algo": "FP8", "exclude_modules": others}}}
-    old, new = quantised(1), quantised(0.37)
+    codes, scales, config = fp8_experts(tensors)
+    new_codes, new_scales, _ = fp8_experts(tensors, 0.37)
+    old, new = codes | scales, new_codes | new_scales
     with make_engine(write_checkpoint(tmp_path / "new", new, **config)) as loaded:
         expected = loaded.generate(PROMPT, GREEDY, return_logprob=True)["meta_info"]["output_token_logprobs"]
     with make_engine(write_checkpoint(tmp_path / "old", old, **config)) as engine:

@@ -6,7 +6,8 @@ import pytest
 import sluice_moe
 from engine_case import BUNDLED
 from reference import bf16
-from weights_case import NORM, answer, buckets, checksums, logprobs_of, make_dummy, make_engine, shuffled, write_checkpoint
+from weights_case import (
+    NORM, answer, buckets, checksums, fp8_experts, logprobs_of, make_dummy, make_engine, shuffled, write_checkpoint)
 from weights_case import engine, shared, tensors  # noqa: F401 - fixtures
 
 
@@ -66,18 +67,8 @@ def test_dummies_until_the_end(engine, tensors, tmp_path):
 
 def test_dummies_of_a_quantised_configuration_wait_for_the_scales(tensors, tmp_path):
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    codes, scales = {}, {}
-    for name, t in tensors.items():
-        if "experts" not in name or "shared" in name:
-            codes[name] = t
-            continue
-        w = sluice_moe.quantize_weights(bf16(t).astype(np.float32)[None], "fp8_tensor")
-        codes[name] = w.codes[0]
-        scales[name.replace(".weight", ".weight_scale")] = w.scales.reshape(())
-        scales[name.replace(".weight", ".input_scale")] = np.array(0.01, np.float32)
-    others = sorted({name.removesuffix(".weight") for name in tensors if "experts" not in name or "shared" in name})
-    folder = write_checkpoint(tmp_path / "folder", {**codes, **scales},
-                              hf_quant_config={"quantization": {"quant_algo": "FP8", "exclude_modules": others}})
+    codes, scales, config = fp8_experts(tensors)
+    folder = write_checkpoint(tmp_path / "folder", codes | scales, **config)
     with make_engine(folder) as loaded:
         expected = logprobs_of(loaded)
     with make_dummy(tmp_path / "dummy", folder) as dummy:

@@ -11,6 +11,7 @@ import pytest
 
 import sluice_moe
 from engine_case import BUNDLED, PROMPT
+from reference import bf16
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 NORM, EXPERT = "backbone.layers.0.norm.weight", "backbone.layers.1.mixer.experts.3.up_proj.weight"
@@ -31,7 +32,7 @@ def read_checkpoint(folder):
     return tensors
 
 
-def write_checkpoint(folder, tensors, dtypes=None, **configs):
+def write_checkpoint(folder, tensors, **configs):
     """BUNDLED with other tensors in one file."""
     shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
     names = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32", np.dtype(np.uint8): "F8_E4M3"}
@@ -48,6 +49,22 @@ def write_checkpoint(folder, tensors, dtypes=None, **configs):
     for name, content in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+def fp8_experts(tensors, factor=1):
+    """As ModelOpt has them in FP8, with the routed experts times `factor`: all tensors but the scales, the scales, and the
+    configurations that say so."""
+    codes, scales, others = {}, {}, set()
+    for name, t in tensors.items():
+        if "experts" not in name or "shared" in name:
+            codes[name] = t
+            others.add(name.removesuffix(".weight"))
+            continue
+        w = sluice_moe.quantize_weights((factor * bf16(t)).astype(np.float32)[None], "fp8_tensor")
+        codes[name] = w.codes[0]
+        scales[name.replace(".weight", ".weight_scale")] = w.scales.reshape(())
+        scales[name.replace(".weight", ".input_scale")] = np.array(0.01, np.float32)
+    return codes, scales, {"hf_quant_config": {"quantization": {"quant_algo": "FP8", "exclude_modules": sorted(others)}}}
 
 
 def halved(t):
