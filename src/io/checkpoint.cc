@@ -51,7 +51,7 @@ struct Checkpoint::Impl {
   };
   std::filesystem::path folder;
   Config config;
-  std::optional<Config> generation, tokenizer, quant;
+  std::optional<Config> generation, quant;
   std::vector<SafetensorsFile> files;
   std::vector<std::pair<SafetensorsEntry, Tensor>> in_memory;
   std::map<std::string, Tensor> updates;  // of updated() and extended(); in in_memory too
@@ -62,15 +62,10 @@ struct Checkpoint::Impl {
       : folder(dir),
         config(Config::load(dir / "config.json")),
         generation(load_if_present(dir / "generation_config.json")),
-        tokenizer(load_if_present(dir / "tokenizer_config.json")),
         quant(load_if_present(dir / "hf_quant_config.json")) {}
 
   Impl(const Impl& configs, const std::vector<std::pair<std::string, Tensor>>& tensors)
-      : folder(configs.folder),
-        config(configs.config),
-        generation(configs.generation),
-        tokenizer(configs.tokenizer),
-        quant(configs.quant) {
+      : folder(configs.folder), config(configs.config), generation(configs.generation), quant(configs.quant) {
     in_memory.reserve(tensors.size());  // by_name points into it
     for (const auto& [name, tensor] : tensors) {
       const auto& [entry, kept] = in_memory.emplace_back(
@@ -86,7 +81,6 @@ struct Checkpoint::Impl {
       : folder(base.folder),
         config(base.config),
         generation(base.generation),
-        tokenizer(base.tokenizer),
         quant(base.quant),
         files(base.files),
         updates(std::move(tensors)) {
@@ -220,7 +214,6 @@ void Checkpoint::check_unchanged() const {
 const std::filesystem::path& Checkpoint::folder() const { return impl_->folder; }
 const Config& Checkpoint::config() const { return impl_->config; }
 const std::optional<Config>& Checkpoint::generation_config() const { return impl_->generation; }
-const std::optional<Config>& Checkpoint::tokenizer_config() const { return impl_->tokenizer; }
 const std::optional<Config>& Checkpoint::quant_config() const { return impl_->quant; }
 int64_t Checkpoint::bytes() const { return impl_->bytes; }
 

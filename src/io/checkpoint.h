@@ -41,7 +41,6 @@ class Checkpoint {
   const std::filesystem::path& folder() const;
   const Config& config() const;                            // config.json
   const std::optional<Config>& generation_config() const;  // generation_config.json
-  const std::optional<Config>& tokenizer_config() const;   // tokenizer_config.json
   const std::optional<Config>& quant_config() const;       // hf_quant_config.json (ModelOpt)
 
   std::vector<std::string> names() const;  // sorted

@@ -137,10 +137,4 @@ void SafetensorsWriter::write_all(const std::vector<std::pair<std::string, Tenso
   finish();
 }
 
-void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata,
-                       const std::function<void(const Progress&)>& progress) {
-  SafetensorsWriter(path, metadata).write_all(tensors, progress);
-}
-
 }  // namespace sluice::io

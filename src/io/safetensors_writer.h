@@ -45,9 +45,4 @@ class SafetensorsWriter {
   std::unique_ptr<State> state_;
 };
 
-// A whole file at once, as write_all().
-void write_safetensors(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata = {},
-                       const std::function<void(const Progress&)>& progress = {});
-
 }  // namespace sluice::io

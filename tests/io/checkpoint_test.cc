@@ -32,8 +32,8 @@ std::string index_of(const std::string& weight_map) {
 // Tensors a, b in the first shard, c in the second.
 void put_sharded(const TempDir& dir) {
   dir.put("config.json", R"({"model_type":"m"})");
-  write_safetensors(dir / kShard1, {{"a", ramp(3, 0)}, {"b", ramp(2, 10)}});
-  write_safetensors(dir / kShard2, {{"c", ramp(5, 20)}});
+  SafetensorsWriter(dir / kShard1).write_all({{"a", ramp(3, 0)}, {"b", ramp(2, 10)}});
+  SafetensorsWriter(dir / kShard2).write_all({{"c", ramp(5, 20)}});
   dir.put("model.safetensors.index.json",
           index_of(std::string(R"({"a":")") + kShard1 + R"(","b":")" + kShard1 + R"(","c":")" + kShard2 + R"("})"));
 }
@@ -97,7 +97,7 @@ TEST(Checkpoint, KnowsThatItsFilesWereWrittenTo) {
   const Checkpoint c = Checkpoint::open(dir.path());
   EXPECT_NO_THROW(c.check_unchanged());
   // A new file under the old name leaves the mapped one as it was.
-  write_safetensors(dir / "other", {{"c", ramp(5, 30)}});
+  SafetensorsWriter(dir / "other").write_all({{"c", ramp(5, 30)}});
   std::filesystem::rename(dir / "other", dir / kShard2);
   EXPECT_NO_THROW(c.check_unchanged());
   EXPECT_EQ(c.tensor("c").as<float>()[0], 20);
@@ -127,7 +127,7 @@ TEST(Checkpoint, Sharded) {
 TEST(Checkpoint, SingleFileAndLinksLikeTheHubCache) {
   TempDir dir, blobs;
   dir.put("config.json", "{}");
-  write_safetensors(blobs / "0123abc", {{"a", ramp(3, 0)}});
+  SafetensorsWriter(blobs / "0123abc").write_all({{"a", ramp(3, 0)}});
   std::filesystem::create_symlink(blobs / "0123abc", dir / "model.safetensors");
   const Checkpoint c = Checkpoint::open(dir.path());
   EXPECT_EQ(c.tensor("a").as<float>()[2], 2);
@@ -289,7 +289,7 @@ FolderCase break_folder(const TempDir& dir, FolderDefect defect) {
       std::filesystem::resize_file(dir / kShard2, std::filesystem::file_size(dir / kShard2) - 4);
       return {kBad, {path(kShard2), "\"c\"", "cut short"}};
     case D::tensor_in_two_shards:
-      write_safetensors(dir / kShard2, {{"c", ramp(5, 20)}, {"b", ramp(2, 0)}});
+      SafetensorsWriter(dir / kShard2).write_all({{"c", ramp(5, 20)}, {"b", ramp(2, 0)}});
       return {kBad, {kShard1, kShard2, "both hold tensor \"b\""}};
     case D::tensor_twice_in_index:
       return {kBad,

@@ -181,7 +181,7 @@ TEST(SafetensorsWriter, RandomTensorsComeBack) {
     RandomTensors random(rng);
     std::map<std::string, std::string> metadata;
     if (rng() % 2) metadata = {{"format", "pt"}, {"quote\"", "\n\xc3\xa9"}};
-    write_safetensors(dir / "f", random.tensors, metadata);
+    SafetensorsWriter(dir / "f", metadata).write_all(random.tensors);
 
     const SafetensorsFile file = SafetensorsFile::open(dir / "f");
     EXPECT_EQ(file.metadata(), metadata);
@@ -196,7 +196,7 @@ TEST(SafetensorsWriter, RandomTensorsComeBack) {
     // The same tensors in another order give the same bytes.
     const std::string bytes = slurp(dir / "f");
     std::shuffle(random.tensors.begin(), random.tensors.end(), rng);
-    write_safetensors(dir / "g", random.tensors, metadata);
+    SafetensorsWriter(dir / "g", metadata).write_all(random.tensors);
     EXPECT_EQ(slurp(dir / "g"), bytes);
 
     // Against a plain reading of the format.

@@ -63,7 +63,7 @@ class HeadFormats : public testing::TestWithParam<HeadCase> {
       Tensor& own = tensors["model.layers.4.shared_head.head.weight"] = head_.clone();
       for (int64_t i = 0; i < own.elements(); ++i) own.as<uint16_t>()[i] ^= 0x8000;
     }
-    io::write_safetensors(folder_ / "model.safetensors", {tensors.begin(), tensors.end()});
+    io::SafetensorsWriter(folder_ / "model.safetensors").write_all({tensors.begin(), tensors.end()});
     folder_.put("config.json", config);
   }
 

@@ -93,7 +93,7 @@ void write_with_scales(const std::string& folder, const io::TempDir& to,
   for (const std::string& name : checkpoint.names()) all.emplace_back(name, checkpoint.tensor(name));
   std::filesystem::copy_file(folder + "/config.json", to / "config.json",
                              std::filesystem::copy_options::overwrite_existing);
-  io::write_safetensors(to / "model.safetensors", all);
+  io::SafetensorsWriter(to / "model.safetensors").write_all(all);
 }
 Tensor scale_of(float value, Shape shape) {
   Tensor t(DType::f32, std::move(shape));

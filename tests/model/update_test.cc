@@ -73,7 +73,7 @@ TEST_P(Update, EachTensorIsThatOfACheckpointWithIt) {
     // The oracle: a file with all tensors as they are now.
     Tensors all;
     for (const std::string& each : live.source.names()) all.emplace_back(each, live.source.tensor(each));
-    io::write_safetensors(folder / "model.safetensors", all);
+    io::SafetensorsWriter(folder / "model.safetensors").write_all(all);
     EXPECT_EQ(logits(*live.model), logits(*load_model(ctx, options(folder.path().string(), quantization))));
   }
   std::sort(so_far.begin(), so_far.end());

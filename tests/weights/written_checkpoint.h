@@ -19,7 +19,7 @@ struct Written {
   std::string config = "{}", hf_quant_config;
 
   io::Checkpoint open() {
-    io::write_safetensors(dir.path() / "model.safetensors", {tensors.begin(), tensors.end()});
+    io::SafetensorsWriter(dir.path() / "model.safetensors").write_all({tensors.begin(), tensors.end()});
     std::ofstream(dir.path() / "config.json") << config;
     if (!hf_quant_config.empty()) std::ofstream(dir.path() / "hf_quant_config.json") << hf_quant_config;
     return io::Checkpoint::open(dir.path());
