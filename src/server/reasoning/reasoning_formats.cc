@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "server/reasoning/reasoning_format.h"
+
+#include "server/format_of.h"
 
 namespace sluice::server {
 
@@ -10,18 +10,10 @@ const std::vector<ReasoningFormat>& reasoning_formats() {
   return all;
 }
 
-const ReasoningFormat* reasoning_format(std::string_view name) {
-  for (const ReasoningFormat& f : reasoning_formats())
-    if (std::find(f.names.begin(), f.names.end(), name) != f.names.end()) return &f;
-  return nullptr;
-}
+const ReasoningFormat* reasoning_format(std::string_view name) { return format_of_name(reasoning_formats(), name); }
 
 const ReasoningFormat* reasoning_format_of(std::string_view chat_template) {
-  for (const ReasoningFormat& f : reasoning_formats())
-    if (std::all_of(f.markers.begin(), f.markers.end(),
-                    [&](std::string_view marker) { return chat_template.find(marker) != chat_template.npos; }))
-      return &f;
-  return nullptr;
+  return format_of_template(reasoning_formats(), chat_template);
 }
 
 void SplitText::add(const std::vector<ReasoningPart>& parts) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/tool_calls/tool_call_formats.h"
 
-#include <algorithm>
-
+#include "server/format_of.h"
 #include "server/tool_calls/formats.h"
 
 namespace sluice::server {
@@ -16,18 +15,10 @@ const std::vector<CallFormat>& tool_call_formats() {
   return all;
 }
 
-const CallFormat* tool_call_format(std::string_view name) {
-  for (const CallFormat& f : tool_call_formats())
-    if (std::find(f.names.begin(), f.names.end(), name) != f.names.end()) return &f;
-  return nullptr;
-}
+const CallFormat* tool_call_format(std::string_view name) { return format_of_name(tool_call_formats(), name); }
 
 const CallFormat* tool_call_format_of(std::string_view chat_template) {
-  for (const CallFormat& f : tool_call_formats())
-    if (std::all_of(f.markers.begin(), f.markers.end(),
-                    [&](std::string_view marker) { return chat_template.find(marker) != chat_template.npos; }))
-      return &f;
-  return nullptr;
+  return format_of_template(tool_call_formats(), chat_template);
 }
 
 }  // namespace sluice::server
