@@ -59,7 +59,7 @@ CASES = {
                                            hybrid_override_pattern="MEM*E", num_hidden_layers=5),
     "deepseek-v3, 2 layers, 64 experts": lambda: Case(model_table.DEEPSEEK, DeepseekV3Config, DeepseekV3ForCausalLM, 2, (2, 300), (),
                                                       num_hidden_layers=2, first_k_dense_replace=1, n_routed_experts=64),
-    "qwen3-30b-a3b, 2 layers, 32768 tokens": lambda: qwen3(2, (1, 32768), vocab_size=2048),
+    "qwen3-30b-a3b, 2 layers, 32768 tokens": lambda: qwen3(2, (1, 32768), vocab_size=2048, bos_token_id=0, eos_token_id=1),
 }
 
 
