@@ -9,8 +9,8 @@
 namespace sluice::ops {
 namespace {
 
-const MambaShape kShapes[] = {{8, 64, 2, 32, 4},  {6, 20, 1, 24, 3}, {4, 7, 4, 5, 1},
-                              {2, 130, 1, 16, 2}, {3, 1, 3, 1, 16},  {2, 64, 1, 128, 4}};
+const MambaShape kShapes[] = {{8, 64, 2, 32, 4}, {6, 20, 1, 24, 3},  {4, 7, 4, 5, 1},  {2, 130, 1, 16, 2},
+                              {3, 1, 3, 1, 16},  {2, 64, 1, 128, 4}, {2, 80, 1, 37, 4}};
 
 // Rows [first, first + rows) of one stream of inputs, in one step.
 struct Chunk {
