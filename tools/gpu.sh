@@ -68,7 +68,7 @@ speed_of() { # model, format, run
   local -a format=()
   case $2 in
     bf16) ;;
-    fp8) format=(--quantization fp8 --fp8-sums tensor-core) ;;
+    fp8 | fp8_block) format=(--quantization "$2" --fp8-sums tensor-core) ;;
     nvfp4) format=(--quantization nvfp4_online) ;;
     *) format=(--quantization "$2") ;;
   esac
@@ -159,7 +159,7 @@ for p in "${parts[@]}"; do
       ;;
     model-speed)
       python3 "$root/bench/model_table.py" configs "$out/models" || exit 2
-      speeds=({qwen3-30b-a3b,nemotron-3-nano}:{bf16,fp8,nvfp4} qwen3-30b-a3b:bf16+{long,deterministic}
+      speeds=({qwen3-30b-a3b,nemotron-3-nano}:{bf16,fp8,nvfp4} qwen3-30b-a3b:{fp8_block,mxfp8,mxfp4,bf16+{long,deterministic}}
         deepseek-v3-4-layers:bf16 deepseek-v3-4-layers-mtp:bf16+drafts)
       [[ -z ${SPEED_MODELS:-} ]] || read -ra speeds <<<"$SPEED_MODELS"
       for speed in "${speeds[@]}"; do
