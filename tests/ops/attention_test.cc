@@ -68,7 +68,7 @@ TEST_P(Conformance, AttentionOfGroupedQueries) {
           {6, 2, 18, 18, 64, false, {{5, 40}, {130, 2}}},
           {6, 3, 20, 20, 48, false, {{47, 5}, {0, 48}}},  // blocks that straddle tiles
           {8, 8, 128, 128, 16, false, {{300, 1}}},
-          {40, 1, 16, 16, 64, false, {{33, 17}}},  // more heads than one job takes
+          {40, 1, 16, 16, 64, false, {{33, 17}}},  // more heads than tile instructions take together
           {1, 1, 1, 1, 1, false, {{0, 3}, {9, 1}}},
           {2, 1, 24, 10, 16, false, {{0, 17}, {15, 1}, {16, 1}}},      // keys and values of two widths
           {2, 2, 16, 16, 16, false, {{1100, 1}, {1020, 9}}},           // longer than a piece of 1024

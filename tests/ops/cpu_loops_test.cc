@@ -2,6 +2,7 @@
 // The CPU's inner loops: exp, pieces of rows, tiles of attention.
 #include <bit>
 
+#include "ops/cpu/attention_sums.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/exp.h"
 #include "ops/cpu/norm.h"
@@ -140,6 +141,32 @@ TEST_F(Tile, DotRowsAndMixRowsAgainstDoubles) {
         ASSERT_NEAR(acc[static_cast<size_t>(c)], exact.value, exact.size * (static_cast<double>(count) + 2) * 0x1p-24);
       }
     }
+}
+
+TEST_F(Tile, MergesSumsAgainstDoubles) {
+  const int64_t width = 32, count = 70, floats = AttentionSums::floats(count, width);
+  std::vector<float> before = normals(floats), after = normals(floats);
+  const AttentionSums a(before.data(), count, width), b(after.data(), count, width);
+  // Both maxima count; the earlier, the later one alone does; they are equal.
+  for (int64_t i = 0; i < count; ++i) b.maximum[i] += i % 4 == 1 ? -200.0f : i % 4 == 2 ? 200.0f : 0.0f;
+  for (int64_t i = 3; i < count; i += 4) b.maximum[i] = a.maximum[i];
+  std::vector<float> merged = before, single = before;
+  const AttentionSums all(merged.data(), count, width), one(single.data(), count, width);
+  all.merge(b, count);
+  for (int64_t i = 0; i < count; ++i) {
+    one.from(i).merge(b.from(i), 1);
+    const double largest = std::max(a.maximum[i], b.maximum[i]);
+    EXPECT_EQ(double{all.maximum[i]}, largest);
+    const double x = std::exp(a.maximum[i] - largest), y = std::exp(b.maximum[i] - largest);
+    // A factor is off by two ulp and by the rounding of its exponent, a term by one rounding more, a sum by another.
+    const double relative = (6 + std::abs(double{a.maximum[i]} - double{b.maximum[i]})) * 0x1p-24;
+    const auto check = [&](float result, double p, double q) {
+      ASSERT_NEAR(result, x * p + y * q, relative * (std::abs(x * p) + std::abs(y * q)) + 0x1p-120) << "query " << i;
+    };
+    check(all.sum[i], a.sum[i], b.sum[i]);
+    for (int64_t c = i * width; c < (i + 1) * width; ++c) check(all.values[c], a.values[c], b.values[c]);
+  }
+  EXPECT_EQ(merged, single);
 }
 
 TEST_F(Tile, TransposesRows) {

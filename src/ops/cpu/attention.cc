@@ -1,299 +1,228 @@
 // SPDX-License-Identifier: Apache-2.0
-// docs/kernels/cpu_attention.md explains how it works.
+// How attention is shared out between threads. docs/kernels/cpu_attention.md explains it.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "base/math.h"
-#include "kernels/cpu/cpu_kernel.h"
-#include "ops/cpu/cpu_ops.h"
-#include "ops/cpu/pages.h"
+#include "ops/cpu/attention_job.h"
 #include "ops/cpu/parallel.h"
-#include "ops/cpu/row.h"
-#include "ops/cpu/tile.h"
 
 namespace sluice::ops::cpu {
 
 namespace {
-using kernels::cpu::SoftmaxFn;
-using kernels::cpu::TileOperands;
-using kernels::cpu::TileProductArgs;
-using kernels::cpu::TileProductFn;
-
-// Queries (rows times heads) that share one reading of a tile of keys and values. With heads of 128 they and what
-// belongs to them take 128 KiB, which stay in L2, and transposing a tile of keys costs 3 % of what is done with it.
-constexpr int64_t kQueries = 128;
-// By tile instructions the products take a fifth of the time, and transposing does not. There twice as many queries are
-// quicker (10 %) if all stay in L2, of which processors with these instructions have 2 MiB; DeepSeek's 1.5 MiB do not.
-constexpr int64_t kMoreQueriesBytes = 512 << 10;
-constexpr int64_t kHeadTile = 16;  // at most as many heads
 // Where there are many threads, jobs of more rows than these are split. What transposing a tile of keys costs grows to
 // at most 24 % of what is done with it (one head: 16 queries where kQueries are 3 %).
 constexpr int64_t kLeastJobRows = 16;
+// The sums of chunks that wait to be merged take at most this much memory; a batch that needs more is shared out by
+// rows and heads alone. One row of DeepSeek's latent attention (128 heads, 512 columns) needs 257 bytes per position,
+// a quarter of what it reads of keys, so this is enough for 250k positions.
+constexpr int64_t kMostChunkBytes = 64 << 20;
+// A finer cut has to be quicker by this factor, because its tasks cost what the estimate leaves out; and none is looked
+// for where the work would take as long by less than this factor if it were shared out without a rest.
+constexpr double kWorthCutting = 1.05;
 
-// Queries that tile instructions take together.
-constexpr int64_t kBlockQueries = 16;
-static_assert(kHeadTile <= kBlockQueries);
+// The rows of a batch by the query heads, cut into jobs; and jobs into tasks, each of one chunk of positions, where
+// that gives the threads more equal work. A row's bits do not depend on it.
+class Cut {
+ public:
+  Cut(const Batch& batch, int64_t heads, int64_t key_heads) : batch_(&batch), heads_(heads), key_heads_(key_heads) {}
 
-// Some rows x some query heads of one key head of one sequence.
-struct Job {
-  const int32_t* blocks;  // of the sequence
-  int64_t context;        // position of its first new row
-  int64_t begin;          // that row in the batch
-  int64_t key_head, first_head, heads, first_row, rows;
+  // The largest jobs that keep all threads busy for about the whole time: what is read and transposed for a job is read
+  // and transposed once.
+  void choose(const AttentionPlan& plan, int64_t threads);
+
+  bool by_chunks() const { return by_chunks_; }
+  int64_t jobs() const;
+  int64_t tasks() const;         // jobs, or jobs by the chunks of their sequence
+  int64_t most_queries() const;  // of a job
+  int64_t longest() const;       // positions of a sequence
+  int64_t chunk_sums() const;    // rows by heads by chunks
+
+  struct Task {
+    AttentionJob job;
+    int64_t chunk;       // of its sequence
+    int64_t first_sums;  // where the job's sums over the first chunk are among all chunk_sums()
+    int64_t next_sums;   // from a chunk's to the next one's
+  };
+  // The i-th of tasks(); of jobs() with whole_jobs.
+  Task task(int64_t i, bool whole_jobs) const;
+
+ private:
+  int64_t rows(int64_t s) const { return int64_t{batch_->row_begin[s + 1]} - batch_->row_begin[s]; }
+  int64_t end(int64_t s) const { return batch_->contexts[s] + rows(s); }
+  int64_t chunks(int64_t s) const { return ceil_div(end(s), kChunk); }
+  int64_t group() const { return heads_ / key_heads_; }
+  int64_t head_jobs() const { return ceil_div(group(), job_heads_) * key_heads_; }
+  int64_t jobs(int64_t s) const { return ceil_div(rows(s), job_rows_) * head_jobs(); }
+  double time(const AttentionPlan& plan, int64_t threads) const;
+
+  const Batch* batch_;
+  int64_t heads_, key_heads_;
+  int64_t job_heads_ = 1, job_rows_ = 1;
+  bool by_chunks_ = false;
 };
 
-// One thread's memory. Scores are queries times the transposed keys, so that a lane is one position and no sum runs
-// across lanes. Keys and queries are words of four bytes: a float, or two bfloat16 values.
-struct Scratch {
-  float *keys, *transposed_keys, *values, *q, *acc, *scores, *maximum, *sum, *keep;
-  uint32_t *paired_values, *parts;  // of a plan in parts
-};
-
-// What all jobs of a call have in common.
-struct Plan {
-  const Pages &keys, &values;  // values.data null: they are columns of the keys
-  bool shared;
-  int64_t value_width;
-  float scale;                              // of the scores
-  DType type;                               // of the rows of keys and values in the products
-  int64_t key_stride, value_stride;         // elements, multiples of 32
-  int64_t key_words, value_words, q_words;  // of one row
-  bool pairs = false;                       // queries stay bfloat16
-  // Both products by tile instructions, which multiply bfloat16 values: float32 queries and the probabilities are sums
-  // of three of them.
-  bool parts = false;
-  int64_t q_parts = 1;
-  TileProductFn score, mix;
-  SoftmaxFn softmax_step = softmax_tile;
-
-  Plan(kernels::cpu::Isa isa, DType q_type, const Pages& k, const Pages& v, int64_t width, float score_scale)
-      : keys(k),
-        values(v),
-        shared(v.data == nullptr),
-        value_width(width),
-        scale(score_scale * k.scale),
-        type(row_type(k)),
-        key_stride(round_up<int64_t>(k.width, 32)),
-        value_stride(round_up<int64_t>(width, 32)) {
-    const int64_t per_word = type == DType::bf16 ? 2 : 1;
-    key_words = key_stride / per_word;
-    value_words = shared ? key_words : value_stride / per_word;
-    if (type == DType::f32) {
-      score = mix = tile_product(isa, TileOperands::f32);
-    } else if (const TileProductFn product = tile_product(isa, TileOperands::bf16_parts); product != nullptr) {
-      score = mix = product;
-      softmax_step = kernels::cpu::softmax_parts(isa);
-      parts = true;
-      pairs = q_type == DType::bf16;
-      q_parts = pairs ? 1 : kParts;
-    } else {
-      mix = tile_product(isa, TileOperands::bf16_rows);
-      score = q_type == DType::bf16 ? tile_product(isa, TileOperands::bf16_pairs) : nullptr;
-      pairs = score != nullptr;
-      if (!pairs) score = tile_product(isa, TileOperands::bf16_columns);
-    }
-    q_words = pairs || parts ? key_words : key_stride;
-  }
-
-  // Rows of a job whose scores are there at the same time: as many as fill a tile register, or all.
-  int64_t block_rows(const Job& job) const { return parts ? std::min(job.rows, kBlockQueries / job.heads) : job.rows; }
-  float* scores_of(const Scratch& s, int64_t query) const { return parts ? s.scores : s.scores + query * kTile; }
-
-  // The probabilities and factors of `queries` queries from `first` on, out of their scores.
-  void softmax(const Job& job, const Scratch& s, int64_t first, int64_t queries, int64_t seen,
-               int64_t part_stride) const {
-    softmax_step({.scores = scores_of(s, first),
-                  .queries = queries,
-                  .per_row = job.heads,
-                  .seen = seen,
-                  .scale = scale,
-                  .maximum = s.maximum + first,
-                  .sum = s.sum + first,
-                  .keep = s.keep + first,
-                  .parts = parts ? s.parts + first * (kTile / 2) : nullptr,
-                  .part_stride = part_stride});
-  }
-
-  int64_t floats_of_query() const {
-    return q_parts * q_words + value_stride + 3 + (parts ? kParts * (kTile / 2) : kTile);
-  }
-  int64_t floats(int64_t queries) const {
-    return kTile * (2 * key_words + (shared ? 0 : value_words)) + queries * floats_of_query() +
-           (parts ? kBlockQueries * kTile + kTile / 2 * value_stride : 0);
-  }
-  // Of a job.
-  int64_t most_queries() const {
-    const int64_t bytes = 2 * kQueries * floats_of_query() * bytes_of(DType::f32);
-    return parts && bytes <= kMoreQueriesBytes ? 2 * kQueries : kQueries;
-  }
-
-  Scratch split(float* p, int64_t queries) const {
-    Scratch s{};
-    s.keys = p, p += kTile * key_words;
-    s.transposed_keys = p, p += kTile * key_words;
-    s.values = p, p += shared ? 0 : kTile * value_words;
-    s.q = p, p += queries * q_parts * q_words;
-    s.acc = p, p += queries * value_stride;
-    s.scores = p, p += (parts ? kBlockQueries : queries) * kTile;
-    if (parts) {
-      s.paired_values = reinterpret_cast<uint32_t*>(p), p += kTile / 2 * value_stride;
-      s.parts = reinterpret_cast<uint32_t*>(p), p += kTile / 2 * kParts * queries;
-    }
-    s.maximum = p, p += queries;
-    s.sum = p, p += queries;
-    s.keep = p;
-    return s;
-  }
-};
-
-void load_query(const Plan& plan, const void* src, DType dtype, float* dst, int64_t part_stride) {
-  if (plan.q_parts > 1)
-    return split_row(static_cast<const float*>(src), plan.keys.width, plan.q_words, reinterpret_cast<uint32_t*>(dst),
-                     part_stride);
-  const int64_t width = plan.keys.width, bytes = bytes_of(plan.pairs ? DType::bf16 : DType::f32);
-  if (plan.pairs)
-    std::memcpy(dst, src, static_cast<size_t>(width * bytes));
-  else
-    load(src, dtype, dst, width);
-  std::memset(reinterpret_cast<std::byte*>(dst) + width * bytes, 0,
-              static_cast<size_t>((plan.key_stride - width) * bytes));
+int64_t Cut::jobs() const {
+  int64_t n = 0;
+  for (int64_t s = 0; s < batch_->sequences; ++s) n += jobs(s);
+  return n;
 }
 
-void run(const Job& job, const Plan& plan, const Scratch& s, ConstMatrix q, Matrix out) {
-  const int64_t queries = job.rows * job.heads, q_part_stride = queries * plan.q_words;
-  for (int64_t i = 0; i < queries; ++i) {
-    const int64_t row = job.begin + job.first_row + i / job.heads, head = job.first_head + i % job.heads;
-    load_query(plan, offset(q.row(row), q.dtype, head * plan.keys.width), q.dtype, s.q + i * plan.q_words,
-               q_part_stride);
-  }
-  std::fill_n(s.acc, queries * plan.value_stride, 0.0f);
-  std::fill_n(s.maximum, queries, -std::numeric_limits<float>::infinity());
-  std::fill_n(s.sum, queries, 0.0f);
+int64_t Cut::tasks() const {
+  if (!by_chunks_) return jobs();
+  int64_t n = 0;
+  for (int64_t s = 0; s < batch_->sequences; ++s) n += jobs(s) * chunks(s);
+  return n;
+}
 
-  const int64_t block_rows = plan.block_rows(job), part_stride = queries * (kTile / 2);
-  int tile_rows = 0;
-  const int64_t end = job.context + job.first_row + job.rows;  // positions that the last row sees
-  for (int64_t first = 0; first < end; first += kTile) {
-    const int64_t count = std::min(kTile, end - first), readable = round_up<int64_t>(count, 16);
-    const void* keys = page_rows(plan.keys, job.blocks, job.key_head, first, count, readable, plan.key_stride, s.keys);
-    // Positions from `count` on get scores as well, of whatever lies there. They are not used.
-    for (int64_t i = 0; i < readable; i += 16)
-      transpose_rows(static_cast<const float*>(keys) + i * plan.key_words, plan.key_words, plan.key_words,
-                     s.transposed_keys + i);
+int64_t Cut::most_queries() const {
+  int64_t most = 0;
+  for (int64_t s = 0; s < batch_->sequences; ++s) most = std::max(most, rows(s));
+  return std::min(most, job_rows_) * job_heads_;
+}
 
-    const auto seen_by = [&](int64_t r) { return job.context + job.first_row + r + 1 - first; };  // of this tile
-    const int64_t blind = std::clamp<int64_t>(first - job.context - job.first_row, 0, job.rows);  // rows that see none
-    // The values come while scores are computed, the next keys with the last product.
-    const PageRun values_run = plan.shared ? PageRun{} : page_run(plan.values, job.blocks, job.key_head, first, count);
-    const PageRun keys_run = page_run(plan.keys, job.blocks, job.key_head, first + kTile,
-                                      std::clamp<int64_t>(end - first - kTile, 0, kTile));
-    int64_t fetched = 0;
-    for (int64_t r = blind; r < job.rows; r += block_rows) {
-      const int64_t rows = std::min(block_rows, job.rows - r), from = r * job.heads;
-      const int64_t fetch = values_run.bytes * (r + rows - blind) / (job.rows - blind);
-      plan.score(TileProductArgs{.a = s.q + from * plan.q_words,
-                                 .b = s.transposed_keys,
-                                 .out = plan.scores_of(s, from),
-                                 .a_stride = plan.q_words,
-                                 .b_stride = kTile,
-                                 .out_stride = kTile,
-                                 .m = rows * job.heads,
-                                 .n = plan.parts ? round_up<int64_t>(count, 32) : readable,
-                                 .k = plan.key_stride,
-                                 .next = static_cast<const std::byte*>(values_run.data) + fetched,
-                                 .next_bytes = fetch - fetched,
-                                 .parts = static_cast<int>(plan.q_parts),
-                                 .part_stride = q_part_stride,
-                                 .tile_rows = &tile_rows});
-      fetched = fetch;
-      plan.softmax(job, s, from, rows * job.heads, seen_by(r), part_stride);
+int64_t Cut::longest() const {
+  int64_t most = 0;
+  for (int64_t s = 0; s < batch_->sequences; ++s) most = std::max(most, end(s));
+  return most;
+}
+
+int64_t Cut::chunk_sums() const {
+  int64_t n = 0;
+  for (int64_t s = 0; s < batch_->sequences; ++s) n += rows(s) * chunks(s) * heads_;
+  return n;
+}
+
+Cut::Task Cut::task(int64_t i, bool whole_jobs) const {
+  const auto tasks = [&](int64_t s) { return jobs(s) * (by_chunks_ && !whole_jobs ? chunks(s) : 1); };
+  int64_t s = 0, sums = 0;
+  for (; i >= tasks(s); ++s) i -= tasks(s), sums += rows(s) * chunks(s) * heads_;
+  // Late rows see more: they are taken first, so that no thread is left with the longest job at the end.
+  const int64_t j = i % jobs(s), row_job = ceil_div(rows(s), job_rows_) - 1 - j / head_jobs();
+  const int64_t key_head = j % head_jobs() % key_heads_, part = j % head_jobs() / key_heads_;
+  const AttentionJob job{batch_->blocks + batch_->block_begin[s],
+                         batch_->contexts[s],
+                         batch_->row_begin[s],
+                         key_head,
+                         key_head * group() + part * job_heads_,
+                         std::min(job_heads_, group() - part * job_heads_),
+                         row_job * job_rows_,
+                         std::min(job_rows_, rows(s) - row_job * job_rows_)};
+  return {job, i / jobs(s), sums + job.first_row * heads_ + job.first_head * job.rows, rows(s) * heads_};
+}
+
+// Until the last thread is done, in tiles of one query. Threads take the tasks in order, so that is at most the number
+// of rounds times the longest task, and at most an equal share and the longest task.
+double Cut::time(const AttentionPlan& plan, int64_t threads) const {
+  int64_t total = 0, longest = 0;
+  const auto cost = [&](int64_t positions, int64_t queries) {
+    return ceil_div(positions, kTile) * (plan.tile_cost() + queries);
+  };
+  for (int64_t s = 0; s < batch_->sequences; ++s)
+    for (int64_t r = 0; r < rows(s); r += job_rows_) {
+      const int64_t n = std::min(job_rows_, rows(s) - r), seen = batch_->contexts[s] + r + n;
+      total += cost(seen, n * job_heads_) * head_jobs();
+      longest = std::max(longest, cost(by_chunks_ ? std::min(seen, kChunk) : seen, n * job_heads_));
     }
-    const void* values = plan.shared ? keys
-                                     : page_rows(plan.values, job.blocks, job.key_head, first, count, count,
-                                                 plan.value_stride, s.values);
-    if (plan.parts) pair_rows(values, plan.value_words, count, plan.value_stride / 2, s.paired_values);
-    const auto mix = [&](int64_t r, int64_t rows, int64_t seen) {
-      const int64_t from = r * job.heads;
-      plan.mix(TileProductArgs{
-          .a = plan.parts ? static_cast<const void*>(s.parts + from * (kTile / 2)) : plan.scores_of(s, from),
-          .b = plan.parts ? s.paired_values : values,
-          .out = s.acc + from * plan.value_stride,
-          .keep = s.keep + from,
-          .a_stride = plan.parts ? kTile / 2 : kTile,
-          .b_stride = plan.parts ? plan.value_stride : plan.value_words,
-          .out_stride = plan.value_stride,
-          .m = rows * job.heads,
-          .n = plan.value_stride,
-          .k = plan.parts ? round_up<int64_t>(seen, 32) : seen,
-          .next = keys_run.data,
-          .next_bytes = keys_run.bytes,
-          .parts = static_cast<int>(kParts),
-          .part_stride = part_stride,
-          .tile_rows = &tile_rows});
-    };
-    // Rows that see the whole tile together, each of the others with its own positions alone: what lies after them may
-    // be infinite. In parts it is made zero, so the row that sees most comes first.
-    const int64_t whole = std::clamp<int64_t>(first + kTile - job.context - job.first_row - 1, blind, job.rows);
-    if (whole < job.rows) mix(whole, job.rows - whole, kTile);
-    for (int64_t r = whole - 1, left = count; r >= blind; --r) {
-      while (plan.parts && left > seen_by(r)) clear_paired_row(s.paired_values, plan.value_stride / 2, --left);
-      mix(r, 1, seen_by(r));
+  const double share = static_cast<double>(total) / static_cast<double>(threads);
+  const double last = static_cast<double>(longest) * (1 - 1 / static_cast<double>(threads));
+  return std::min(static_cast<double>(ceil_div(tasks(), threads) * longest), share + last);
+}
+
+void Cut::choose(const AttentionPlan& plan, int64_t threads) {
+  const int64_t most = plan.most_queries();
+  const bool chunks = longest() > kChunk &&
+                      AttentionSums::floats(chunk_sums(), plan.sums_width()) * bytes_of(DType::f32) <= kMostChunkBytes;
+  Cut cut = *this;
+  double least = std::numeric_limits<double>::infinity(), even = least;
+  const auto keep_quicker = [&](bool by_chunks) {
+    cut.by_chunks_ = by_chunks;
+    const double time = cut.time(plan, threads);
+    if (kWorthCutting * time >= least) return;
+    least = time;
+    *this = cut;
+  };
+  int64_t parts = ceil_div(group(), most);  // of the query heads of a key head
+  do {
+    cut.job_heads_ = ceil_div(group(), parts);
+    cut.job_rows_ = most / cut.job_heads_;
+    while (cut.job_rows_ > kLeastJobRows && cut.jobs() < 4 * threads) cut.job_rows_ /= 2;
+    even = std::min(even, cut.time(plan, 1) / static_cast<double>(threads));
+    keep_quicker(false);
+    if (chunks) keep_quicker(true);
+    parts *= 2;
+  } while (cut.job_heads_ > 1 && least > kWorthCutting * even);
+}
+
+// What the threads of one call work on.
+struct Call {
+  Context& ctx;
+  Workspace& workspace;
+  const AttentionPlan& plan;
+  const Cut& cut;
+  int64_t work;  // elementary steps
+  ConstMatrix q;
+  Matrix out;
+};
+
+// Each job by one thread from its first position to its last.
+void attend_by_jobs(const Call& c) {
+  const int64_t queries = c.cut.most_queries(), width = c.plan.sums_width();
+  const int64_t sums_floats = round_up<int64_t>(AttentionSums::floats(queries, width), 16);
+  const int64_t scratch_floats = round_up<int64_t>(c.plan.scratch_floats(queries), 16);
+  const int64_t floats = scratch_floats + sums_floats * (c.cut.longest() > kChunk ? 2 : 1);
+  float* memory = c.workspace.take<float>(floats * c.ctx.pool.size());
+  parallel(c.ctx, c.cut.jobs(), c.work, [&](int64_t i, int worker) {
+    const AttentionJob job = c.cut.task(i, true).job;
+    float* scratch = memory + worker * floats;
+    const AttentionSums sums(scratch + scratch_floats, queries, width);
+    const AttentionSums chunk(scratch + floats - sums_floats, queries, width);
+    c.plan.sum_up(job, c.q, 0, job.end(), scratch, sums, chunk);
+    for (int64_t j = 0; j < job.queries(); ++j) c.plan.finish(job, j, sums, c.out);
+  });
+}
+
+// Chunks of positions by all threads, then the merging of each query's chunks.
+void attend_by_chunks(const Call& c) {
+  const int64_t floats = round_up<int64_t>(c.plan.scratch_floats(c.cut.most_queries()), 16);
+  const int64_t all = c.cut.chunk_sums(), width = c.plan.sums_width();
+  float* memory = c.workspace.take<float>(floats * c.ctx.pool.size());
+  const AttentionSums sums(c.workspace.take<float>(AttentionSums::floats(all, width)), all, width);
+  parallel(c.ctx, c.cut.tasks(), c.work, [&](int64_t i, int worker) {
+    const Cut::Task t = c.cut.task(i, false);
+    const AttentionSums chunk = sums.from(t.first_sums + t.chunk * t.next_sums);
+    c.plan.sum_up(t.job, c.q, t.chunk * kChunk, (t.chunk + 1) * kChunk, memory + worker * floats, chunk, chunk);
+  });
+  const int64_t jobs = c.cut.jobs(), pieces = ceil_div<int64_t>(4 * c.ctx.pool.size(), jobs);
+  parallel(c.ctx, jobs * pieces, all * width, [&](int64_t i, int) {
+    const Cut::Task t = c.cut.task(i / pieces, true);
+    const int64_t queries = t.job.queries(), piece = i % pieces;
+    const AttentionSums first = sums.from(t.first_sums);
+    for (int64_t j = queries * piece / pieces; j < queries * (piece + 1) / pieces; ++j) {
+      const int64_t chunks = ceil_div(t.job.seen_by(j / t.job.heads), kChunk);
+      for (int64_t k = 1; k < chunks; ++k) first.from(j).merge(first.from(k * t.next_sums + j), 1);
+      c.plan.finish(t.job, j, first, c.out);
     }
-  }
-  if (plan.parts) plan.mix({.tile_rows = &tile_rows});  // gives the tile registers back
-  const float value_scale = plan.shared ? plan.keys.scale : plan.values.scale;
-  for (int64_t i = 0; i < queries; ++i) {
-    const int64_t row = job.begin + job.first_row + i / job.heads, head = job.first_head + i % job.heads;
-    float* acc = s.acc + i * plan.value_stride;
-    finish_row(acc, plan.value_stride, plan.type == DType::bf16, s.sum[i], value_scale);
-    store(acc, offset(out.row(row), out.dtype, head * plan.value_width), out.dtype, plan.value_width);
-  }
+  });
 }
 }  // namespace
 
 void CpuOps::attention(const Batch& batch, ConstMatrix q, const Pages& keys, const Pages& values, int64_t value_width,
                        const AttentionOptions& options, Matrix out) {
-  const int64_t heads = q.cols / keys.width, group = heads / keys.heads;
-  const Plan plan(isa_, q.dtype, keys, values, value_width, options.scale);
-  // With few key heads the query heads of one are shared out between the threads; the result does not depend on it.
-  const int64_t wanted = ceil_div<int64_t>(ctx().pool.size(), keys.heads);
-  const int64_t per_job = std::min(kHeadTile, ceil_div(group, std::min(group, wanted)));
-  const int64_t head_jobs = ceil_div(group, per_job) * keys.heads;
-  const auto rows_of = [&](int64_t s) { return int64_t{batch.row_begin[s + 1]} - batch.row_begin[s]; };
-  int64_t rows_per_job = std::max<int64_t>(1, plan.most_queries() / per_job);
-  const auto count_jobs = [&] {
-    int64_t jobs = 0;
-    for (int64_t s = 0; s < batch.sequences; ++s) jobs += ceil_div(rows_of(s), rows_per_job) * head_jobs;
-    return jobs;
-  };
-  int64_t jobs = count_jobs(), work = 0, most_rows = 0;
-  while (rows_per_job > kLeastJobRows && jobs < 4 * ctx().pool.size()) rows_per_job /= 2, jobs = count_jobs();
+  const AttentionPlan plan(isa_, q.dtype, keys, values, value_width, options.scale);
+  int64_t work = 0;
   for (int64_t s = 0; s < batch.sequences; ++s) {
-    work += rows_of(s) * (batch.contexts[s] + rows_of(s)) * heads * keys.width;
-    most_rows = std::max(most_rows, rows_of(s));
+    const int64_t rows = batch.row_begin[s + 1] - batch.row_begin[s];
+    work += rows * (batch.contexts[s] + rows) * q.cols;
   }
-  const int64_t queries = std::min(rows_per_job, most_rows) * per_job;
-  Workspace::Scope scope(workspace());
-  const int64_t floats = round_up<int64_t>(plan.floats(queries), 16);
-  float* memory = workspace().take<float>(floats * ctx().pool.size());
-
-  parallel(ctx(), jobs, work, [&](int64_t task, int worker) {
-    // Late rows see more: they are taken first, so that no thread is left with the longest job at the end.
-    int64_t t = task, s = 0;
-    while (t >= ceil_div(rows_of(s), rows_per_job) * head_jobs) t -= ceil_div(rows_of(s++), rows_per_job) * head_jobs;
-    const int64_t row_job = ceil_div(rows_of(s), rows_per_job) - 1 - t / head_jobs, head_job = t % head_jobs;
-    const int64_t key_head = head_job % keys.heads, part = head_job / keys.heads;
-    const Job job{batch.blocks + batch.block_begin[s],
-                  batch.contexts[s],
-                  batch.row_begin[s],
-                  key_head,
-                  key_head * group + part * per_job,
-                  std::min(per_job, group - part * per_job),
-                  row_job * rows_per_job,
-                  std::min(rows_per_job, rows_of(s) - row_job * rows_per_job)};
-    run(job, plan, plan.split(memory + worker * floats, queries), q, out);
-  });
+  Cut cut(batch, q.cols / keys.width, keys.heads);
+  cut.choose(plan, work < kWorthSharing ? 1 : ctx().pool.size());
+  const Workspace::Scope scope(workspace());
+  const Call call{ctx(), workspace(), plan, cut, work, q, out};
+  if (cut.by_chunks())
+    attend_by_chunks(call);
+  else
+    attend_by_jobs(call);
 }
 
 }  // namespace sluice::ops::cpu

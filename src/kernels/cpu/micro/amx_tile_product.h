@@ -84,10 +84,16 @@ SLUICE_INLINE void multiply_block(const TileProductArgs& a, int64_t m, int64_t n
   }
 }
 
-// Multiplies outputs by `keep`. Most rows of a long sequence keep what they have: 1 changes no bit.
-SLUICE_INLINE void shrink_rows(const TileProductArgs& a, int64_t m, int64_t end) {
-  for (int64_t i = m; i < end; ++i) {
-    if (a.keep[i] == 1.0f) continue;
+// Multiplies the outputs of up to 16 rows from m on by `keep`. Most rows of a long sequence keep what they have: 1
+// changes no bit.
+SLUICE_INLINE void shrink_rows(const TileProductArgs& a, int64_t m) {
+  if (a.keep == nullptr || m >= a.m) return;
+  const auto rows = static_cast<__mmask16>(a.m - m < kProductRows ? (1u << (a.m - m)) - 1 : 0xffff);
+  const __m512 keep = _mm512_maskz_loadu_ps(rows, a.keep + m);
+  // One loop over those that shrink: a branch for each row could not be foretold.
+  for (uint32_t left = _mm512_mask_cmp_ps_mask(rows, keep, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ); left != 0;
+       left &= left - 1) {
+    const int64_t i = m + __builtin_ctz(left);
     const __m512 factor = _mm512_set1_ps(a.keep[i]);
     float* out = a.out + i * a.out_stride;
     for (int64_t j = 0; j < a.n; j += 16) _mm512_storeu_ps(out + j, _mm512_mul_ps(factor, _mm512_loadu_ps(out + j)));
@@ -97,10 +103,11 @@ SLUICE_INLINE void shrink_rows(const TileProductArgs& a, int64_t m, int64_t end)
 // Four tiles of sums where there are as many columns: the next instruction on a tile waits for the one before.
 static void tile_product_amx(const TileProductArgs& a) {
   NextLines next(a);
+  shrink_rows(a, 0);
   for (int64_t m = 0; m < a.m; m += kProductRows) {
     const int rows = static_cast<int>(a.m - m < kProductRows ? a.m - m : kProductRows);
     if (*a.tile_rows != rows) configure(*a.tile_rows = rows);
-    if (a.keep != nullptr) shrink_rows(a, m, m + rows);
+    shrink_rows(a, m + kProductRows);  // ahead: a tile load waits for stores to the same lines
     before_tile_loads();
     int64_t n = 0;
     for (; n + 2 * kProductColumns <= a.n; n += 2 * kProductColumns) multiply_block<2>(a, m, n, next);
