@@ -218,7 +218,8 @@ TEST_P(Conformance, StateScanOfPrompts) {
   }
 }
 
-// Beside blocks of 4 rows and 64 columns of a state and 2 tokens.
+// Beside blocks of 4 rows and 64 columns of a state and 2 tokens. A GPU takes them all: its threads hold heads of up
+// to 256 values with states of up to 64 * (256 / head_dim), at most 512 (scan_fits in kernels/sm90/ssm/ssm.h).
 const MambaShape kOddShapes[] = {
     {2, 80, 1, 37, 4}, {3, 67, 3, 18, 4}, {2, 130, 1, 9, 4}, {4, 24, 2, 6, 4}, {1, 3, 1, 2, 4}};
 Prompts odd_prompts(int stored) {
@@ -259,6 +260,7 @@ void check_cut(Conformance& t, Scan& scan, const Prompts& p, const Rows& whole, 
   EXPECT_TRUE(states.same_bytes(whole_states));
 }
 
+// On a GPU as well: in chunks, whose bits depend on the cut, it computes only what need not be row_invariant.
 TEST_P(Conformance, StateScanOfCutPrompts) {
   const Prompts p = odd_prompts(1);
   std::vector<MambaShape> shapes(std::begin(kOddShapes), std::end(kOddShapes));
