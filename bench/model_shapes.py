@@ -42,7 +42,7 @@ NEMOTRON = {
     "use_bias": False, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 6,
     "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "moe_latent_size": None, "n_group": 1,
     "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "mlp_hidden_act": "relu2", "mlp_bias": False,
-    "attention_bias": False, "layer_norm_epsilon": 1e-5, "residual_in_fp32": False, "time_step_limit": [0.0, 1e9],
+    "attention_bias": False, "layer_norm_epsilon": 1e-5, "residual_in_fp32": False,
     "max_position_embeddings": 40960, "tie_word_embeddings": False, "num_nextn_predict_layers": 0, "vocab_size": 16384,
     "eos_token_id": 2, "torch_dtype": "bfloat16"}
 

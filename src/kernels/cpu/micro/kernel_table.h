@@ -28,7 +28,7 @@ struct KernelTable {
   WeightedSumFn weighted_sum = nullptr;
   RoundBf16Fn round_bf16 = nullptr;
   TileProductFn tile_product[kTileOperands] = {};  // by TileOperands
-  SoftmaxFn softmax_parts = nullptr;  // goes with bf16_parts; the other levels' softmax is plain loops of ops/cpu
+  SoftmaxFn softmax_parts = nullptr;  // goes with bf16_parts; the other levels take ops/cpu's softmax_tile()
   DotProbeFn dot_probe = nullptr;
   ReadProbeFn read_probe = nullptr;
 };
