@@ -134,7 +134,10 @@ def main():
     parser.add_argument("--peers", metavar="CSV", help="of `cells`")
     parser.add_argument("--torch", metavar="LOG", help="of `cells`")
     o = parser.parse_args()
-    TABLES[o.table](sys.stdin, o)
+    try:
+        TABLES[o.table](sys.stdin, o)
+    except KeyError as missing:
+        sys.exit(f"moe_table.py: the standard input has no cell {missing}; run bench/moe_sm90 with all shapes, formats and tokens")
 
 
 TABLES = {"cells": print_cells, "sums": print_sums, "repack": print_repack, "dense": print_dense}

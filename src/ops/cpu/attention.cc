@@ -23,9 +23,10 @@ constexpr double kWorthCutting = 1.05;
 
 // The rows of a batch by the query heads, cut into jobs; and jobs into tasks, each of one chunk of positions, where
 // that gives the threads more equal work. A row's bits do not depend on it.
-class Cut {
+class WorkSplit {
  public:
-  Cut(const Batch& batch, int64_t heads, int64_t key_heads) : batch_(&batch), heads_(heads), key_heads_(key_heads) {}
+  WorkSplit(const Batch& batch, int64_t heads, int64_t key_heads)
+      : batch_(&batch), heads_(heads), key_heads_(key_heads) {}
 
   // The largest jobs that keep all threads busy for about the whole time: what is read and transposed for a job is read
   // and transposed once.
@@ -62,38 +63,38 @@ class Cut {
   bool by_chunks_ = false;
 };
 
-int64_t Cut::jobs() const {
+int64_t WorkSplit::jobs() const {
   int64_t n = 0;
   for (int64_t s = 0; s < batch_->sequences; ++s) n += jobs(s);
   return n;
 }
 
-int64_t Cut::tasks() const {
+int64_t WorkSplit::tasks() const {
   if (!by_chunks_) return jobs();
   int64_t n = 0;
   for (int64_t s = 0; s < batch_->sequences; ++s) n += jobs(s) * chunks(s);
   return n;
 }
 
-int64_t Cut::most_queries() const {
+int64_t WorkSplit::most_queries() const {
   int64_t most = 0;
   for (int64_t s = 0; s < batch_->sequences; ++s) most = std::max(most, rows(s));
   return std::min(most, job_rows_) * job_heads_;
 }
 
-int64_t Cut::longest() const {
+int64_t WorkSplit::longest() const {
   int64_t most = 0;
   for (int64_t s = 0; s < batch_->sequences; ++s) most = std::max(most, end(s));
   return most;
 }
 
-int64_t Cut::chunk_sums() const {
+int64_t WorkSplit::chunk_sums() const {
   int64_t n = 0;
   for (int64_t s = 0; s < batch_->sequences; ++s) n += rows(s) * chunks(s) * heads_;
   return n;
 }
 
-Cut::Task Cut::task(int64_t i, bool whole_jobs) const {
+WorkSplit::Task WorkSplit::task(int64_t i, bool whole_jobs) const {
   const auto tasks = [&](int64_t s) { return jobs(s) * (by_chunks_ && !whole_jobs ? chunks(s) : 1); };
   int64_t s = 0, sums = 0;
   for (; i >= tasks(s); ++s) i -= tasks(s), sums += rows(s) * chunks(s) * heads_;
@@ -113,7 +114,7 @@ Cut::Task Cut::task(int64_t i, bool whole_jobs) const {
 
 // Until the last thread is done, in tiles of one query. Threads take the tasks in order, so that is at most the number
 // of rounds times the longest task, and at most an equal share and the longest task.
-double Cut::time(const AttentionPlan& plan, int64_t threads) const {
+double WorkSplit::time(const AttentionPlan& plan, int64_t threads) const {
   int64_t total = 0, longest = 0;
   const auto cost = [&](int64_t positions, int64_t queries) {
     return ceil_div(positions, kTile) * (plan.tile_cost() + queries);
@@ -129,11 +130,11 @@ double Cut::time(const AttentionPlan& plan, int64_t threads) const {
   return std::min(static_cast<double>(ceil_div(tasks(), threads) * longest), share + last);
 }
 
-void Cut::choose(const AttentionPlan& plan, int64_t threads) {
+void WorkSplit::choose(const AttentionPlan& plan, int64_t threads) {
   const int64_t most = plan.most_queries();
   const bool chunks = longest() > kChunk &&
                       AttentionSums::floats(chunk_sums(), plan.sums_width()) * bytes_of(DType::f32) <= kMostChunkBytes;
-  Cut cut = *this;
+  WorkSplit cut = *this;
   double least = std::numeric_limits<double>::infinity(), even = least;
   const auto keep_quicker = [&](bool by_chunks) {
     cut.by_chunks_ = by_chunks;
@@ -159,7 +160,7 @@ struct Call {
   Context& ctx;
   Workspace& workspace;
   const AttentionPlan& plan;
-  const Cut& cut;
+  const WorkSplit& cut;
   int64_t work;  // elementary steps
   ConstMatrix q;
   Matrix out;
@@ -189,13 +190,13 @@ void attend_by_chunks(const Call& c) {
   float* memory = c.workspace.take<float>(floats * c.ctx.pool.size());
   const AttentionSums sums(c.workspace.take<float>(AttentionSums::floats(all, width)), all, width);
   parallel(c.ctx, c.cut.tasks(), c.work, [&](int64_t i, int worker) {
-    const Cut::Task t = c.cut.task(i, false);
+    const WorkSplit::Task t = c.cut.task(i, false);
     const AttentionSums chunk = sums.from(t.first_sums + t.chunk * t.next_sums);
     c.plan.sum_up(t.job, c.q, t.chunk * kChunk, (t.chunk + 1) * kChunk, memory + worker * floats, chunk, chunk);
   });
   const int64_t jobs = c.cut.jobs(), pieces = ceil_div<int64_t>(4 * c.ctx.pool.size(), jobs);
   parallel(c.ctx, jobs * pieces, all * width, [&](int64_t i, int) {
-    const Cut::Task t = c.cut.task(i / pieces, true);
+    const WorkSplit::Task t = c.cut.task(i / pieces, true);
     const int64_t queries = t.job.queries(), piece = i % pieces;
     const AttentionSums first = sums.from(t.first_sums);
     for (int64_t j = queries * piece / pieces; j < queries * (piece + 1) / pieces; ++j) {
@@ -215,7 +216,7 @@ void CpuOps::attention(const Batch& batch, ConstMatrix q, const Pages& keys, con
     const int64_t rows = batch.row_begin[s + 1] - batch.row_begin[s];
     work += rows * (batch.contexts[s] + rows) * q.cols;
   }
-  Cut cut(batch, q.cols / keys.width, keys.heads);
+  WorkSplit cut(batch, q.cols / keys.width, keys.heads);
   cut.choose(plan, work < kWorthSharing ? 1 : ctx().pool.size());
   const Workspace::Scope scope(workspace());
   const Call call{ctx(), workspace(), plan, cut, work, q, out};

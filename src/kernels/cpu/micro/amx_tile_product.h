@@ -90,7 +90,7 @@ SLUICE_INLINE void shrink_rows(const TileProductArgs& a, int64_t m) {
   if (a.keep == nullptr || m >= a.m) return;
   const auto rows = static_cast<__mmask16>(a.m - m < kProductRows ? (1u << (a.m - m)) - 1 : 0xffff);
   const __m512 keep = _mm512_maskz_loadu_ps(rows, a.keep + m);
-  // One loop over those that shrink: a branch for each row could not be foretold.
+  // One loop over those that shrink: a branch for each row could not be predicted.
   for (uint32_t left = _mm512_mask_cmp_ps_mask(rows, keep, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ); left != 0;
        left &= left - 1) {
     const int64_t i = m + __builtin_ctz(left);
