@@ -105,7 +105,7 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
   if (c.chain) return chain_possible(shape, c);
   const bool tile = std::any_of(std::begin(kBatchTiles), std::end(kBatchTiles),
                                 [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });
-  return tile && batch_rows_run(shape.operand) && c.parts >= 1 &&
+  return tile && has_batch_tile(shape.operand, {c.tile, c.blocks}) && c.parts >= 1 &&
          c.parts <= batch_rows_most_parts(shape.operand, c.tile) &&
          ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) >= c.parts &&
          (c.m_parts == 1 || (cuts_m_tiles(shape.operand) && (c.m_parts == 2 || c.m_parts == kMaxMParts) &&
@@ -147,7 +147,7 @@ BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const 
 
 int deterministic_parts(const WeightShape& shape) {
   constexpr int kLeastCopies = 2;  // of weights along K, of a part
-  if (!batch_rows_run(shape.operand) || !narrow(shape)) return 1;
+  if (!narrow(shape)) return 1;
   return std::clamp(ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) / kLeastCopies, 1, kMaxBatchCluster);
 }
 

@@ -13,9 +13,6 @@ namespace sluice::sm90 {
 // deterministic_parts().
 inline constexpr int kMaxBatchRows = 256;
 inline constexpr int kMaxBatchCluster = 8;  // blocks
-
-// Formats whose rows have a scale per 128 columns stay with the grouped GEMM.
-HD constexpr bool batch_rows_run(WeightOperand o) { return !block_scaled(o); }
 struct BatchRowsChoice {
   int tile = 0;     // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
   int blocks = 1;   // per multiprocessor, of kBatchTiles
@@ -36,9 +33,14 @@ struct BatchTileSize {
 // multiprocessors (116 tasks of 64 rows: 18.6 us with one, 29.7 with two). A step that is padded to be replayed from a
 // graph, by less than 16 rows, has the same bits as one without padding: all rows are multiples of 16.
 inline constexpr BatchTileSize kBatchTiles[] = {{32, 2}, {64, 1}, {64, 2}, {128, 1}, {256, 1}};
+// Whether an operand has kernels of a tile. FP8 block that is decoded keeps the sums of 128 of K beside those of all of
+// K and the codes: 256 rows are 256 sums per thread, and two blocks of 64 rows have 96 registers each.
+HD constexpr bool has_batch_tile(WeightOperand o, BatchTileSize tile) {
+  return o != WeightOperand::fp8_block_f32 || tile.rows * tile.blocks < 128 || (tile.rows == 128 && tile.blocks == 1);
+}
 // Parts of K whose sums fit where the stages were.
 HD constexpr int batch_rows_most_parts(WeightOperand o, int tile) {
-  return tile <= 128 ? kMaxBatchCluster : decodes(o) ? 2 : 3;
+  return tile <= 128 ? kMaxBatchCluster : decodes(o) || block_scaled(o) ? 2 : 3;
 }
 
 // What a device runs at the same time.

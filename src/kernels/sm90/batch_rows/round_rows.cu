@@ -58,12 +58,18 @@ __global__ void __launch_bounds__(kThreads) round_rows_kernel(const __grid_const
     float v[8];
     widen(from, v);
     const uint32_t amax = group == 0 ? 0 : amax_lanes(amax8(v), group / 8);
+    float of_group = divisor;
+    if (a.round == Round::fp8_group) {
+      of_group = group_scale(amax);
+      if (column < a.k && column % 128 == 0)
+        a.group_scales[static_cast<int64_t>(row) * ceil_div(a.k, 128) + column / 128] = of_group;
+    }
     uint8_t* out = a.out + row * a.out_stride;
     if (a.e4m3) {
-      const uint2 codes = rounded_e4m3(a.round, v, divisor);
+      const uint2 codes = rounded_e4m3(a.round, v, of_group);
       if (column < a.k) *reinterpret_cast<uint2*>(out + column) = codes;
     } else {
-      const uint4 values = rounded_bf16(a.round, v, amax, global, inverse, divisor);
+      const uint4 values = rounded_bf16(a.round, v, amax, global, inverse, of_group);
       if (column < a.k) *reinterpret_cast<uint4*>(out + 2 * column) = values;
     }
   };

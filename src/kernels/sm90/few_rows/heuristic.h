@@ -20,7 +20,7 @@ HD constexpr int k_blocks_per_copy(WeightOperand o) {
 HD constexpr int few_rows_tile(int64_t rows) { return rows <= 8 ? 8 : 16; }
 
 // Whether a task can be a part of an M-tile: only where its rows follow each other in each k-block of a copy.
-HD constexpr bool cuts_m_tiles(WeightOperand o) { return !decodes(o) && !block_scaled(o); }
+HD constexpr bool cuts_m_tiles(WeightOperand o) { return !decodes(o); }
 inline constexpr int kMaxMParts = 4;  // of 32 weight rows
 
 // Parts of K: a power of two. It does not depend on the number of rows.
