@@ -14,6 +14,8 @@
 
 namespace sluice::sm90 {
 
+struct BatchRowsArgs;
+
 class DenseGemm {
  public:
   // On the current device, in the caller's memory of dense_memory(spec).bytes or in its own, which is then the only
