@@ -22,6 +22,7 @@ struct RoundRowsArgs {
   int64_t out_stride;       // bytes, a multiple of 16
   float* row_factor;        // [rows], written for formats with a scale per row
   float* group_scales;      // [rows, groups of 128 columns], written for fp8_group; the last group may be short
+  int blocks_per_row;       // filled by the launch
 };
 
 void launch_round_rows(const RoundRowsArgs& args, Stream stream, bool pdl);
