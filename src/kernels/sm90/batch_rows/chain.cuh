@@ -89,6 +89,7 @@ __device__ __forceinline__ void stream_chain_rows(const BatchRowsArgs& a, const 
   Stage stage;
   for (int t = 0; t < tasks.count; ++t) {
     const int task = tasks.first + t * tasks.step, row = BatchPart::row_tile(a, task) * T::rows;
+    ScaleCopies<T::op, T::rows> scales(a, BatchPart::m_tile(a, task), row, 0);  // unused but for FP8 block
     for (int k_block = 0; k_block < a.k_blocks; k_block += kChainGroup) {
       const int blocks = min(kChainGroup, a.k_blocks - k_block);
       ptx::mbarrier_wait(smem.empty + stage.index, stage.phase ^ 1u);
@@ -100,9 +101,8 @@ __device__ __forceinline__ void stream_chain_rows(const BatchRowsArgs& a, const 
           ptx::cp_async_bulk_tensor(to + i * T::x_block, &a.x, (k_block + i) * 128, row, full);
       }
       if constexpr (block_scaled(T::op)) {
-        float* scales = smem.scales + stage.index * T::scale_stage;
-        for (int i = 0; i < blocks; ++i, scales += T::scale_block)
-          copy_scales<T::op, T::rows>(a, scales, BatchPart::m_tile(a, task), row, k_block + i);
+        float* to = smem.scales + stage.index * T::scale_stage;
+        for (int i = 0; i < blocks; ++i) scales.next(a, to + i * T::scale_block);
         ptx::cp_async_arrive(full);
       }
       stage.next(a.stages);

@@ -35,7 +35,7 @@ struct BatchRowsArgs {
   const InputScale* scale;  // never null; its factor multiplies all rows
   // FP8 block: the decode factor of 128 columns of a row, at row * x_scale_row + run * x_scale_run.
   const float* x_scale;
-  int64_t x_scale_row, x_scale_run;
+  int x_scale_row, x_scale_run;
 
   // The result.
   void* y;           // [rows, n] in float32 if y_f32, else bfloat16

@@ -44,6 +44,7 @@ __device__ __forceinline__ void stream_batch_rows(const BatchRowsArgs& a, const 
   Stage stage;
   for (int t = 0; t < part.tasks; ++t) {
     const int task = part.first + t * part.step, row = part.row_tile(a, task) * T::rows;
+    ScaleCopies<T::op, T::rows> scales(a, part.m_tile(a, task), row, part.begin);  // unused but for FP8 block
     for (int k_block = part.begin; k_block < part.end; ++k_block) {
       ptx::mbarrier_wait(smem.x_empty + stage.index, stage.phase ^ 1u);
       uint64_t* full = smem.x_full + stage.index;
@@ -52,7 +53,9 @@ __device__ __forceinline__ void stream_batch_rows(const BatchRowsArgs& a, const 
         ptx::cp_async_bulk_tensor(smem.x(stage.index), &a.x, k_block * 128, row, full);
       }
       if constexpr (block_scaled(T::op)) {
-        copy_scales<T::op, T::rows>(a, smem.x_scales(stage.index), part.m_tile(a, task), row, k_block);
+        // Read with the last of the k-blocks that share them.
+        const int after = k_block + 1;
+        if (after == part.end || after % k_blocks_per_scale(T::op) == 0) scales.next(a, smem.x_scales(stage.index));
         ptx::cp_async_arrive(full);
       }
       stage.next(smem.x_stages);

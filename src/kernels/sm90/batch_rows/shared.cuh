@@ -13,20 +13,36 @@ namespace sluice::sm90 {
 template <WeightOperand op>
 inline constexpr int kRowsArrivals = block_scaled(op) ? 1 + 32 : 1;
 
-// Copies the scales of a k-block (scale_floats()) of the rows from `row0` on. By a warp, whose lanes arrive later.
+// Copies of the scales (scale_floats()) of a task's k-blocks, one after the other, by the lanes of a warp: a lane has
+// every 32nd row of the tile, and one has the weights' scale. What a k-block costs here is paid between two stages, so
+// addresses only advance.
 template <WeightOperand op, int kRows>
-__device__ __forceinline__ void copy_scales(const BatchRowsArgs& a, float* to, int m_tile, int row0, int k_block) {
-  const int run = k_block / k_blocks_per_scale(op), lane = static_cast<int>(threadIdx.x & 31);
-  for (int i = lane; i < kRows; i += 32) {
-    const int row = row0 + i;
-    const bool there = row < a.rows;
-    ptx::cp_async_4(to + i, a.x_scale + (there ? row * a.x_scale_row : 0) + run * a.x_scale_run, there);
+class ScaleCopies {
+ public:
+  __device__ __forceinline__ ScaleCopies(const BatchRowsArgs& a, int m_tile, int row0, int k_block) {
+    const int lane = static_cast<int>(threadIdx.x & 31), run = k_block / k_blocks_per_scale(op);
+    x_ = a.x_scale + static_cast<int64_t>(row0 + lane) * a.x_scale_row + static_cast<int64_t>(run) * a.x_scale_run;
+    last_ = x_ + kWhole * (32 * a.x_scale_row);
+    rows_ = a.rows - row0 - lane;
+    if (lane == kRows % 32)
+      last_ = a.weights.block_scale + (static_cast<int64_t>(m_tile) * scale_runs(op, a.k_blocks) + run) * 4;
   }
-  if (lane == 0)
-    ptx::cp_async_4(to + kRows,
-                    a.weights.block_scale + (static_cast<int64_t>(m_tile) * scale_runs(op, a.k_blocks) + run) * 4,
-                    true);
-}
+  __device__ __forceinline__ void next(const BatchRowsArgs& a, float* to) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    to += lane;
+#pragma unroll
+    for (int i = 0; i < kWhole; ++i) ptx::cp_async_4(to + 32 * i, x_ + i * (32 * a.x_scale_row), 32 * i < rows_);
+    const bool of_weights = lane == kRows % 32;
+    if (lane <= kRows % 32) ptx::cp_async_4(to + 32 * kWhole, last_, of_weights || 32 * kWhole < rows_);
+    x_ += a.x_scale_run;
+    last_ += of_weights ? 4 : a.x_scale_run;
+  }
+
+ private:
+  static constexpr int kWhole = kRows / 32;  // copies in which all lanes have rows
+  const float *x_, *last_;                   // last_: of the lane's last copy, in one lane that of the weights' scale
+  int rows_;                                 // of the call, from the lane's first one on
+};
 
 // A position in a ring of stages.
 struct Stage {

@@ -133,8 +133,8 @@ void DenseGemm::set_batch_rows(BatchRowsArgs& args, const DenseCall& call, int t
   args.row_factor = coded ? call.row_scales : nullptr;
   args.x_scale = coded ? static_cast<const float*>(call.scales) : nullptr;
   const bool transposed = coded && call.layout == format::ScaleLayout::transposed;
-  args.x_scale_row = transposed ? 1 : runs;
-  args.x_scale_run = transposed ? call.tokens : 1;
+  args.x_scale_row = transposed ? 1 : static_cast<int>(runs);
+  args.x_scale_run = transposed ? static_cast<int>(call.tokens) : 1;
   const void* rows = coded ? static_cast<const void*>(call.codes) : call.x;
   const int64_t stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
   int64_t row_bytes = coded ? spec_.cols : 2 * stride;
