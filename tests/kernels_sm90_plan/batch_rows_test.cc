@@ -47,6 +47,7 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
               const BatchRowsChoice c = choose_batch_rows(s, rows, room, one_part ? 1 : 0);
               ASSERT_TRUE(batch_rows_possible(s, c));
               ASSERT_LE(c.parts, kMaxBatchCluster);
+              ASSERT_NE(c.parts, kSlowParts);
               ASSERT_LE(c.parts, copies(s));
               ASSERT_TRUE(!one_part || c.parts == 1);
               const double us = batch_rows_us(s, rows, room, c);

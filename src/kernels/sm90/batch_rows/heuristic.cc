@@ -80,17 +80,19 @@ Quickest quickest_chain(const WeightShape& shape, int64_t rows, const BatchRoom&
 Quickest quickest_in_parts(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   Quickest q{shape, rows, room};
   for (const BatchTileSize& tile : kBatchTiles)
-    for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts)
+    for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts) {
+      if (k_parts == 0 && parts == kSlowParts) continue;
       // Where K may be cut, M-tiles are not, but for long routers: the model was fitted to these.
       for (int m_parts = 1; m_parts <= (k_parts == 1 || cuts_both(shape, rows) ? kMaxMParts : 1); m_parts *= 2)
         q.consider({tile.rows, tile.blocks, parts, m_parts});
+    }
   return q;
 }
 
 bool is_chain(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   if (!cuts_m_tiles(shape.operand) || rows > kMostChainRows || k_parts > 1) return false;
   if (k_parts == 1) return true;
-  const bool full = shape.m_tiles() <= kMostFullChainMTiles && shape.operand == WeightOperand::bf16;
+  const bool full = shape.m_tiles() <= kMostFullChainMTiles && shape.operand != WeightOperand::fp8;
   if (rows > kFewChainRows && !full) return false;
   // The smallest matrix that was timed beside the kernel for few rows in parts of K: 6.3 us and 6.7 (o of Qwen3, H200).
   constexpr int kLeastMTiles = 16;

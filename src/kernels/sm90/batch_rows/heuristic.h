@@ -13,6 +13,9 @@ namespace sluice::sm90 {
 // deterministic_parts().
 inline constexpr int kMaxBatchRows = 256;
 inline constexpr int kMaxBatchCluster = 8;  // blocks
+// Clusters of seven are slow where they fill the device, though it says that all run at once: 32 of them take 22.5 us,
+// of six 17.9 (NVFP4, [4096, 7168], 32 rows, H200).
+inline constexpr int kSlowParts = 7;
 struct BatchRowsChoice {
   int tile = 0;     // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
   int blocks = 1;   // per multiprocessor, of kBatchTiles
@@ -56,9 +59,9 @@ double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& ro
 // The quickest by that, of those with as many parts of K; 0: with any number. Up to kMostChainRows rows with one part
 // are a chain, where the operand has chains. With any number of parts, up to kFewChainRows rows are one too, unless the
 // matrix has few M-tiles or parts are expected to be quicker for kFewChainRows rows. That does not depend on the number
-// of rows, so a row has the same bits beside any others up to kFewChainRows. In BF16 that is so up to kMostChainRows,
-// if the matrix has at most kMostFullChainMTiles M-tiles. Short and long routers have rules of their own
-// (chain_ring.h).
+// of rows, so a row has the same bits beside any others up to kFewChainRows. In BF16 and FP8 block that is so up to
+// kMostChainRows, if the matrix has at most kMostFullChainMTiles M-tiles. Short and long routers have rules of their
+// own (chain_ring.h).
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts);
 
 // Parts of K of a deterministic product, whatever the rows: several only if the matrix is narrow, as a router is, so

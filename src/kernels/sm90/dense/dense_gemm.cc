@@ -102,7 +102,9 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   // where they take 9.4 and 9.1 here, one row 4.6 and 5.8 where it takes 6.6 and 6.6.
   if (!batch_rows_.empty() && batch_rows_.front().chain && (is_fp8(matrix_.shape.operand) || reads_in_place(call)))
     return 0;
-  if (!spec_.deterministic) return few_rows_splits(matrix_.shape, multiprocessors_);
+  const bool rounded = decodes(matrix_.shape.operand) && round_of(spec_.inputs) != Round::plain;
+  if (!spec_.deterministic)
+    return rounded && call.tokens > kMaxRoundedFewRows ? 0 : few_rows_splits(matrix_.shape, multiprocessors_);
   return batch_rows_.empty() ? 0 : 1;  // sums in the order of the grouped GEMM
 }
 
