@@ -107,9 +107,12 @@ void bench_shape(const Options& o, const Choice& c, const Matrix& shape, const K
     std::vector<uint16_t> x(static_cast<size_t>(tokens * shape.cols));
     std::normal_distribution<float> normal;
     for (uint16_t& v : x) v = float_to_bf16(normal(rng));
-    const sm90::DeviceBuffer in(tokens * shape.cols * 2), out(tokens * shape.rows * 2), factors(tokens * 4);
+    // Of codes: a factor per row, or of FP8 block one per 128 columns.
+    const bool groups = format::group_of(kind.inputs) != 0;
+    const int64_t factor_count = tokens * (groups ? (shape.cols + 127) / 128 : 1);
+    const sm90::DeviceBuffer in(tokens * shape.cols * 2), out(tokens * shape.rows * 2), factors(factor_count * 4);
     sm90::copy_to_device(in.data(), x.data(), in.bytes(), nullptr);
-    const std::vector<float> ones(static_cast<size_t>(tokens), 1.0f);
+    const std::vector<float> ones(static_cast<size_t>(factor_count), 1.0f);
     sm90::copy_to_device(factors.data(), ones.data(), factors.bytes(), nullptr);
     const sm90::DeviceBuffer workspace(gemms[0].workspace_bytes(tokens));
     sm90::synchronize(nullptr);
@@ -128,7 +131,10 @@ void bench_shape(const Options& o, const Choice& c, const Matrix& shape, const K
       call.tokens = tokens;
       if (c.codes) {
         call.codes = in.as<uint8_t>();
-        call.row_scales = factors.as<float>();
+        if (groups)
+          call.scales = factors.data();
+        else
+          call.row_scales = factors.as<float>();
       } else {
         call.x = in.data();
       }
@@ -171,7 +177,7 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", o.tokens)->delimiter(',');
   app.add_option("--replays", o.replays);
   app.add_option("--seconds", c.seconds, "no new row begins after this many");
-  app.add_flag("--codes", c.codes, "rows come rounded (FP8)");
+  app.add_flag("--codes", c.codes, "rows come rounded (fp8ch, fp8blk)");
   app.add_flag("--all", c.all, "also every other kernel, tile and number of parts of K");
   app.add_flag("--deterministic", c.deterministic, "K in one part");
   app.add_option("--best", c.best, "of these, the quickest this many");

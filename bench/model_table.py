@@ -64,7 +64,7 @@ GOALS = {
 }
 # What is run beside the cells that are compared: contexts of 8k and 32k, --deterministic, drafts.
 RUNS = ("long", "deterministic", "drafts")
-LOG = re.compile(r"speed-(?P<model>.+)-(?P<format>[a-z0-9]+)(\+(?P<run>" + "|".join(RUNS) + r"))?\.log$")
+LOG = re.compile(r"speed-(?P<model>.+)-(?P<format>[a-z0-9_]+)(\+(?P<run>" + "|".join(RUNS) + r"))?\.log$")
 
 
 def write_configs(folder):

@@ -160,7 +160,7 @@ for p in "${parts[@]}"; do
     model-speed)
       python3 "$root/bench/model_table.py" configs "$out/models" || exit 2
       speeds=({qwen3-30b-a3b,nemotron-3-nano}:{bf16,fp8,nvfp4} qwen3-30b-a3b:{fp8_block,mxfp8,mxfp4,bf16+{long,deterministic}}
-        deepseek-v3-4-layers:bf16 deepseek-v3-4-layers-mtp:bf16+drafts)
+        deepseek-v3-4-layers:{bf16,fp8_block} deepseek-v3-4-layers-mtp:bf16+drafts)
       [[ -z ${SPEED_MODELS:-} ]] || read -ra speeds <<<"$SPEED_MODELS"
       for speed in "${speeds[@]}"; do
         format=${speed##*:}

@@ -11,12 +11,6 @@ namespace {
 using format::InputFormat;
 using sm90::BatchRowsChoice;
 
-// Those that the kernel runs.
-std::vector<sm90::DenseSpec> batch_specs(int64_t n, int64_t k, DType dtype) {
-  std::vector<sm90::DenseSpec> out = specs_of(n, k, dtype);
-  std::erase_if(out, [](const sm90::DenseSpec& s) { return !sm90::batch_rows_run(sm90::dense_shape(s).operand); });
-  return out;
-}
 // With these parts of K.
 std::vector<BatchRowsChoice> choices_of(const sm90::WeightShape& shape, int parts) {
   std::vector<BatchRowsChoice> out;
@@ -55,7 +49,7 @@ TEST(BatchRows, EveryFormat) {
   Excursion all;
   for (DType dtype : {DType::bf16, DType::f32})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{128, 128}, {96, 1344}, {641, 544}})
-      for (const sm90::DenseSpec& s : batch_specs(n, k, dtype)) {
+      for (const sm90::DenseSpec& s : specs_of(n, k, dtype)) {
         if (dtype == DType::f32 && n != 96) continue;
         const Dense d = make(s, 256, n == 96, rng);
         sm90::DenseGemm gemm(s);
@@ -85,7 +79,7 @@ TEST(BatchRows, EveryFormat) {
 TEST(BatchRows, TasksInTurn) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
-  for (const sm90::DenseSpec& s : batch_specs(641, 544, DType::bf16)) {
+  for (const sm90::DenseSpec& s : specs_of(641, 544, DType::bf16)) {
     const Dense d = make(s, 150, true, rng);
     sm90::DenseGemm gemm(s), small(s, 3);
     for (sm90::DenseGemm* g : {&gemm, &small}) g->set_weights(d.w, d.input_scale, d.bias, nullptr);
@@ -103,7 +97,8 @@ TEST(BatchRows, LongChains) {
   std::mt19937 rng = test::rng();
   Excursion all;
   for (const auto& [f, inputs, k] : {std::tuple{format::Format::bf16, InputFormat::plain, int64_t{64 * 140 + 24}},
-                                     {format::Format::fp8_channel, InputFormat::fp8_token, 128 * 140 + 48}}) {
+                                     {format::Format::fp8_channel, InputFormat::fp8_token, 128 * 140 + 48},
+                                     {format::Format::fp8_block, InputFormat::fp8_group, 128 * 140 + 48}}) {
     const sm90::DenseSpec s{200, k, f, inputs, DType::bf16};
     const Dense d = make(s, 50, true, rng);
     sm90::DenseGemm gemm(s);
@@ -127,8 +122,9 @@ TEST(BatchRows, EveryNumberOfRows) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
   Excursion all;
-  for (const auto& [f, inputs] :
-       {std::pair{format::Format::bf16, InputFormat::plain}, {format::Format::fp8_channel, InputFormat::fp8_token}})
+  for (const auto& [f, inputs] : {std::pair{format::Format::bf16, InputFormat::plain},
+                                  {format::Format::fp8_channel, InputFormat::fp8_token},
+                                  {format::Format::fp8_block, InputFormat::fp8_group}})
     for (const int64_t k : {192, 131}) {
       const sm90::DenseSpec s{136, k, f, inputs, DType::bf16};
       const Dense whole = make(s, 260, false, rng);
@@ -191,23 +187,22 @@ TEST(BatchRows, RaggedMatrices) {
   Excursion all;
   for (DType dtype : {DType::bf16, DType::f32})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {3, 67}, {131, 701}, {250, 127}, {520, 2100}})
-      for (const format::Format f : {format::Format::bf16, format::Format::fp8_tensor, format::Format::fp8_channel})
-        for (const InputFormat inputs : {InputFormat::plain, InputFormat::fp8_token, InputFormat::fp8_static})
-          for (int64_t tokens : {19, 140}) {
-            const sm90::DenseSpec s{n, k, f, inputs, dtype};
-            if (!sm90::supports_dense(s)) continue;
-            const Dense d = make(s, tokens, tokens == 19, rng);
-            sm90::DenseGemm gemm(s);
-            gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
-            const sm90::DeviceBuffer x = upload_x(d);
-            for (const int parts : {1, 3})
-              for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, parts)) {
-                if (!c.chain && c.tile != 64 && c.tile != 256) continue;
-                SCOPED_TRACE(name_of(s, tokens, c));
-                check_result(d, run(gemm, call_of(tokens, x, c)), all);
-                ASSERT_LE(all.worst, 1);
-              }
-          }
+      for (sm90::DenseSpec s : specs_of(n, k, dtype))
+        for (int64_t tokens : {19, 140}) {
+          // Others have no ragged columns, or columns as FP8's.
+          if (s.fp8_f32_sums && s.weights != format::Format::fp8_block) continue;
+          const Dense d = make(s, tokens, tokens == 19, rng);
+          sm90::DenseGemm gemm(s);
+          gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+          const sm90::DeviceBuffer x = upload_x(d);
+          for (const int parts : {1, 3})
+            for (const BatchRowsChoice& c : choices_of(gemm.matrix().shape, parts)) {
+              if (!c.chain && c.tile != 64 && c.tile != 256) continue;
+              SCOPED_TRACE(name_of(s, tokens, c));
+              check_result(d, run(gemm, call_of(tokens, x, c)), all);
+              ASSERT_LE(all.worst, 1);
+            }
+        }
   all.print("batch of rows, ragged");
 }
 
@@ -217,8 +212,10 @@ TEST(BatchRows, OnePartEqualsTheGroupedGemm) {
   std::mt19937 rng = test::rng();
   for (DType dtype : {DType::bf16, DType::f32})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{384, 1536}, {300, 480}})
-      for (sm90::DenseSpec s : batch_specs(n, k, dtype)) {
+      for (sm90::DenseSpec s : specs_of(n, k, dtype)) {
         s.deterministic = true;
+        // The grouped GEMM's tile of deterministic FP8 block has tokens as the M side, so that kernel takes all calls.
+        if (sm90::dense_shape(s).operand == sm90::WeightOperand::fp8_block) continue;
         const Dense d = make(s, 100, true, rng);
         sm90::DenseGemm gemm(s);
         gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
@@ -265,7 +262,8 @@ TEST(BatchRows, ManyTasks) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
   Excursion all;
-  for (const format::Format f : {format::Format::bf16, format::Format::nvfp4, format::Format::fp8_tensor}) {
+  for (const format::Format f :
+       {format::Format::bf16, format::Format::nvfp4, format::Format::fp8_tensor, format::Format::fp8_block}) {
     const sm90::DenseSpec s{70000, 128, f, format::info(f).input, DType::bf16};
     const Dense d = make(s, 70, false, rng);
     sm90::DenseGemm gemm(s);
@@ -296,6 +294,7 @@ TEST(BatchRows, RowsOnTheDevice) {
   constexpr int64_t kMost = 200;
   for (const auto& [f, inputs] : {std::pair{format::Format::bf16, InputFormat::plain},
                                   {format::Format::fp8_channel, InputFormat::fp8_token},
+                                  {format::Format::fp8_block, InputFormat::fp8_group},
                                   {format::Format::nvfp4, InputFormat::nvfp4_token}}) {
     const sm90::DenseSpec s{192, 1024, f, inputs, DType::bf16};
     const Dense d = make(s, kMost, false, rng);
@@ -358,6 +357,46 @@ TEST(BatchRows, CodesGiveTheSameBits) {
     }
 }
 
+// FP8 block: codes with a scale per 128 columns, of one row after the other or of one run of columns after the other.
+// The last run is short.
+TEST(BatchRows, CodesOfGroupsGiveTheSameBits) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (const bool f32_sums : {false, true}) {
+    sm90::DenseSpec s{300, 1040, format::Format::fp8_block, InputFormat::fp8_group, DType::bf16};
+    s.fp8_f32_sums = f32_sums;
+    const Dense d = make(s, 149, true, rng);
+    sm90::DenseGemm gemm(s);
+    gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
+    const sm90::DeviceBuffer x = upload_x(d);
+    for (const format::ScaleLayout layout : {format::ScaleLayout::linear, format::ScaleLayout::transposed}) {
+      const sm90::DeviceBuffer codes = poisoned(d.tokens * s.cols), scales = poisoned(d.tokens * 9 * 4);
+      sm90::QuantizeArgs q{};
+      q.coding = sm90::Coding::fp8_group;
+      q.x = x.data();
+      q.rows = d.tokens;
+      q.cols = static_cast<int>(s.cols);
+      q.codes = codes.as<uint8_t>();
+      q.scales = scales.data();
+      q.layout = layout;
+      sm90::launch_quantize(q, nullptr, true);
+      for (const BatchRowsChoice& c :
+           {BatchRowsChoice{32, 2, 1}, {64, 2, 1}, {64, 1, 2}, {128, 1, 3}, {256, 1, 2}, {16, 1, 1, 4, true}}) {
+        if (!sm90::batch_rows_possible(gemm.matrix().shape, c)) continue;
+        sm90::DenseCall call = call_of(d.tokens, x, c);
+        const auto rounded = run(gemm, call);
+        call.x = nullptr;
+        call.codes = codes.as<uint8_t>();
+        call.scales = scales.data();
+        call.layout = layout;
+        EXPECT_EQ(run(gemm, call), rounded) << name_of(s, d.tokens, c);
+        call.batch_rows.reset();
+        EXPECT_GT(gemm.batch_rows_choice(call).tile, 0);
+      }
+    }
+  }
+}
+
 TEST(BatchRows, RowsOfYApart) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
@@ -378,8 +417,9 @@ TEST(BatchRows, RowsOfYApart) {
 TEST(BatchRows, ChainedCalls) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
-  for (const auto& [f, inputs] :
-       {std::pair{format::Format::bf16, InputFormat::plain}, {format::Format::fp8_channel, InputFormat::fp8_token}}) {
+  for (const auto& [f, inputs] : {std::pair{format::Format::bf16, InputFormat::plain},
+                                  {format::Format::fp8_channel, InputFormat::fp8_token},
+                                  {format::Format::fp8_block, InputFormat::fp8_group}}) {
     const sm90::DenseSpec s{1024, 1024, f, inputs, DType::bf16};
     const Dense d = make(s, 130, false, rng);
     sm90::DenseGemm gemm(s);

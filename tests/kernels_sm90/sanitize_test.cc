@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One small call through every kernel and tile, for compute-sanitizer (tools/gpu.sh): no reference, and no memory is
-// cleared that the library does not clear itself, so that initcheck sees what it reads.
+// cleared that the library does not clear itself, so that initcheck sees what it reads. SanitizeCopies is not for
+// racecheck: it does not follow copies (cp.async) whose end counts on a barrier in shared memory and reports every read
+// after one, and does not end within five minutes with the batches of rows.
 #include "format/quantize_weights.h"
 #include "kernels/sm90/attention/attention.h"
 #include "kernels/sm90/dense/dense_gemm.h"
@@ -163,9 +165,47 @@ TEST(Sanitize, DenseAndQuantisers) {
   }
 }
 
+// Every tile of the kernel for a batch of rows, with K in two parts; more k-blocks than the rings of the wider tiles
+// have stages.
+void run_batches(const sm90::DenseSpec& s) {
+  const std::vector<float> x(static_cast<size_t>(37 * s.cols), 0.5f), w(static_cast<size_t>(s.rows * s.cols), 0.25f);
+  const sm90::DeviceBuffer in = upload(x.data(), static_cast<int64_t>(x.size()) * 4);
+  weights::QuantTensor q = weights::make_quant_tensor(s.weights, 1, s.rows, s.cols);
+  format::quantize_weight(s.weights, w.data(), s.rows, s.cols, q.codes.data(),
+                          q.scales.empty() ? nullptr : q.scales.data(),
+                          q.global.empty() ? nullptr : q.global.as<float>());
+  sm90::DenseGemm gemm(s);
+  gemm.set_weights(q, 0.01f, {}, nullptr);
+  const sm90::DeviceBuffer y(37 * s.rows * 2), workspace(gemm.workspace_bytes(37));
+  const auto run = [&](const sm90::BatchRowsChoice& choice) {
+    if (!sm90::batch_rows_possible(gemm.matrix().shape, choice)) return;
+    sm90::DenseCall call;
+    call.tokens = 37;
+    call.x = in.data();
+    call.x_dtype = DType::f32;
+    call.y = y.data();
+    call.workspace = workspace.data();
+    call.workspace_size = workspace.bytes();
+    call.batch_rows = choice;
+    gemm.run(call, nullptr);
+    cuda(cudaDeviceSynchronize(), "a batch of rows");
+  };
+  for (const sm90::BatchTileSize& t : sm90::kBatchTiles) run({t.rows, t.blocks, 2});
+  for (const int tile : sm90::kChainTiles) run({tile, 1, 1, sm90::kChainMParts[0], true});
+}
+TEST(SanitizeCopies, BatchesOfRows) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  for (const auto& [f, name] : format::kFormats)
+    for (const bool f32_sums : {false, true}) {
+      sm90::DenseSpec s{96, 1568, f, format::info(f).input, DType::bf16};
+      s.fp8_f32_sums = f32_sums;
+      // Each row's scale and each block's have kernels of their own; one scale of all has those of each row's.
+      if (f != format::Format::fp8_tensor && sm90::supports_dense(s)) run_batches(s);
+    }
+}
+
 // New tokens: whole sequences, parts that a second kernel folds, clusters. Pages end in the middle of a block. q, k and
-// v come as they were projected, or q alone, beside pages that hold the new rows. Not for racecheck, which does not
-// follow copies (cp.async) whose end counts on a barrier in shared memory and reports every read after one.
+// v come as they were projected, or q alone, beside pages that hold the new rows.
 TEST(SanitizeCopies, AttentionOfNewTokens) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   sm90::allow_attention();

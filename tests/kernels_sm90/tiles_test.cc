@@ -59,7 +59,7 @@ TEST(Tiles, ABatchOfRowsInATileThatIsNotCompiledIsRefused) {
   EXPECT_EQ(refusal(sm90::WeightOperand::bf16, {.tile = 7}),
             "no product of a batch of rows is compiled for bf16, tiles of 7 rows, 1 blocks per multiprocessor");
   EXPECT_NE(refusal(sm90::WeightOperand::nvfp4, {.tile = 8, .chain = true}).find("in chains"), std::string::npos);
-  EXPECT_NE(refusal(sm90::WeightOperand::fp8_block, {.tile = 64}).find("for fp8_block"), std::string::npos);
+  EXPECT_NE(refusal(sm90::WeightOperand::fp8_block_f32, {.tile = 256}).find("for fp8_block_f32"), std::string::npos);
 }
 
 Case case_of(const Formats& f, int64_t hidden, int64_t inter, int64_t tokens) {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 #include <vector>
 
 #include "kernels/sm90/batch_rows/config.h"
@@ -43,12 +45,9 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
             const BatchRoom room = batch_room(multiprocessors, 16);
             for (const bool one_part : {false, true}) {
               const BatchRowsChoice c = choose_batch_rows(s, rows, room, one_part ? 1 : 0);
-              if (!batch_rows_run(op)) {
-                ASSERT_EQ(c.tile, 0);
-                continue;
-              }
               ASSERT_TRUE(batch_rows_possible(s, c));
               ASSERT_LE(c.parts, kMaxBatchCluster);
+              ASSERT_NE(c.parts, kSlowParts);
               ASSERT_LE(c.parts, copies(s));
               ASSERT_TRUE(!one_part || c.parts == 1);
               const double us = batch_rows_us(s, rows, room, c);
@@ -97,7 +96,11 @@ TEST(BatchRowsPlan, ImpossibleChoices) {
   EXPECT_FALSE(batch_rows_possible(s, {48, 2, 1}));
   EXPECT_FALSE(batch_rows_possible(s, {256, 2, 1})) << "two blocks of 256 rows";
   EXPECT_FALSE(batch_rows_possible({WeightOperand::bf16, 1, 256, 4096, false, 0}, {256, 1, 4})) << "too many sums";
-  EXPECT_FALSE(batch_rows_possible({WeightOperand::fp8_block, 1, 256, 256, false, 0}, {64, 2, 1}));
+  EXPECT_TRUE(batch_rows_possible({WeightOperand::fp8_block, 1, 256, 256, false, 0}, {64, 2, 1}));
+  EXPECT_FALSE(batch_rows_possible({WeightOperand::fp8_block_f32, 1, 256, 256, false, 0}, {64, 2, 1}))
+      << "no registers";
+  EXPECT_FALSE(batch_rows_possible({WeightOperand::fp8_block_f32, 1, 256, 256, false, 0}, {256, 1, 1}))
+      << "no registers";
   EXPECT_TRUE(batch_rows_possible(s, {8, 1, 1, 4, true}));
   EXPECT_FALSE(batch_rows_possible(s, {8, 1, 1, 4})) << "a tile of chains alone";
   EXPECT_FALSE(batch_rows_possible(s, {128, 1, 1, 4, true})) << "no tile of chains";
@@ -171,7 +174,6 @@ TEST(BatchRowsPlan, PaddingKeepsTheOrderOfSums) {
   for (const WeightOperand op : kOperands)
     for (const int64_t n : {100, 300, 1024, 2048, 5120, 24576})
       for (const int64_t k : {512, 2048, 7168}) {
-        if (!batch_rows_run(op)) continue;
         const WeightShape s{op, 1, n, k, false, 0};
         const BatchRoom room = batch_room(132, 16);
         for (int64_t rows = 1; rows <= kMaxBatchRows; ++rows) {
@@ -208,7 +210,7 @@ TEST(BatchRowsPlan, ChainsThatWereMeasured) {
 
 // Rings of chains: swizzled stages, what the tensor cores read, and what a multiprocessor has.
 TEST(BatchRowsPlan, ChainRings) {
-  for (const WeightOperand op : {WeightOperand::bf16, WeightOperand::fp8}) {
+  for (const WeightOperand op : {WeightOperand::bf16, WeightOperand::fp8, WeightOperand::fp8_block}) {
     const auto chains = chains_of({op, 1, 256, 4096, false, 0});
     EXPECT_EQ(chains.size(), std::size(kChainTiles) * std::size(kChainMParts));
     for (const BatchRowsChoice& c : chains) {
@@ -223,7 +225,9 @@ TEST(BatchRowsPlan, ChainRings) {
       EXPECT_LE(r.stages, kMostChainStages);
       EXPECT_LE(r.smem_bytes(), kMostChainSmem);
       const int last = kChainBarrierBytes + r.stages * r.x_stage + (r.stages * kChainGroup - 1) * r.w_share;
-      EXPECT_LE(last + 64 * 128, r.smem_bytes()) << "64 weight rows of the last k-block";
+      EXPECT_LE(last + 64 * 128, kChainBarrierBytes + r.ring_bytes()) << "64 weight rows of the last k-block";
+      EXPECT_EQ((kChainBarrierBytes + r.ring_bytes()) % 16, 0);
+      EXPECT_EQ(r.scale_stage, kChainGroup * scale_floats(op, c.tile));
     }
   }
 }
@@ -247,7 +251,6 @@ TEST(BatchRowsPlan, PartsOfDeterministicProducts) {
   EXPECT_EQ(parts(257, 7168), 1);
   EXPECT_EQ(parts(128, 480), 4);  // two k-blocks each
   EXPECT_EQ(parts(128, 64), 1);
-  EXPECT_EQ(parts(128, 4096, WeightOperand::fp8_block), 1);
   for (const int64_t k : {256, 1000, 7168})
     for (const int64_t rows : {1, 100, 256}) {
       const WeightShape shape{WeightOperand::bf16, 1, 100, k, false, 0};
@@ -271,21 +274,25 @@ void check_tile() {
     const int last = T::x_stages(m_parts) * T::x_stage + (T::w_stages(m_parts) - 1) * T::w_stage(m_parts);
     EXPECT_LE(last + (cuts_m_tiles(T::op) ? std::max(8192, T::w_stage(m_parts)) : T::w_stage(1)), T::ring_bytes);
   }
+  for (int m_parts = 1; m_parts <= kMaxMParts; m_parts *= 2)
+    EXPECT_LE(T::x_stages(m_parts) * T::scale_stage * 4, T::smem_bytes - T::ring_bytes - 512 - T::rows * 4);
   // Sums of all parts of K lie where the rings were, however rows are dealt to the parts.
   for (int parts = 2; parts <= batch_rows_most_parts(T::op, T::rows); ++parts)
     EXPECT_LE((T::rows + (parts - 1) * ceil_div(T::rows, parts)) * kSumPitch, T::ring_bytes) << T::rows;
 }
 template <WeightOperand op>
 void check_tiles() {
-  check_tile<BatchTile<op, 32, 2>>();
-  check_tile<BatchTile<op, 64, 2>>();
-  check_tile<BatchTile<op, 64, 1>>();
-  check_tile<BatchTile<op, 128, 1>>();
-  check_tile<BatchTile<op, 256, 1>>();
+  const auto check = [&]<BatchTileSize t>() {
+    if constexpr (has_batch_tile(op, t)) check_tile<BatchTile<op, t.rows, t.blocks>>();
+  };
+  [&]<size_t... i>(std::index_sequence<i...>) { (check.template operator()<kBatchTiles[i]>(), ...); }
+  (std::make_index_sequence<std::size(kBatchTiles)>{});
 }
 TEST(BatchRowsPlan, SharedMemory) {
   check_tiles<WeightOperand::bf16>();
   check_tiles<WeightOperand::fp8>();
+  check_tiles<WeightOperand::fp8_block>();
+  check_tiles<WeightOperand::fp8_block_f32>();
   check_tiles<WeightOperand::mxfp8>();
   check_tiles<WeightOperand::nvfp4>();
   check_tiles<WeightOperand::mxfp4>();

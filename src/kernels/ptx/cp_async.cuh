@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of 16 bytes by single threads, and their completion.
+// Copies of 16 or 4 bytes by single threads, and their completion.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,12 @@ namespace sluice::ptx {
 __device__ inline void cp_async_16(uint32_t smem_address, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem_address), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
+}
+__device__ inline void cp_async_4(float* smem, const float* global, bool valid) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(smem))),
+      "l"(global), "r"(valid ? 4 : 0)
+      : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 // Until all but the last `Pending` groups of this thread are done.

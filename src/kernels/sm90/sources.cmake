@@ -29,7 +29,7 @@ template void sluice::sm90::allow_few_rows_of<sluice::sm90::WeightOperand::${ope
   list(APPEND sm90_sources ${file})
 endforeach()
 # The product of a batch of rows: likewise.
-foreach(operand bf16 fp8 mxfp8 nvfp4 mxfp4 fp8_f32)
+foreach(operand bf16 fp8 fp8_block mxfp8 nvfp4 mxfp4 fp8_f32 fp8_block_f32)
   set(file ${PROJECT_BINARY_DIR}/sm90/batch_rows_${operand}.cu)
   file(CONFIGURE OUTPUT ${file} CONTENT
 "#include \"kernels/sm90/batch_rows/instance.cuh\"

@@ -151,8 +151,9 @@ Rounding Sm90Linear::rounding(int64_t rows) const {
   const InputFormat f = options_.inputs;
   const bool fp8 = f == InputFormat::fp8_static || f == InputFormat::fp8_token || f == InputFormat::fp8_group ||
                    f == InputFormat::mxfp8;
-  // Codes are written in eights, and without columns that pad. The kernel for few rows rounds the values itself.
-  if (!fp8 || inputs_ % 8 != 0 || columns_ != inputs_ || takes_few(rows)) return {};
+  // Codes are written in eights, and without columns that pad. The kernel for few rows rounds the values itself, and of
+  // MXFP8 that for a batch of rows does.
+  if (!fp8 || inputs_ % 8 != 0 || columns_ != inputs_ || takes_few(rows) || batches_values_alone(rows)) return {};
   return {f, f == InputFormat::fp8_static ? options_.input_scale : 1.0f};
 }
 
@@ -166,6 +167,17 @@ bool Sm90Linear::takes_few(int64_t rows) const {
   call.x = this;  // any values
   return std::all_of(parts_.begin(), parts_.end(),
                      [&](const DenseGemm& gemm) { return gemm.few_rows_parts(call) > 0; });
+}
+
+bool Sm90Linear::batches_values_alone(int64_t rows) const {
+  alignas(16) static constexpr uint8_t kAnyCodes[1] = {};
+  DenseCall values, codes;
+  values.tokens = codes.tokens = rows;
+  values.x = this;
+  codes.codes = kAnyCodes;
+  return std::all_of(parts_.begin(), parts_.end(), [&](const DenseGemm& gemm) {
+    return gemm.batch_rows_choice(values).tile > 0 && gemm.batch_rows_choice(codes).tile == 0;
+  });
 }
 
 void Sm90Linear::run(Context& ctx, const LinearInput& input, Matrix y, void* workspace, int64_t workspace_size) const {

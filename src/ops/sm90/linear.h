@@ -32,6 +32,8 @@ class Sm90Linear : public Linear {
   bool readable(ConstMatrix x) const;
   // Whether the kernel for few rows takes `rows` rows of values that are rounded.
   bool takes_few(int64_t rows) const;
+  // Whether the kernel for a batch of rows takes `rows` rows of values, which it rounds, but not their codes.
+  bool batches_values_alone(int64_t rows) const;
   // All but y.
   sluice::sm90::DenseCall call_of(const LinearInput& x, DType y, const Memory& memory) const;
   void run_rows(Context& ctx, const LinearInput& x, Matrix y, const Memory& memory) const;

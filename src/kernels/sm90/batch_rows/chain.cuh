@@ -23,24 +23,27 @@ struct ChainTile {
   static constexpr WeightOperand op = kOp;
   static constexpr int rows = kRows, threads = 192;
   static constexpr int x_block = kRows * 128, x_stage = kChainGroup * x_block;  // bytes of a k-block, of a stage
+  static constexpr int scale_block = scale_floats(kOp, kRows), scale_stage = kChainGroup * scale_block;  // float32
 };
 
 template <class T>
 struct ChainShared {
   uint64_t *full, *empty;
   uint8_t *xs, *ws;
+  float* scales;
   int w_stage;
   __device__ ChainShared(uint8_t* raw, const BatchRowsArgs& a)
       : full(reinterpret_cast<uint64_t*>(raw)),
         empty(full + kMostChainStages),
         xs(raw + kChainBarrierBytes),
         ws(xs + a.stages * T::x_stage),
+        scales(reinterpret_cast<float*>(ws + a.stages * kChainGroup * a.w_share + a.beyond)),
         w_stage(kChainGroup * a.w_share) {}
   // Called by a whole warp.
   __device__ void init(int stages) const {
     for (int i = static_cast<int>(threadIdx.x & 31); i < stages; i += 32) {
-      ptx::mbarrier_init(full + i, 2);   // by the warps that stream
-      ptx::mbarrier_init(empty + i, 4);  // by those that multiply
+      ptx::mbarrier_init(full + i, 1 + kRowsArrivals<T::op>);  // by the warps that stream
+      ptx::mbarrier_init(empty + i, 4);                        // by those that multiply
     }
     ptx::fence_mbarrier_init();
   }
@@ -79,20 +82,29 @@ __device__ __forceinline__ void stream_chain_weights(const BatchRowsArgs& a, con
   }
 }
 
+// Run by one thread, or where scales are copied too, by a warp.
 template <class T>
 __device__ __forceinline__ void stream_chain_rows(const BatchRowsArgs& a, const ChainShared<T>& smem,
                                                   const ChainTasks& tasks) {
   Stage stage;
   for (int t = 0; t < tasks.count; ++t) {
-    const int row = BatchPart::row_tile(a, tasks.first + t * tasks.step) * T::rows;
+    const int task = tasks.first + t * tasks.step, row = BatchPart::row_tile(a, task) * T::rows;
+    ScaleCopies<T::op, T::rows> scales(a, BatchPart::m_tile(a, task), row, 0);  // unused but for FP8 block
     for (int k_block = 0; k_block < a.k_blocks; k_block += kChainGroup) {
       const int blocks = min(kChainGroup, a.k_blocks - k_block);
       ptx::mbarrier_wait(smem.empty + stage.index, stage.phase ^ 1u);
       uint64_t* full = smem.full + stage.index;
-      ptx::mbarrier_arrive_expect_tx(full, blocks * T::x_block);
-      uint8_t* to = smem.xs + stage.index * T::x_stage;
-      for (int i = 0; i < blocks; ++i)
-        ptx::cp_async_bulk_tensor(to + i * T::x_block, &a.x, (k_block + i) * 128, row, full);
+      if (!block_scaled(T::op) || (threadIdx.x & 31) == 0) {
+        ptx::mbarrier_arrive_expect_tx(full, blocks * T::x_block);
+        uint8_t* to = smem.xs + stage.index * T::x_stage;
+        for (int i = 0; i < blocks; ++i)
+          ptx::cp_async_bulk_tensor(to + i * T::x_block, &a.x, (k_block + i) * 128, row, full);
+      }
+      if constexpr (block_scaled(T::op)) {
+        float* to = smem.scales + stage.index * T::scale_stage;
+        for (int i = 0; i < blocks; ++i) scales.next(a, to + i * T::scale_block);
+        ptx::cp_async_arrive(full);
+      }
       stage.next(a.stages);
     }
   }
@@ -158,6 +170,18 @@ __device__ __forceinline__ void multiply_chain_bf16(float (&acc)[T::rows / 2], c
   }
 }
 
+// Adds the sums of a k-block, of FP8 block times its scales.
+template <class T>
+__device__ __forceinline__ void add_chain_sums(float (&acc)[T::rows / 2], const float (&sums)[T::rows / 2],
+                                               const float* scales) {
+  if constexpr (block_scaled(T::op)) {
+    promote_sums<T::rows>(acc, sums, scales, scales[T::rows]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < T::rows / 2; ++j) acc[j] += sums[j];
+  }
+}
+
 // Sums of 128 of K each, which are added in the order of K. Those of a stage are in flight at once.
 template <class T>
 __device__ __forceinline__ void multiply_chain_fp8(float (&acc)[T::rows / 2], const BatchRowsArgs& a,
@@ -177,11 +201,14 @@ __device__ __forceinline__ void multiply_chain_fp8(float (&acc)[T::rows / 2], co
     for (int i = 0; i < kChainGroup; ++i)
 #pragma unroll
       for (int j = 0; j < T::rows / 2; ++j) ptx::pin(sums[i][j]);
-    release(smem.empty + at.index);
+    if (!block_scaled(T::op)) release(smem.empty + at.index);
+    const float* scales = smem.scales + at.index * T::scale_stage;
 #pragma unroll
-    for (int i = 0; i < kChainGroup; ++i)
-#pragma unroll
-      for (int j = 0; j < T::rows / 2; ++j) acc[j] += sums[i][j];
+    for (int i = 0; i < kChainGroup; ++i) add_chain_sums<T>(acc, sums[i], scales + i * T::scale_block);
+    if (block_scaled(T::op)) {
+      __syncwarp();
+      release(smem.empty + at.index);
+    }
     at.next(a.stages);
   }
   if (rest == 0) return;
@@ -195,9 +222,9 @@ __device__ __forceinline__ void multiply_chain_fp8(float (&acc)[T::rows / 2], co
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int j = 0; j < T::rows / 2; ++j) ptx::pin(sums[0][j]);
-#pragma unroll
-    for (int j = 0; j < T::rows / 2; ++j) acc[j] += sums[0][j];
+    add_chain_sums<T>(acc, sums[0], smem.scales + at.index * T::scale_stage + i * T::scale_block);
   }
+  __syncwarp();
   release(smem.empty + at.index);
   at.next(a.stages);
 }
@@ -275,8 +302,8 @@ __global__ void __launch_bounds__(T::threads, 1) chain_rows(const __grid_constan
     multiply_chain<T>(a, smem, tasks);
   } else if (warp == 4) {
     if (one) stream_chain_weights<T>(a, smem, tasks);
-  } else if (one) {
-    ptx::prefetch_tensor_map(&a.x);
+  } else if (one || block_scaled(T::op)) {
+    if (one) ptx::prefetch_tensor_map(&a.x);
     ptx::griddepcontrol_wait();
     stream_chain_rows<T>(a, smem, tasks);
   }

@@ -16,7 +16,7 @@ inline constexpr int kMostChainRows = 64;
 // Up to here a chain is taken also where K may be cut.
 inline constexpr int kFewChainRows = 32;
 // FP8 is cut from there up to 64 rows: as a chain qkv of Qwen3 is quicker alone (64 rows: 5.5 us, 6.8), but steps of 64
-// sequences are 1 % slower (H200).
+// sequences are 1 % slower (H200). FP8 block gains more (64 rows rounded by the call: 7.5 us, 10.0).
 inline constexpr int kMostFullChainMTiles = 256;  // heads have more, and gain nothing
 // The router of Qwen3 (32 k-blocks) with 64 rows takes 3.5 us in chains and 3.9 in eight parts of K (H100); steps of 24
 // to 64 sequences are 0 to 1 % quicker (H200). That of Nano (42) takes as long as in parts.
@@ -35,20 +35,27 @@ inline constexpr int kChainBarrierBytes = 1024;  // stages follow, which are swi
 static_assert(2 * 8 * kMostChainStages <= kChainBarrierBytes);
 inline constexpr int kMostChainSmem = 232448;  // of the one block of a multiprocessor
 
+// FP8 block: the scales of a k-block in shared memory, those of a tile's rows of x and that of the weights. They keep
+// the alignment of pairs.
+HD constexpr int scale_floats(WeightOperand o, int rows) { return block_scaled(o) ? rows + 4 : 0; }
+
 struct ChainRing {
   int w_share = 0;               // bytes of a k-block of weights that a task has
   int x_stage = 0, w_stage = 0;  // bytes
+  int scale_stage = 0;           // float32 values (scale_floats()), which follow the rings
   int stages = 0;
   int beyond = 0;  // the tensor cores read 64 weight rows from the last k-block as well
-  HD constexpr int smem_bytes() const { return kChainBarrierBytes + stages * (x_stage + w_stage) + beyond; }
+  HD constexpr int ring_bytes() const { return stages * (x_stage + w_stage) + beyond; }
+  HD constexpr int smem_bytes() const { return kChainBarrierBytes + ring_bytes() + stages * scale_stage * 4; }
 };
 HD constexpr ChainRing chain_ring(WeightOperand op, int tile, int m_parts) {
   ChainRing r;
   r.w_share = k_block_bytes(op) / m_parts;
   r.x_stage = kChainGroup * tile * 128;
   r.w_stage = kChainGroup * r.w_share;
+  r.scale_stage = kChainGroup * scale_floats(op, tile);
   r.beyond = k_block_bytes(op) / 2 - r.w_share;
-  const int fit = (kMostChainSmem - kChainBarrierBytes - r.beyond) / (r.x_stage + r.w_stage);
+  const int fit = (kMostChainSmem - kChainBarrierBytes - r.beyond) / (r.x_stage + r.w_stage + r.scale_stage * 4);
   r.stages = fit < kMostChainStages ? fit : kMostChainStages;
   return r;
 }

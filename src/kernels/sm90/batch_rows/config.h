@@ -25,6 +25,7 @@ struct BatchRowsArgs {
   int m_parts;             // tasks of an M-tile: BatchRowsChoice::m_parts
   uint32_t parts_inverse;  // x / parts is x * parts_inverse >> 16 for x up to parts times the rows of a tile
   int stages, w_share;     // of a chain: its ChainRing. Filled by the launch
+  int beyond;
 
   // The rows of a call.
   int row_tiles;            // of BatchRowsChoice::tile rows each, the last one partly used
@@ -32,6 +33,9 @@ struct BatchRowsArgs {
   const int32_t* num_rows;  // [1] rows that are computed, clamped to 0 .. rows; null: rows. y keeps what it had beyond
   const float* row_factor;  // [rows] decode factors; null: 1
   const InputScale* scale;  // never null; its factor multiplies all rows
+  // FP8 block: the decode factor of 128 columns of a row, at row * x_scale_row + run * x_scale_run.
+  const float* x_scale;
+  int x_scale_row, x_scale_run;
 
   // The result.
   void* y;           // [rows, n] in float32 if y_f32, else bfloat16
@@ -57,9 +61,7 @@ struct BatchTile {
   static constexpr int w_k_blocks = k_blocks_per_copy(kOp);
   static constexpr int w_bytes = w_k_blocks * k_block_bytes(kOp);
   static constexpr int x_stage = kRows * 128;
-  static constexpr int fixed_bytes = 512 + kRows * 4;  // barriers, factors of rows
-  static constexpr int budget = (blocks_per_sm == 1 ? 232448 : 233472 / blocks_per_sm - 1024) - fixed_bytes;
-
+  static constexpr int scale_stage = scale_floats(kOp, kRows);  // float32, beside a stage of x
   // Stages of x hide the way from the L2 cache: with four, a k-block of 32 rows takes 0.21 us whatever the weights (K =
   // 4096, 8 rows: 13.6 us, 13.1 with eight). Where two blocks share a multiprocessor, whole M-tiles need the room for
   // weights (one part of K = 2048, 32 rows: 11.3 us with four and six of weights, 11.8 with eight and five).
@@ -67,6 +69,9 @@ struct BatchTile {
     if (blocks_per_sm == 1) return kRows == 64 ? 8 : kRows == 128 ? 6 : 4;
     return m_parts == 1 ? 4 : kRows == 32 ? 8 : 6;
   }
+  // Barriers, factors of rows, scales.
+  static constexpr int fixed_bytes = 512 + kRows * 4 + std::max(x_stages(1), x_stages(2)) * scale_stage * 4;
+  static constexpr int budget = (blocks_per_sm == 1 ? 232448 : 233472 / blocks_per_sm - 1024) - fixed_bytes;
   // A part of an M-tile has smaller stages of weights, and more of them.
   HD static constexpr int w_stage(int m_parts) {
     const int whole = (w_bytes + 1023) / 1024 * 1024;

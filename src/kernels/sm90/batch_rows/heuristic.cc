@@ -80,17 +80,19 @@ Quickest quickest_chain(const WeightShape& shape, int64_t rows, const BatchRoom&
 Quickest quickest_in_parts(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   Quickest q{shape, rows, room};
   for (const BatchTileSize& tile : kBatchTiles)
-    for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts)
+    for (int parts = std::max(k_parts, 1); parts <= (k_parts > 0 ? k_parts : kMaxBatchCluster); ++parts) {
+      if (k_parts == 0 && parts == kSlowParts) continue;
       // Where K may be cut, M-tiles are not, but for long routers: the model was fitted to these.
       for (int m_parts = 1; m_parts <= (k_parts == 1 || cuts_both(shape, rows) ? kMaxMParts : 1); m_parts *= 2)
         q.consider({tile.rows, tile.blocks, parts, m_parts});
+    }
   return q;
 }
 
 bool is_chain(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   if (!cuts_m_tiles(shape.operand) || rows > kMostChainRows || k_parts > 1) return false;
   if (k_parts == 1) return true;
-  const bool full = shape.m_tiles() <= kMostFullChainMTiles && shape.operand == WeightOperand::bf16;
+  const bool full = shape.m_tiles() <= kMostFullChainMTiles && shape.operand != WeightOperand::fp8;
   if (rows > kFewChainRows && !full) return false;
   // The smallest matrix that was timed beside the kernel for few rows in parts of K: 6.3 us and 6.7 (o of Qwen3, H200).
   constexpr int kLeastMTiles = 16;
@@ -105,7 +107,7 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
   if (c.chain) return chain_possible(shape, c);
   const bool tile = std::any_of(std::begin(kBatchTiles), std::end(kBatchTiles),
                                 [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });
-  return tile && batch_rows_run(shape.operand) && c.parts >= 1 &&
+  return tile && has_batch_tile(shape.operand, {c.tile, c.blocks}) && c.parts >= 1 &&
          c.parts <= batch_rows_most_parts(shape.operand, c.tile) &&
          ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) >= c.parts &&
          (c.m_parts == 1 || (cuts_m_tiles(shape.operand) && (c.m_parts == 2 || c.m_parts == kMaxMParts) &&
@@ -147,7 +149,7 @@ BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const 
 
 int deterministic_parts(const WeightShape& shape) {
   constexpr int kLeastCopies = 2;  // of weights along K, of a part
-  if (!batch_rows_run(shape.operand) || !narrow(shape)) return 1;
+  if (!narrow(shape)) return 1;
   return std::clamp(ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) / kLeastCopies, 1, kMaxBatchCluster);
 }
 

@@ -13,9 +13,9 @@ namespace sluice::sm90 {
 // deterministic_parts().
 inline constexpr int kMaxBatchRows = 256;
 inline constexpr int kMaxBatchCluster = 8;  // blocks
-
-// Formats whose rows have a scale per 128 columns stay with the grouped GEMM.
-HD constexpr bool batch_rows_run(WeightOperand o) { return !block_scaled(o); }
+// Clusters of seven are slow where they fill the device, though it says that all run at once: 32 of them take 22.5 us,
+// of six 17.9 (NVFP4, [4096, 7168], 32 rows, H200).
+inline constexpr int kSlowParts = 7;
 struct BatchRowsChoice {
   int tile = 0;     // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
   int blocks = 1;   // per multiprocessor, of kBatchTiles
@@ -36,9 +36,14 @@ struct BatchTileSize {
 // multiprocessors (116 tasks of 64 rows: 18.6 us with one, 29.7 with two). A step that is padded to be replayed from a
 // graph, by less than 16 rows, has the same bits as one without padding: all rows are multiples of 16.
 inline constexpr BatchTileSize kBatchTiles[] = {{32, 2}, {64, 1}, {64, 2}, {128, 1}, {256, 1}};
+// Whether an operand has kernels of a tile. FP8 block that is decoded keeps the sums of 128 of K beside those of all of
+// K and the codes: 256 rows are 256 sums per thread, and two blocks of 64 rows have 96 registers each.
+HD constexpr bool has_batch_tile(WeightOperand o, BatchTileSize tile) {
+  return o != WeightOperand::fp8_block_f32 || tile.rows * tile.blocks < 128 || (tile.rows == 128 && tile.blocks == 1);
+}
 // Parts of K whose sums fit where the stages were.
 HD constexpr int batch_rows_most_parts(WeightOperand o, int tile) {
-  return tile <= 128 ? kMaxBatchCluster : decodes(o) ? 2 : 3;
+  return tile <= 128 ? kMaxBatchCluster : decodes(o) || block_scaled(o) ? 2 : 3;
 }
 
 // What a device runs at the same time.
@@ -54,9 +59,9 @@ double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& ro
 // The quickest by that, of those with as many parts of K; 0: with any number. Up to kMostChainRows rows with one part
 // are a chain, where the operand has chains. With any number of parts, up to kFewChainRows rows are one too, unless the
 // matrix has few M-tiles or parts are expected to be quicker for kFewChainRows rows. That does not depend on the number
-// of rows, so a row has the same bits beside any others up to kFewChainRows. In BF16 that is so up to kMostChainRows,
-// if the matrix has at most kMostFullChainMTiles M-tiles. Short and long routers have rules of their own
-// (chain_ring.h).
+// of rows, so a row has the same bits beside any others up to kFewChainRows. In BF16 and FP8 block that is so up to
+// kMostChainRows, if the matrix has at most kMostFullChainMTiles M-tiles. Short and long routers have rules of their
+// own (chain_ring.h).
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts);
 
 // Parts of K of a deterministic product, whatever the rows: several only if the matrix is narrow, as a router is, so

@@ -16,7 +16,9 @@ namespace sluice::sm90 {
 template <WeightOperand op, class F>
 void visit_batch_tiles(F&& f) {
   const auto visit = [&]<size_t... i>(std::index_sequence<i...>) {
-    const auto one = [&]<BatchTileSize t>() { f(BatchTile<op, t.rows, t.blocks>{}); };
+    const auto one = [&]<BatchTileSize t>() {
+      if constexpr (has_batch_tile(op, t)) f(BatchTile<op, t.rows, t.blocks>{});
+    };
     (one.template operator()<kBatchTiles[i]>(), ...);
   };
   visit(std::make_index_sequence<std::size(kBatchTiles)>{});
@@ -51,6 +53,7 @@ bool launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choi
       BatchRowsArgs chain = args;
       chain.stages = ring.stages;
       chain.w_share = ring.w_share;
+      chain.beyond = ring.beyond;
       launch(chain_rows<T>, static_cast<unsigned>(std::min(tasks, multiprocessors)), T::threads, ring.smem_bytes(),
              stream, pdl, chain);
     });
@@ -90,7 +93,7 @@ template <WeightOperand op>
 int batch_clusters_of(int blocks_per_sm, int size) {
   int clusters = 0;
   visit_batch_tiles<op>([&]<class T>(T) {
-    if (T::rows != 64 || T::blocks_per_sm != blocks_per_sm) return;
+    if (T::rows > 64 || T::blocks_per_sm != blocks_per_sm) return;  // the widest of up to 64 rows
     clusters = clusters_at_once(batch_rows<T>, size, T::threads, T::smem_bytes);
   });
   return clusters;

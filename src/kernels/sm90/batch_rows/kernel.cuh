@@ -37,17 +37,27 @@ __device__ __forceinline__ void stream_batch_weights(const BatchRowsArgs& a, con
   }
 }
 
+// Run by one thread, or where scales are copied too, by a warp.
 template <class T>
 __device__ __forceinline__ void stream_batch_rows(const BatchRowsArgs& a, const BatchShared<T>& smem,
                                                   const BatchPart& part) {
   Stage stage;
   for (int t = 0; t < part.tasks; ++t) {
-    const int row = part.row_tile(a, part.first + t * part.step) * T::rows;
+    const int task = part.first + t * part.step, row = part.row_tile(a, task) * T::rows;
+    ScaleCopies<T::op, T::rows> scales(a, part.m_tile(a, task), row, part.begin);  // unused but for FP8 block
     for (int k_block = part.begin; k_block < part.end; ++k_block) {
       ptx::mbarrier_wait(smem.x_empty + stage.index, stage.phase ^ 1u);
       uint64_t* full = smem.x_full + stage.index;
-      ptx::mbarrier_arrive_expect_tx(full, T::x_stage);
-      ptx::cp_async_bulk_tensor(smem.x(stage.index), &a.x, k_block * 128, row, full);
+      if (!block_scaled(T::op) || (threadIdx.x & 31) == 0) {
+        ptx::mbarrier_arrive_expect_tx(full, T::x_stage);
+        ptx::cp_async_bulk_tensor(smem.x(stage.index), &a.x, k_block * 128, row, full);
+      }
+      if constexpr (block_scaled(T::op)) {
+        // Read with the last of the k-blocks that share them.
+        const int after = k_block + 1;
+        if (after == part.end || after % k_blocks_per_scale(T::op) == 0) scales.next(a, smem.x_scales(stage.index));
+        ptx::cp_async_arrive(full);
+      }
       stage.next(smem.x_stages);
     }
   }
@@ -80,7 +90,7 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm) batch_rows(const
       if (warp == 9 && one) ptx::prefetch_tensor_map(&a.x);
       ptx::griddepcontrol_wait();
       if (clustered) ptx::cluster_wait();
-      if (warp == 9 && one) stream_batch_rows<T>(a, smem, part);
+      if (warp == 9 && (one || block_scaled(T::op))) stream_batch_rows<T>(a, smem, part);
       __syncwarp();
     }
     if (clustered) ptx::cluster_arrive_relaxed();

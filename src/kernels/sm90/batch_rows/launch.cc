@@ -17,24 +17,14 @@ bool launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choi
 template <WeightOperand op>
 int batch_clusters_of(int blocks_per_sm, int size);
 
-namespace {
-// Of an operand that the kernel has instances of; nothing for others.
-template <class F>
-void visit(WeightOperand operand, F&& f) {
-  visit_operand(operand, [&]<WeightOperand op>() {
-    if constexpr (batch_rows_run(op)) f.template operator()<op>();
-  });
-}
-}  // namespace
-
 void allow_batch_rows(WeightOperand operand) {
-  visit(operand, []<WeightOperand op>() { allow_batch_rows_of<op>(); });
+  visit_operand(operand, []<WeightOperand op>() { allow_batch_rows_of<op>(); });
 }
 
 BatchRoom device_batch_room(WeightOperand operand, int multiprocessors) {
   BatchRoom room;
   room.multiprocessors = multiprocessors;
-  visit(operand, [&]<WeightOperand op>() {
+  visit_operand(operand, [&]<WeightOperand op>() {
     for (int blocks = 1; blocks <= 2; ++blocks)
       for (int size = 1; size <= kMaxBatchCluster; ++size)
         room.clusters[blocks - 1][size - 1] = batch_clusters_of<op>(blocks, size);
@@ -46,8 +36,9 @@ void launch_batch_rows(const BatchRowsArgs& args, WeightOperand operand, const B
                        int multiprocessors, Stream stream, bool pdl) {
   check(args.rows > 0, "rows is {}; it must be positive", args.rows);
   bool launched = false;
-  visit(operand,
-        [&]<WeightOperand op>() { launched = launch_batch_rows_of<op>(args, choice, multiprocessors, stream, pdl); });
+  visit_operand(operand, [&]<WeightOperand op>() {
+    launched = launch_batch_rows_of<op>(args, choice, multiprocessors, stream, pdl);
+  });
   if (!launched)
     fail(ErrorCode::internal,
          "no product of a batch of rows is compiled for {}, tiles of {} rows, {} blocks per multiprocessor{}",

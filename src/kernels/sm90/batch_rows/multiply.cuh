@@ -19,6 +19,22 @@ __device__ __forceinline__ void release(uint64_t* empty) {
   if ((threadIdx.x & 31) == 0) ptx::mbarrier_arrive(empty);
 }
 
+// FP8 block: adds the sums of 128 of K of kRows rows, times the two scales. scales: of the rows from the first one on,
+// and of the weights. The arithmetic is the grouped GEMM's (grouped_gemm/multiply.cuh).
+template <int kRows>
+__device__ __forceinline__ void promote_sums(float* acc, const float (&sums)[kRows / 2], const float* scales,
+                                             float of_weights) {
+  const float* of_rows = scales + 2 * (threadIdx.x & 3);
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    const float2 f = *reinterpret_cast<const float2*>(of_rows + 8 * j);
+    acc[4 * j] = fmaf(sums[4 * j], f.x * of_weights, acc[4 * j]);
+    acc[4 * j + 1] = fmaf(sums[4 * j + 1], f.y * of_weights, acc[4 * j + 1]);
+    acc[4 * j + 2] = fmaf(sums[4 * j + 2], f.x * of_weights, acc[4 * j + 2]);
+    acc[4 * j + 3] = fmaf(sums[4 * j + 3], f.y * of_weights, acc[4 * j + 3]);
+  }
+}
+
 // A k-block's products are in flight while the next one's are issued: of few rows they are shorter than their latency.
 template <class T>
 __device__ __forceinline__ void multiply_batch_bf16(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
@@ -82,25 +98,39 @@ __device__ __forceinline__ void multiply_batch_fp8(float (&acc)[T::rows / 2], co
       for (int i = 0; i < kPartRows / 2; ++i) ptx::pin(sums[i]);
       if (p == kParts - 1) {
         release(smem.w_empty + at.w.index);
-        release(smem.x_empty + at.x.index);
+        if (!block_scaled(T::op)) release(smem.x_empty + at.x.index);
       }
+      if constexpr (block_scaled(T::op)) {
+        const float* scales = smem.x_scales(at.x.index);
+        promote_sums<kPartRows>(acc + p * (kPartRows / 2), sums, scales + p * kPartRows, scales[T::rows]);
+        if (p == kParts - 1) {
+          __syncwarp();
+          release(smem.x_empty + at.x.index);
+        }
+      } else {
 #pragma unroll
-      for (int i = 0; i < kPartRows / 2; ++i) acc[p * (kPartRows / 2) + i] += sums[i];
+        for (int i = 0; i < kPartRows / 2; ++i) acc[p * (kPartRows / 2) + i] += sums[i];
+      }
     }
     at.w.next(smem.w_stages);
     at.x.next(smem.x_stages);
   }
 }
 
-// Packed weights are decoded to bf16 registers. The codes of the next k-block are read while the tensor cores run.
+// Packed weights are decoded to bf16 registers. The codes of the next k-block are read while the tensor cores run. FP8
+// block has sums of 128 of K besides, which are a copy of weights.
 template <class T>
 __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
                                                        const BatchPart& part, BatchReader& at) {
   using D = Decode<T::op>;
   const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127;
   const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.xs));
+  constexpr bool kBlocks = block_scaled(T::op);
+  static_assert(!kBlocks || T::w_k_blocks == k_blocks_per_scale(T::op));
+  float sums[kBlocks ? T::rows / 2 : 1];
   typename D::Packed packed;
   // Parts of K begin at a whole stage.
+  const auto begins_copy = [&](int k_block) { return (k_block - part.begin) % T::w_k_blocks == 0; };
   const auto fetch = [&](int k_block) {
     const int i = (k_block - part.begin) % T::w_k_blocks;
     if (i == 0) ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
@@ -120,10 +150,23 @@ __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2]
     const uint64_t x = ptx::swizzled_desc(x0 + at.x.index * (T::x_stage >> 4));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) ptx::Wgmma<T::rows>::bf16_rs(acc, registers + 4 * k, x + 2 * k, 1);
+    for (int k = 0; k < 4; ++k)
+      if constexpr (kBlocks)
+        ptx::Wgmma<T::rows>::bf16_rs(sums, registers + 4 * k, x + 2 * k, k != 0 || !begins_copy(k_block));
+      else
+        ptx::Wgmma<T::rows>::bf16_rs(acc, registers + 4 * k, x + 2 * k, 1);
     ptx::wgmma_commit();
     if (k_block + 1 < part.end) fetch(k_block + 1);
     ptx::wgmma_wait<0>();
+    if constexpr (kBlocks) {
+      if (k_block + 1 == part.end || begins_copy(k_block + 1)) {
+#pragma unroll
+        for (int i = 0; i < T::rows / 2; ++i) ptx::pin(sums[i]);
+        const float* scales = smem.x_scales(at.x.index);
+        promote_sums<T::rows>(acc, sums, scales, scales[T::rows]);
+      }
+      __syncwarp();
+    }
     release(smem.x_empty + at.x.index);
     at.x.next(smem.x_stages);
   }

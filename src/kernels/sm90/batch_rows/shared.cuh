@@ -2,11 +2,47 @@
 // Shared memory of the product of a batch of rows, and the part of the work that a block has.
 #pragma once
 
+#include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/st_async.cuh"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/batch_rows/config.h"
 
 namespace sluice::sm90 {
+
+// Arrivals on a stage of x: of the thread that begins the copies, and where scales are copied too, of a warp's lanes.
+template <WeightOperand op>
+inline constexpr int kRowsArrivals = block_scaled(op) ? 1 + 32 : 1;
+
+// Copies of the scales (scale_floats()) of a task's k-blocks, one after the other, by the lanes of a warp: a lane has
+// every 32nd row of the tile, and one has the weights' scale. What a k-block costs here is paid between two stages, so
+// addresses only advance.
+template <WeightOperand op, int kRows>
+class ScaleCopies {
+ public:
+  __device__ __forceinline__ ScaleCopies(const BatchRowsArgs& a, int m_tile, int row0, int k_block) {
+    const int lane = static_cast<int>(threadIdx.x & 31), run = k_block / k_blocks_per_scale(op);
+    x_ = a.x_scale + static_cast<int64_t>(row0 + lane) * a.x_scale_row + static_cast<int64_t>(run) * a.x_scale_run;
+    last_ = x_ + kWhole * (32 * a.x_scale_row);
+    rows_ = a.rows - row0 - lane;
+    if (lane == kRows % 32)
+      last_ = a.weights.block_scale + (static_cast<int64_t>(m_tile) * scale_runs(op, a.k_blocks) + run) * 4;
+  }
+  __device__ __forceinline__ void next(const BatchRowsArgs& a, float* to) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    to += lane;
+#pragma unroll
+    for (int i = 0; i < kWhole; ++i) ptx::cp_async_4(to + 32 * i, x_ + i * (32 * a.x_scale_row), 32 * i < rows_);
+    const bool of_weights = lane == kRows % 32;
+    if (lane <= kRows % 32) ptx::cp_async_4(to + 32 * kWhole, last_, of_weights || 32 * kWhole < rows_);
+    x_ += a.x_scale_run;
+    last_ += of_weights ? 4 : a.x_scale_run;
+  }
+
+ private:
+  static constexpr int kWhole = kRows / 32;  // copies in which all lanes have rows
+  const float *x_, *last_;                   // last_: of the lane's last copy, in one lane that of the weights' scale
+  int rows_;                                 // of the call, from the lane's first one on
+};
 
 // A position in a ring of stages.
 struct Stage {
@@ -22,6 +58,7 @@ struct BatchShared {
   int x_stages, w_stages, w_stage;  // of the rings, bytes of one of weights
   uint8_t *xs, *ws, *partial;
   float* factors;  // [T::rows] of the rows of x, the static one included
+  float* scales;   // of the stages of x
   uint64_t *w_full, *w_empty, *x_full, *x_empty;
   uint64_t* ready;  // all blocks of the cluster have finished with their rings
   uint64_t* sums_full;
@@ -38,9 +75,11 @@ struct BatchShared {
     ready = x_empty + T::most_x_stages;
     sums_full = ready + 1;
     static_assert(8 * (2 * T::most_w_stages + 2 * T::most_x_stages + 2) <= 512);
+    scales = factors + T::rows + 512 / 4;
   }
   __device__ uint8_t* w(int stage) const { return ws + stage * w_stage; }
   __device__ uint8_t* x(int stage) const { return xs + stage * T::x_stage; }
+  __device__ float* x_scales(int stage) const { return scales + stage * T::scale_stage; }
 
   // Called by one thread, before the cluster's barrier.
   __device__ void init(int parts) const {
@@ -49,7 +88,7 @@ struct BatchShared {
       ptx::mbarrier_init(w_empty + i, 8);
     }
     for (int i = 0; i < x_stages; ++i) {
-      ptx::mbarrier_init(x_full + i, 1);
+      ptx::mbarrier_init(x_full + i, kRowsArrivals<T::op>);
       ptx::mbarrier_init(x_empty + i, 8);
     }
     ptx::mbarrier_init(ready, parts);

@@ -7,6 +7,7 @@
 #include "kernels/sm90/dense/dense_rows.h"
 #include "kernels/sm90/few_rows/launch.h"
 #include "kernels/sm90/grouped_gemm/launch.h"
+#include "kernels/sm90/memory_plan.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/repack/repack.h"
 
@@ -51,8 +52,9 @@ DenseGemm::DenseGemm(const DenseSpec& spec, int multiprocessors, const CallerMem
   matrix_.place(dense_shape(spec_), memory_, memory_at_.matrix);
   allow_grouped_gemm(matrix_.shape.operand);
   allow_few_rows(matrix_.shape.operand);
+  // The grouped GEMM's only tile of deterministic FP8 block has tokens as the M side.
+  if (spec_.deterministic && matrix_.shape.operand == WeightOperand::fp8_block) return;
   allow_batch_rows(matrix_.shape.operand);
-  if (!batch_rows_run(matrix_.shape.operand)) return;
   // Rounded rows may come as codes, which this kernel does not always take: all calls have to go the same way.
   if (spec_.deterministic) k_parts_ = round_of(spec_.inputs) == Round::plain ? deterministic_parts(matrix_.shape) : 1;
   room_ = device_batch_room(matrix_.shape.operand, multiprocessors_);
@@ -100,19 +102,20 @@ int DenseGemm::few_rows_parts(const DenseCall& call) const {
   // where they take 9.4 and 9.1 here, one row 4.6 and 5.8 where it takes 6.6 and 6.6.
   if (!batch_rows_.empty() && batch_rows_.front().chain && (is_fp8(matrix_.shape.operand) || reads_in_place(call)))
     return 0;
-  if (!spec_.deterministic) return few_rows_splits(matrix_.shape, multiprocessors_);
-  // Sums in the order of the grouped GEMM's only tile, which of FP8 block has tokens as the M side.
-  return matrix_.shape.operand == WeightOperand::fp8_block ? 0 : 1;
+  const bool rounded = decodes(matrix_.shape.operand) && round_of(spec_.inputs) != Round::plain;
+  if (!spec_.deterministic)
+    return rounded && call.tokens > kMaxRoundedFewRows ? 0 : few_rows_splits(matrix_.shape, multiprocessors_);
+  return batch_rows_.empty() ? 0 : 1;  // sums in the order of the grouped GEMM
 }
 
 BatchRowsChoice DenseGemm::batch_rows_choice(const DenseCall& call) const {
   const bool forced = !call.force.instance.empty() || call.force.splits[0] > 0;
-  const WeightOperand op = matrix_.shape.operand;
-  if (call.tokens < 1 || forced || call.few_rows || !batch_rows_run(op)) return {};
+  if (call.tokens < 1 || forced || call.few_rows || batch_rows_.empty()) return {};
   if (call.tokens > kMaxBatchRows && k_parts_ <= 1) return {};
-  // Of rows that come as codes those without scales of columns. The tensor cores read them where they are.
-  if (call.codes != nullptr && (format::group_of(spec_.inputs) != 0 || spec_.cols % 16 != 0 ||
-                                reinterpret_cast<uintptr_t>(call.codes) % 16 != 0))
+  // Of rows that come as codes those without scales of columns, or with float32 ones. The copy engine reads them where
+  // they are.
+  const bool groups = format::group_of(spec_.inputs) != 0 && !block_scaled(matrix_.shape.operand);
+  if (call.codes != nullptr && (groups || spec_.cols % 16 != 0 || reinterpret_cast<uintptr_t>(call.codes) % 16 != 0))
     return {};
   if (call.batch_rows) return *call.batch_rows;
   if (few_rows_parts(call) > 0) return {};
@@ -124,17 +127,16 @@ bool DenseGemm::writes_apart(const DenseCall& call) const {
   return few_rows_parts(call) > 0 || batch_rows_choice(call).tile > 0;
 }
 
-void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const {
-  check(batch_rows_possible(matrix_.shape, choice),
-        "batch_rows is a tile of {} rows with {} blocks per multiprocessor, {} parts of K and {} tasks per M-tile{}, "
-        "which [{}, {}] does not have",
-        choice.tile, choice.blocks, choice.parts, choice.m_parts, choice.chain ? " in chains" : "", spec_.rows,
-        spec_.cols);
+void DenseGemm::set_batch_rows(BatchRowsArgs& args, const DenseCall& call, int tile, Stream stream) const {
   const bool e4m3 = is_fp8(matrix_.shape.operand), coded = call.codes != nullptr;
   const Round round = round_of(spec_.inputs);
-  BatchRowsArgs a{};
-  a.scale = input_scales_.as<InputScale>() + (coded && call.row_scales != nullptr ? 1 : 0);
-  a.row_factor = coded ? call.row_scales : nullptr;
+  const int64_t runs = ceil_div<int64_t>(spec_.cols, 128);
+  args.scale = input_scales_.as<InputScale>() + (coded && call.row_scales != nullptr ? 1 : 0);
+  args.row_factor = coded ? call.row_scales : nullptr;
+  args.x_scale = coded ? static_cast<const float*>(call.scales) : nullptr;
+  const bool transposed = coded && call.layout == format::ScaleLayout::transposed;
+  args.x_scale_row = transposed ? 1 : static_cast<int>(runs);
+  args.x_scale_run = transposed ? static_cast<int>(call.tokens) : 1;
   const void* rows = coded ? static_cast<const void*>(call.codes) : call.x;
   const int64_t stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
   int64_t row_bytes = coded ? spec_.cols : 2 * stride;
@@ -145,9 +147,7 @@ void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& cho
             : round == Round::plain && !f32 && row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
   if (!in_place) {
     row_bytes = round_up<int64_t>(spec_.cols * (e4m3 ? 1 : 2), 16);
-    const int64_t factors = round_up<int64_t>(call.tokens * 4, 256), needed = factors + call.tokens * row_bytes;
-    check(call.workspace_size >= needed, "workspace_size is {}; a call of {} tokens needs {} bytes",
-          call.workspace_size, call.tokens, needed);
+    WorkspacePlan pieces(call.workspace);
     RoundRowsArgs r{};
     r.x = rows;
     r.x_stride = stride;
@@ -158,16 +158,31 @@ void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& cho
     r.round = round;
     r.scale = input_scales_.as<InputScale>();
     r.e4m3 = e4m3;
-    r.row_factor = static_cast<float*>(call.workspace);
-    r.out = static_cast<uint8_t*>(call.workspace) + factors;
+    r.row_factor = pieces.take<float>(call.tokens);
+    r.group_scales = pieces.take<float>(round == Round::fp8_group ? call.tokens * runs : 0);
+    r.out = pieces.take<uint8_t>(call.tokens * row_bytes);
     r.out_stride = row_bytes;
+    check(call.workspace_size >= pieces.used(), "workspace_size is {}; a call of {} tokens needs {} bytes",
+          call.workspace_size, call.tokens, pieces.used());
     launch_round_rows(r, stream, call.pdl);
     rows = r.out;
-    if (!coded && scales_rows(round)) a.row_factor = r.row_factor;
+    if (!coded && scales_rows(round)) args.row_factor = r.row_factor;
+    if (!coded) args.x_scale = r.group_scales;
   }
-  a.x = rows_map(rows, call.tokens, spec_.cols * (e4m3 ? 1 : 2), row_bytes, choice.tile);
+  args.x = rows_map(rows, call.tokens, spec_.cols * (e4m3 ? 1 : 2), row_bytes, tile);
+}
+
+void DenseGemm::run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const {
+  check(batch_rows_possible(matrix_.shape, choice),
+        "batch_rows is a tile of {} rows with {} blocks per multiprocessor, {} parts of K and {} tasks per M-tile{}, "
+        "which [{}, {}] does not have",
+        choice.tile, choice.blocks, choice.parts, choice.m_parts, choice.chain ? " in chains" : "", spec_.rows,
+        spec_.cols);
+  BatchRowsArgs a{};
+  set_batch_rows(a, call, choice.tile, stream);
   a.weights.data = matrix_.weights.as<uint8_t>();
   a.weights.row_scale = matrix_.row_scale.as<float>();
+  a.weights.block_scale = matrix_.block_scale.as<float>();
   a.bias = bias_.as<float>();
   a.n = static_cast<int>(spec_.rows);
   a.k = static_cast<int>(spec_.cols);

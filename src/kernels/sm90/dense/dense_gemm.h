@@ -14,6 +14,8 @@
 
 namespace sluice::sm90 {
 
+struct BatchRowsArgs;
+
 class DenseGemm {
  public:
   // On the current device, in the caller's memory of dense_memory(spec).bytes or in its own, which is then the only
@@ -41,6 +43,8 @@ class DenseGemm {
  private:
   void run_few_rows(const DenseCall& call, int parts, Stream stream) const;
   void run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const;
+  // Sets the rows of x and their scales, which are rounded to the workspace or read where they are.
+  void set_batch_rows(BatchRowsArgs& args, const DenseCall& call, int tile, Stream stream) const;
 
   DenseSpec spec_;
   int device_, multiprocessors_;
@@ -51,7 +55,8 @@ class DenseGemm {
   DeviceBuffer bias_, input_scales_;  // InputScale: the calibrated one, and ones
   // The narrowest tile: a choice changes only where a tile is full.
   static constexpr int64_t kBatchStep = kChainTiles[0];
-  std::vector<BatchRowsChoice> batch_rows_;  // for up to kBatchStep, 2 kBatchStep, ... rows
+  // For up to kBatchStep, 2 kBatchStep, ... rows; empty: the kernel takes no call.
+  std::vector<BatchRowsChoice> batch_rows_;
   BatchRoom room_;
   int k_parts_ = 0;  // deterministic: parts of K of every call that is not forced
   bool filled_ = false;

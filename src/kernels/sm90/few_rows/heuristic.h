@@ -9,6 +9,10 @@ namespace sluice::sm90 {
 // Every block rounds all rows for itself, or copies them by many small copies: from 17 rows on batch_rows/ is quicker
 // (docs/kernels/sm90_batch_rows.md).
 inline constexpr int kMaxFewRows = 16;
+// Rows of weights that are decoded which every block rounds itself. More are rounded once by a launch before the kernel
+// for a batch of rows: [4096, 7168], NVFP4, 16 rows 24.4 us here and 17.0 there, 8 rows 15.7 and 16.4; MXFP8 23.7 and
+// 16.8, 16.1 and 16.3 (H200). Rows that are not rounded stay up to kMaxFewRows (MXFP4, 16 rows: 12.9 and 14.2).
+inline constexpr int kMaxRoundedFewRows = 8;
 inline constexpr int kFewRowsBlocks = 2;  // per multiprocessor
 inline constexpr int kMaxFewRowsSplits = 8;
 // k-blocks of weights in one copy to shared memory, about 16 KB; also in batch_rows/. K is cut between copies, whatever
@@ -20,7 +24,7 @@ HD constexpr int k_blocks_per_copy(WeightOperand o) {
 HD constexpr int few_rows_tile(int64_t rows) { return rows <= 8 ? 8 : 16; }
 
 // Whether a task can be a part of an M-tile: only where its rows follow each other in each k-block of a copy.
-HD constexpr bool cuts_m_tiles(WeightOperand o) { return !decodes(o) && !block_scaled(o); }
+HD constexpr bool cuts_m_tiles(WeightOperand o) { return !decodes(o); }
 inline constexpr int kMaxMParts = 4;  // of 32 weight rows
 
 // Parts of K: a power of two. It does not depend on the number of rows.
