@@ -212,6 +212,7 @@ class Plugin:
     def pytest_runtestloop(self, session):
         import torch
         self.items = session.items
+        assert not torch.cuda.is_initialized(), "CUDA was started while the cases were collected, and cannot be used after a fork"
         self.times["collection"] = round(time.monotonic() - self.options.start, 1)
         gc.collect()
         gc.freeze()  # what was collected stays shared
@@ -254,8 +255,10 @@ class Plugin:
             for process in [p for p in busy if p.cases and time.monotonic() - p.since > self.options.patience]:
                 if process in processes:
                     self.replace(processes, process, queue, again, log, "slow")
+        for process in processes:  # all at once: a process with CUDA takes its time
+            os.kill(process.pid, signal.SIGKILL)
         for process in processes:
-            process.end()
+            process.end(alive=False)
         return again
 
     def settle(self, number, result, again):
@@ -298,7 +301,8 @@ def main():
     parser.add_argument("--plain", action="store_true")
     options = parser.parse_intermixed_args()
     options.start = time.monotonic()
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):  # the processes use the cores
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",  # the processes use the cores
+                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
         os.environ[name] = "1"
     import torch
 
