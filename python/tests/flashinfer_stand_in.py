@@ -44,7 +44,9 @@ def load_helpers():
         s = linear(scales.to(codes.device), codes.shape[0], values.shape[1] // sf_vec_size, is_sf_swizzled_layout,
                    "8x4" if is_sf_8x4_layout else "128x4")
         out = _values.by_groups(values, _values.e4m3(s) if ufp8_type else _values.e8m0(s))
-        return out if global_scale is None else out * global_scale.to(out.device)
+        if global_scale is None or ufp8_type == 0:  # UE8M0 scales have no global scale
+            return out
+        return out * global_scale.to(out.device)
 
     def mxfp4_dequantize(codes, scales, sfLayout=ours.SfLayout.layout_128x4):
         return e2m1_and_ufp8sf_scale_to_float(codes.cpu(), scales.cpu(), None, 32, 0,
