@@ -264,7 +264,7 @@ def check_layout(v: View, name: str, align: int) -> None:
     if v.pointer == 0:
         raise ValueError(f"{name} has shape {_sizes(v.shape)}, but its address is null: its memory was freed")
     if v.pointer % align:
-        raise ValueError(f"{name} begins at address {v.pointer:#x}; accepted: multiples of {align}")
+        raise ValueError(f"{name} begins at address {v.pointer:#x}; accepted: multiples of {align} ({align}B-aligned)")
 
 
 def check_apart(written: Sequence[tuple[str, View | None]], others: Sequence[tuple[str, View | None]]) -> None:

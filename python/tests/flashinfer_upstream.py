@@ -1,32 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs FlashInfer's own test files against sluice_moe.flashinfer on a GPU.
 
-usage: flashinfer_upstream.py CHECKOUT [--jobs N] [--seconds S] [--seed N] [--verbose] [FILE[::TEST]...]
+usage: flashinfer_upstream.py CHECKOUT [--jobs N] [--seconds S] [--seed N] [--patience S] [--json FILE] [--log FILE] [--gates]
+                              [--plain] [FILE[::TEST]...]
 
 CHECKOUT is a folder of FlashInfer's repository with tests/ in it; nothing of it is copied here. Two things are changed, and
 no test: `import flashinfer` finds sluice_moe.flashinfer, and the architecture that tests ask for is Blackwell's, 10.0. What
-sluice_moe.flashinfer does not have is a stand-in that refuses when it is called. Helpers by which the tests check results
-(dequantisers, orders of rows) are this file's; enumerations and settings that are plain Python are the checkout's.
+sluice_moe.flashinfer does not have is a stand-in that refuses when it is called (flashinfer_stand_in.py). Helpers by which the
+tests check results (dequantisers, orders of rows) are that file's; enumerations and settings that are plain Python are the
+checkout's. Loops over tokens in the tests' references are replaced by indexing with the same results to the bit
+(flashinfer_loops.py); --plain keeps them.
 
-The cases run in random order by N processes until the time is over. A case is `passed`, `failed`, `refused` (a call raised
-a sentence of sluice_moe's) or `skipped` (the test itself says so). Prints the counts of each file, each refusal with its
-count, and each failure.
+The cases are collected once. N processes, forked from the one that collected, run them:
+
+1. Gates: every case up to its first use of CUDA. Those that skip themselves by then are settled. --gates stops here, needs no
+   GPU and prints the counts.
+2. The others in random order, until all have run or the time is over: those that ran are a random sample of each file's.
+3. Those that ran out of memory again, with a fourth of the processes and then alone.
+
+Before each case the process-wide state that files set (flashinfer_state.py) is what it was after the import of its own file,
+and random numbers begin anew at the seed.
+
+A case is `passed`, `failed`, `refused` (a call raised a sentence of sluice_moe's), `skipped` (the test itself says so), `slow`
+(it took more than --patience seconds and its process was ended) or not reached. Prints the counts of each file, each reason
+to refuse and to skip with its count, and the failures. --json has the failures' tracebacks and the time of each case too.
 """
 import argparse
 import collections
-import contextlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import gc
+import io
 import json
 import os
 import pathlib
 import random
 import re
-import subprocess
+import select
+import signal
+import socket
 import sys
 import time
-import types
+import traceback
+
+import pytest
+from _pytest._io import TerminalWriter
+
+import flashinfer_state
 
 FILES = [
     "tests/moe/test_trtllm_gen_fused_moe.py",
@@ -41,275 +59,359 @@ FILES = [
     "tests/utils/test_fp4_quantize.py",
     "tests/utils/test_fp8_quantize.py",
 ]
-PATIENCE = 20  # seconds for a case to end
-# Plain Python of the checkout that tests configure themselves with.
-OWN_MODULES = ("flashinfer.quantization.nvfp4_quantization_utils", "flashinfer.tllm_enums")
+OUTCOMES = ("passed", "failed", "refused", "skipped", "slow")
+GATES_AT_ONCE = 64  # cases that a process is given in one message
+KEPT_BYTES = 1 << 30  # GPU memory that a process may keep for its next case
+TRACEBACKS = 60  # each of another test or another text
+# Tests whose functions are Hopper's alone in FlashInfer: they expect a refusal of every other architecture.
+ON_HOPPER = ("test_moe_fp8_block_scaling",)
+class UsesCuda(BaseException):
+    """Ends a case at its gate. Not an Exception: tests catch those."""
 
 
-def load_helpers():
-    """What tests import beside the functions under test, written from their documented meaning."""
+def start_cuda_never():
+    raise UsesCuda
+
+
+def judge(error, traceback_entries):
+    """(outcome, sentence) of what a case raised. `memory`: it may pass when fewer run beside it."""
+    import sluice_moe
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, UsesCuda):
+        return "gate", ""
+    if isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception)):
+        return "skipped", str(error)
+    chain = error
+    while chain is not None and not isinstance(chain, sluice_moe.Unsupported):
+        # A test that expects another sentence raises in its turn.
+        other_sentence = isinstance(chain, AssertionError) and str(chain).startswith("Regex pattern did not match")
+        chain = chain.__context__ if other_sentence else chain.__cause__
+    if chain is not None:
+        return "refused", str(chain)
+    inside = any("sluice_moe" in str(entry.path) for entry in traceback_entries)
+    if inside and isinstance(error, (TypeError, ValueError, sluice_moe.Error)) and "accepted" in text:
+        return "refused", str(error)
+    if isinstance(error, sluice_moe.OutOfMemory) or "out of memory" in text.lower():
+        return "memory", text
+    return "failed", text
+
+
+class Worker:
+    """The side of a forked process: runs the cases whose numbers it reads, and answers with a line of JSON for each."""
+
+    def __init__(self, items, connection, states, seed):
+        self.items, self.connection, self.result = items, connection, None
+        self.states, self.seed = states, seed
+
+    def makereport(self, item, call):
+        """The worst of set-up and call counts; a case that only its teardown fails has passed."""
+        if call.when == "teardown" or (call.when == "setup" and call.excinfo is None):
+            return
+        if call.excinfo is None:
+            self.result = ["passed", "", ""]
+            return
+        outcome, text = judge(call.excinfo.value, call.excinfo.traceback)
+        trace = ""
+        if outcome == "failed":
+            call.excinfo.traceback = call.excinfo.traceback.cut(path=item.path)  # without pytest's own frames
+            trace = str(call.excinfo.getrepr(style="short"))[-3000:]
+        self.result = [outcome, " ".join(text.split())[:400], trace]
+
+    def serve(self):
+        import torch
+        start_cuda = torch.cuda._lazy_init
+        with self.connection, self.connection.makefile("r") as requests:
+            for line in requests:
+                request = json.loads(line)
+                torch.cuda._lazy_init = start_cuda_never if request["gates"] else start_cuda
+                for number in request["cases"]:
+                    outcome, text, trace, seconds = self.run(number)
+                    self.connection.sendall((json.dumps([number, outcome, text, trace, seconds]) + "\n").encode())
+                    if outcome == "failed" and re.search("CUDA error|illegal memory|launch failure|cudaError", text):
+                        return  # CUDA fails from now on in this process
+
+    def run(self, number):
+        start = time.monotonic()
+        item, self.result = self.items[number], ["failed", "the case reported nothing", ""]
+        import torch
+        flashinfer_state.restore(self.states[file_of(item)], self.seed)
+        capability = (9, 0) if item.originalname in ON_HOPPER else (10, 0)
+        torch.cuda.get_device_capability = lambda device=None: capability
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        free_memory()
+        return (*self.result, round(time.monotonic() - start, 3))
+
+
+def free_memory():
     import torch
-
-    import sluice_moe.flashinfer as ours
-    from sluice_moe.flashinfer import _values
-    from sluice_moe.flashinfer._layouts import linear_scales, shuffled_from
-
-    def linear(scales, rows, groups, swizzled, layout="128x4"):
-        flat = scales.view(torch.uint8).reshape(-1)
-        return linear_scales(flat, rows, groups, layout) if swizzled else flat.reshape(rows, groups)
-
-    def e2m1_and_ufp8sf_scale_to_float(codes, scales, global_scale=None, sf_vec_size=16, ufp8_type=1,
-                                       is_sf_swizzled_layout=True, is_sf_8x4_layout=False):
-        codes = codes.view(torch.uint8)
-        values = _values.e2m1(codes)
-        s = linear(scales.to(codes.device), codes.shape[0], values.shape[1] // sf_vec_size, is_sf_swizzled_layout,
-                   "8x4" if is_sf_8x4_layout else "128x4")
-        out = _values.by_groups(values, _values.e4m3(s) if ufp8_type else _values.e8m0(s))
-        return out if global_scale is None else out * global_scale.to(out.device)
-
-    def mxfp4_dequantize(codes, scales, sfLayout=ours.SfLayout.layout_128x4):
-        return e2m1_and_ufp8sf_scale_to_float(codes.cpu(), scales.cpu(), None, 32, 0,
-                                              sfLayout != ours.SfLayout.layout_linear, sfLayout == ours.SfLayout.layout_8x4)
-
-    def mxfp4_dequantize_host(codes, scales, group_size=32):
-        return e2m1_and_ufp8sf_scale_to_float(codes, scales, None, group_size, 0, False)
-
-    def mxfp8_dequantize_host(codes, scales, is_sf_swizzled_layout=True, sf_swizzle_layout=None):
-        if sf_swizzle_layout is not None:
-            is_sf_swizzled_layout = sf_swizzle_layout != ours.SfLayout.layout_linear
-        s = linear(scales, codes.shape[0], codes.shape[1] // 32, is_sf_swizzled_layout)
-        return _values.by_groups(_values.e4m3(codes.view(torch.uint8)), _values.e8m0(s))
-
-    def get_w2_permute_indices_with_cache(cache, weight, epilogue_tile_m, num_elts_per_sf=None):
-        return torch.tensor(shuffled_from(weight.shape[0], epilogue_tile_m), device=weight.device)
-
-    def _maybe_get_cached_w3_w1_permute_indices(cache, weight, epilogue_tile_m, num_elts_per_sf=None,
-                                                is_gated_act_gemm=True):
-        rows = torch.arange(weight.shape[0])
-        if is_gated_act_gemm:
-            rows = rows.reshape(2, -1).T.reshape(-1)
-        return rows[torch.tensor(shuffled_from(weight.shape[0], epilogue_tile_m))].to(weight.device)
-
-    def flashinfer_api(function=None, **named):  # a decorator that logs
-        return function if function is not None else lambda f: f
-
-    @contextlib.contextmanager
-    def autotune(*arguments, **named):
-        yield
-
-    class Product:  # a function that says which backends it has
-        def __init__(self, function):
-            self.function = function
-
-        def __call__(self, *arguments, **named):
-            return self.function(*arguments, **named)
-
-        @staticmethod
-        def is_backend_supported(backend, capability=None):
-            return backend in ("auto", "cutlass", "cudnn")
-
-        is_compute_capability_supported = staticmethod(lambda capability: True)
-
-    class LibraryError(Exception):
-        pass
-
-    return {
-        **{name: value for name, value in locals().items() if callable(value) and name not in ("Product", "linear", "linear_scales",
-                                                                                               "shuffled_from")},
-        "mm_fp4": Product(ours.mm_fp4), "mm_mxfp8": Product(ours.mm_mxfp8),
-        "get_compute_capability": lambda device=None: (10, 0), "is_sm100a_supported": lambda device=None: True,
-        "is_sm90a_supported": lambda device=None: False, "is_sm110a_supported": lambda device=None: False,
-        "is_sm12x_supported": lambda device=None: False, "device_support_pdl": lambda device=None: False,
-        "version_at_least": lambda *versions: True, "round_up": lambda x, y: -(-x // y) * y,
-        "is_cute_dsl_available": lambda: False, "is_cuda_tile_available": lambda: False,
-        "CUDNN_FP4_MXFP4_SM120_CUDNN_VERSION_ERROR": "-",
-    }
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # pytest leaves a failure's tensors there
+        if hasattr(sys, name):
+            delattr(sys, name)
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
-class Missing:
-    """Stands for what sluice_moe.flashinfer does not have; refuses when it is used."""
+class Process:
+    """The side of the process that collected."""
 
-    def __init__(self, name):
-        self.name = name
+    def __init__(self, plugin, items, log):
+        near, far = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            near.close()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            status = 0
+            try:
+                plugin.worker = Worker(items, far, plugin.states, plugin.options.seed)
+                plugin.worker.serve()
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            sys.stdout.flush()
+            os._exit(status)
+        far.close()
+        self.connection, self.rest, self.cases, self.since = near, b"", [], time.monotonic()
 
-    def __call__(self, *arguments, **named):
-        import sluice_moe
-        raise sluice_moe.Unsupported(f"{self.name} is called; accepted: what sluice_moe.flashinfer's docstring lists")
+    def give(self, cases, gates):
+        self.cases, self.since = list(cases), time.monotonic()
+        self.connection.sendall((json.dumps({"gates": gates, "cases": self.cases}) + "\n").encode())
 
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Missing(f"{self.name}.{name}")
-
-    def __iter__(self):
-        return iter(())
-
-
-class Module(types.ModuleType):
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        import sluice_moe.flashinfer as ours
-        if name in ("is_gated_activation", "ActivationType", "RoutingMethodType"):  # wherever it is imported from
-            return getattr(importlib.import_module("flashinfer.tllm_enums"), name)
-        if name in Finder.helpers:
-            return Finder.helpers[name]
-        if hasattr(ours, name) and not isinstance(getattr(ours, name), types.ModuleType):
-            return getattr(ours, name)
-        if name.endswith("Error"):
-            return type(name, (Exception,), {})
-        return Missing(f"{self.__name__}.{name}".removeprefix("flashinfer."))
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    helpers: dict = {}
-
-    def __init__(self, checkout):
-        self.checkout = checkout
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] != "flashinfer":
+    def answers(self):
+        """Lines that have come; None at the end of the process."""
+        try:
+            received = self.connection.recv(1 << 20)
+        except ConnectionResetError:
+            received = b""
+        if not received:
             return None
-        if name in OWN_MODULES:
-            file = self.checkout / (name.replace(".", "/") + ".py")
-            return importlib.util.spec_from_file_location(name, file)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        *lines, self.rest = (self.rest + received).split(b"\n")
+        self.since = time.monotonic()
+        return [json.loads(line) for line in lines]
 
-    def create_module(self, spec):
-        return Module(spec.name)
+    def end(self, alive=True):
+        """Its exit status. alive: it is made to end."""
+        self.connection.close()
+        if alive:
+            os.kill(self.pid, signal.SIGKILL)
+        return os.waitpid(self.pid, 0)[1]
 
-    def exec_module(self, module):
-        pass
+
+class Terminal:
+    """Stands for pytest's reporter: assertions ask it how to show their values."""
+
+    def __init__(self):
+        self._tw = TerminalWriter(io.StringIO())
 
 
 class Plugin:
-    """Counts outcomes, and ends the run when its time is over."""
+    """Collects, hands the cases out and keeps the outcomes."""
 
-    def __init__(self, share, shares, seed, until, file):
-        self.share, self.shares, self.seed, self.until, self.file = share, shares, seed, until, file
-
-    def write(self, *line):
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+    def __init__(self, options, until):
+        self.options, self.until = options, until
+        self.worker, self.items, self.broken = None, [], []
+        self.at_first, self.states = None, {}  # flashinfer_state's values, and those of each file after its import
+        self.results = {}  # number: (outcome, sentence, traceback, seconds)
+        self.without_memory = {}
+        self.times = collections.Counter()
 
     def pytest_configure(self, config):
         for mark in ("long_running", "solo"):
             config.addinivalue_line("markers", f"{mark}: FlashInfer's")
+        config.pluginmanager.register(Terminal(), "terminalreporter")
 
-    def pytest_collection_modifyitems(self, items):
-        random.Random(self.seed).shuffle(items)
-        items[:] = items[self.share::self.shares]
-        self.write(len(items))
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector):
+        if not isinstance(collector, pytest.Module):
+            return (yield)
+        if self.at_first is None:
+            self.at_first = flashinfer_state.read()
+        flashinfer_state.restore(self.at_first, self.options.seed)
+        report = yield
+        self.states[file_of(collector)] = flashinfer_state.read()
+        return report
 
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.broken.append(f"{report.nodeid} could not be collected: {str(report.longrepr)[-1500:]}")
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
-        if call.when == "teardown" or (call.when == "setup" and call.excinfo is None):
-            return
-        import pytest
+        """In place of pytest's own, which parses a test's whole file for each traceback: 0.1 s."""
+        self.worker.makereport(item, call)
+        outcome = "passed" if call.excinfo is None else "skipped" if self.worker.result[0] == "skipped" else "failed"
+        return pytest.TestReport(item.nodeid, item.location, {}, outcome, None, call.when, duration=call.duration)
 
-        import sluice_moe
-        outcome, text = "passed", ""
-        if call.excinfo is not None:
-            error = call.excinfo.value
-            text = f"{type(error).__name__}: {error}"
-            chain = error
-            while chain is not None and not isinstance(chain, sluice_moe.Unsupported):
-                chain = chain.__cause__
-            inside = any("sluice_moe" in str(entry.path) for entry in call.excinfo.traceback)
-            if isinstance(error, pytest.skip.Exception):
-                outcome = "skipped"
-            elif chain is not None:
-                outcome, text = "refused", str(chain)
-            elif inside and isinstance(error, (TypeError, ValueError, sluice_moe.Error)) and "accepted" in text:
-                outcome, text = "refused", str(error)
+    def pytest_runtestloop(self, session):
+        import torch
+        self.items = session.items
+        assert not torch.cuda.is_initialized(), "CUDA was started while the cases were collected, and cannot be used after a fork"
+        self.times["collection"] = round(time.monotonic() - self.options.start, 1)
+        gc.collect()
+        gc.freeze()  # what was collected stays shared
+        torch.set_num_threads(1)
+        order = list(range(len(self.items)))
+        random.Random(self.options.seed).shuffle(order)
+        with open(self.options.log, "a") as log:
+            self.hand_out(order, self.options.jobs, log, gates=True)
+            left = [number for number in order if self.results.get(number, ("gate",))[0] != "skipped"]
+            for number in left:
+                self.results.pop(number, None)
+            self.times["gates"] = round(time.monotonic() - self.options.start, 1)
+            if not self.options.gates:
+                for jobs in (self.options.jobs, -(-self.options.jobs // 4), 1):
+                    left = self.hand_out(left, jobs, log)
+                    self.times[f"{jobs} processes"] = round(time.monotonic() - self.options.start, 1)
+                for number in left:  # though it was alone
+                    self.results[number] = ["failed", *self.without_memory[number][1:]]
+        return True
+
+    def hand_out(self, order, jobs, log, gates=False):
+        """Runs the cases of `order` in `jobs` processes; those that ran out of memory, at the end or with the time."""
+        queue, again = collections.deque(order), []
+        processes = [Process(self, self.items, log) for _ in range(min(jobs, len(queue)))]
+        while processes and time.monotonic() < self.until:
+            for process in processes:
+                if not process.cases and queue:
+                    process.give([queue.popleft() for _ in range(min(len(queue), GATES_AT_ONCE if gates else 1))], gates)
+            busy = [process for process in processes if process.cases]
+            if not busy:
+                break
+            for ready in select.select([process.connection for process in busy], [], [], 1.0)[0]:
+                process = next(p for p in busy if p.connection is ready)
+                answers = process.answers()
+                if answers is None:
+                    self.replace(processes, process, queue, again, log, "")
+                for number, *result in answers or []:
+                    process.cases.remove(number)
+                    self.settle(number, result, again)
+            for process in [p for p in busy if p.cases and time.monotonic() - p.since > self.options.patience]:
+                if process in processes:
+                    self.replace(processes, process, queue, again, log, "slow")
+        for process in processes:  # all at once: a process with CUDA takes its time
+            os.kill(process.pid, signal.SIGKILL)
+        for process in processes:
+            process.end(alive=False)
+        return again
+
+    def settle(self, number, result, again):
+        """`memory` may be another case's doing: it runs once more, beside fewer."""
+        if result[0] == "memory":
+            again.append(number)
+            self.without_memory[number] = result
+        else:
+            self.results[number] = result
+
+    def replace(self, processes, process, queue, again, log, outcome):
+        """A process that ended, or that is too long at its first case, goes, and its other cases are handed out anew: all
+        of them where it ended by itself, before it read them."""
+        status = process.end(alive=outcome == "slow")
+        if status == 0:
+            queue.extendleft(reversed(process.cases))
+        elif process.cases:
+            number, *others = process.cases
+            queue.extendleft(reversed(others))
+            if outcome == "slow":
+                self.results[number] = ["slow", "", "", self.options.patience]
+            elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                self.settle(number, ["memory", "the process was killed", "", 0], again)
             else:
-                outcome = "failed"
-        self.write(item.nodeid, outcome, text.splitlines()[0][:400] if text else "")
-
-    def pytest_runtest_logfinish(self, nodeid, location):
-        import pytest
-        if time.monotonic() > self.until:
-            pytest.exit("the time is over", 0)
-
-
-def work(options):
-    import pytest
-    import torch
-    checkout = pathlib.Path(options.checkout).resolve()
-    sys.path.insert(0, str(checkout))
-    sys.meta_path.insert(0, Finder(checkout))
-    Finder.helpers = load_helpers()
-    torch.cuda.get_device_capability = lambda device=None: (10, 0)
-    os.chdir(checkout)
-    plugin = Plugin(options.share, options.jobs, options.seed, time.monotonic() + options.seconds, open(options.result, "a"))
-    code = pytest.main(["-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(checkout), "--tb=short",
-                        "-W", "ignore", *(["-x"] if options.verbose else ["--no-header", "--show-capture=no"]), *options.files],
-                       plugins=[plugin])
-    plugin.write("end", int(code))
+                self.results[number] = ["failed", f"the process ended with status {status}", "", 0]
+        processes[processes.index(process)] = Process(self, self.items, log)
 
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__, add_help=False)
     parser.add_argument("checkout")
     parser.add_argument("files", nargs="*", default=FILES)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(16))
-    parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--share", type=int, default=-1)
-    parser.add_argument("--result", default="")
+    parser.add_argument("--patience", type=float, default=90)
+    parser.add_argument("--json", default=os.devnull)
+    parser.add_argument("--log", default=os.devnull)
+    parser.add_argument("--gates", action="store_true")
+    parser.add_argument("--plain", action="store_true")
     options = parser.parse_intermixed_args()
-    if options.share >= 0:
-        work(options)
-        return 0
-    import tempfile
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = []
-        for share in range(options.jobs):
-            log = open(f"{folder}/{share}.log", "w")
-            jobs.append(subprocess.Popen([sys.executable, __file__, options.checkout, *options.files, "--jobs", str(options.jobs),
-                                          "--seconds", str(options.seconds), "--seed", str(options.seed), "--share", str(share),
-                                          "--result", f"{folder}/{share}.json", *(["--verbose"] if options.verbose else [])],
-                                         stdout=None if options.verbose else log, stderr=subprocess.STDOUT))
-        results, left, broken = [], 0, []
-        until = time.monotonic() + options.seconds + PATIENCE
-        for share, job in enumerate(jobs):
-            try:
-                job.wait(max(0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:  # within a case
-                job.kill()
-            file = pathlib.Path(folder, f"{share}.json")
-            lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-            ran = [line for line in lines if len(line) == 3]
-            results += ran
-            left += sum(line[0] for line in lines if len(line) == 1) - len(ran)
-            if job.returncode not in (0, -9) or (lines and lines[-1][0] == "end" and lines[-1][1] not in (0, 1)):
-                broken.append(pathlib.Path(folder, f"{share}.log").read_text()[-1500:])
-    return report(options, results, left, broken)
+    options.start = time.monotonic()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",  # the processes use the cores
+                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
+        os.environ[name] = "1"
+    import torch
+
+    import flashinfer_loops
+    import flashinfer_stand_in
+    checkout = pathlib.Path(options.checkout).resolve()
+    sys.path.insert(0, str(checkout))
+    flashinfer_stand_in.install(checkout)
+    if not options.plain:
+        flashinfer_loops.install()
+    # CUDA must not start before the processes are forked; a machine without a GPU runs the gates all the same.
+    torch.cuda.get_device_capability = lambda device=None: (10, 0)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    log, options.json = os.path.abspath(options.log), os.path.abspath(options.json)
+    options.log = log
+    os.chdir(checkout)
+    plugin = Plugin(options, options.start + options.seconds)
+    code = pytest.main(["--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull, "--rootdir", str(checkout),
+                        "-s", "-W", "ignore", "--continue-on-collection-errors", *options.files], plugins=[plugin])
+    if code not in (0, 1):
+        plugin.broken.append(f"pytest ended with {code}")
+    return report(options, plugin)
 
 
-def report(options, results, left, broken):
-    kinds = ("passed", "failed", "refused", "skipped")
-    table = collections.defaultdict(collections.Counter)
-    refusals, failures = collections.Counter(), []
-    for name, outcome, text in results:
-        table[name.split("::")[0]][outcome] += 1
-        if outcome == "refused":
-            refusals[re.sub(r"\d+", "N", text)[:200]] += 1
-        elif outcome == "failed":
-            failures.append(f"{name}: {text}")
-    print(f"seed {options.seed}; {left} cases were not reached")
-    print("| file | " + " | ".join(kinds) + " |\n|---|" + "---|" * len(kinds))
-    for file in sorted(table):
-        print(f"| {pathlib.Path(file).name} | " + " | ".join(str(table[file][k]) for k in kinds) + " |")
-    print("\nrefused:")
-    for text, count in refusals.most_common():
-        print(f"  {count:5} {text}")
-    print("\nfailed:")
-    for text in sorted(failures)[:60]:
-        print("  " + text)
-    for text in broken:
-        print("a process broke off:\n" + text)
-    return int(bool(failures or broken))
+def file_of(item):
+    return item.nodeid.split("::")[0]
+
+
+def grouped(results, outcome):
+    """Sentences with their counts, the most frequent first; numbers in them do not count."""
+    return collections.Counter(re.sub(r"\d+", "N", text)[:200] for kind, text, *_ in results if kind == outcome).most_common()
+
+
+def report(options, plugin):
+    names = [item.nodeid for item in plugin.items]
+    results = plugin.results
+    table = {file_of(item): collections.Counter() for item in plugin.items}
+    for number, item in enumerate(plugin.items):
+        counts = table[file_of(item)]
+        outcome, *_, seconds = results.get(number, ("not reached", 0))
+        counts[outcome] += 1
+        counts["seconds"] += seconds
+    failures = sorted((names[n], text, trace) for n, (outcome, text, trace, _) in results.items() if outcome == "failed")
+    slowest = sorted(((r[3], names[n], r[0]) for n, r in results.items()), reverse=True)
+    traced = set()
+    for i, (name, text, trace) in enumerate(failures):
+        kind = name.split("[")[0], re.sub(r"\d+", "N", text)[:80]
+        failures[i] = name, text, trace if kind not in traced and len(traced) < TRACEBACKS else ""
+        traced.add(kind)
+    refused, skipped = grouped(results.values(), "refused"), grouped(results.values(), "skipped")
+    with open(options.json, "w") as out:
+        json.dump({"seed": options.seed, "jobs": options.jobs, "seconds since the start at the end of": plugin.times,
+                   "files": table, "refused": refused, "skipped": skipped,
+                   "failures": failures,
+                   "slow": [name for _, name, outcome in slowest if outcome == "slow"], "slowest": slowest[:50],
+                   "cases": {names[n]: [r[0], r[3]] for n, r in sorted(results.items()) if r[0] != "skipped"},
+                   "broken": plugin.broken}, out, indent=0)
+    kinds = (*OUTCOMES, "not reached")
+    totals = sum(table.values(), collections.Counter())
+    print(f"seed {options.seed}; {options.jobs} processes; {len(names)} cases; seconds at the end of {dict(plugin.times)}")
+    print("| file | cases | " + " | ".join(kinds) + " | seconds |\n|---|---|" + "---|" * (len(kinds) + 1))
+    for file, counts in [*table.items(), ("all", totals)]:
+        cases = sum(counts[k] for k in kinds)
+        print(f"| {pathlib.Path(file).name} | {cases} | " + " | ".join(str(counts[k]) for k in kinds) + f" | {counts['seconds']:.0f} |")
+    for title, groups, most in (("refused", refused, 30), ("skipped", skipped, 12)):
+        print(f"\n{title}, {len(groups)} reasons:")
+        for text, count in groups[:most]:
+            print(f"  {count:5} {text[:150]}")
+    print(f"\nfailed, {len(failures)}:")
+    for name, text, _ in failures[:20]:
+        print(f"  {name[-120:]}: {text[:120]}")
+    for text in plugin.broken:
+        print(text)
+    return int(bool(failures or plugin.broken))
 
 
 if __name__ == "__main__":

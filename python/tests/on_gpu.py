@@ -10,11 +10,11 @@ import sluice_moe.flashinfer
 
 
 def to_torch(x, device="cpu"):
-    """An array as torch has it; bits of bfloat16 as bfloat16."""
+    """An array as torch has it, transposed views as such; bits of bfloat16 as bfloat16."""
     import torch
     if x.dtype == np.uint16:
-        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16).to(device)
-    return torch.from_numpy(x.copy()).to(device)
+        return torch.from_numpy(x.view(np.int16).copy("K")).view(torch.bfloat16).to(device)
+    return torch.from_numpy(x.copy("K")).to(device)
 
 
 def to_numpy(t):

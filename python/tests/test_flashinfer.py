@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashInfer's layouts and calls, on the CPU with numpy and on a GPU: layouts by their published formulas, results in double."""
+import re
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,9 @@ def test_quantisers(rng):
     amax = np.abs(x).reshape(37, 6, 16).max(-1).repeat(16, 1)
     assert (np.abs(value - x) <= amax / 3).all()
     assert (linear_scales(fi.nvfp4_quantize(x, encode)[1], 37, 6) == scales).all()
+    assert fi.nvfp4_quantize(x, encode)[1].shape == fi.nvfp4_quantize(x, None, per_token_activation=True)[1].shape == (128, 8)
+    assert fi.nvfp4_quantize(x, encode, fi.SfLayout.layout_8x4)[1].shape == (40, 8)
+    assert fi.mxfp4_quantize(x)[1].shape == (128, 4)
     assert (linear_scales(fi.nvfp4_quantize(x, encode, fi.SfLayout.layout_8x4)[1], 37, 6, "8x4") == scales).all()
     assert (fi.fp4_quantize(x, 1 / encode, is_global_scale_inversed=True)[0] == codes).all()
     weights = rng.normal(size=(128, 64)).astype(np.float32)
@@ -129,7 +134,24 @@ def test_what_quantisers_take(rng, monkeypatch):
         with pytest.raises(sluice_moe.Unsupported, match="FLASHINFER_NVFP4_4OVER6"):
             quantise(half, one)
     fi.mxfp4_quantize(half)
-    fi.fp4_quantize(half, one, nvfp4_4over6=False)
+    codes, scales = fi.fp4_quantize(half, one * 3, nvfp4_4over6=False)
+    for factor in (np.float16(3).reshape(1), np.float32(3).reshape(())):
+        for got, expected in zip(fi.fp4_quantize(half, factor, nvfp4_4over6=False), (codes, scales)):
+            assert (got == expected).all()
+    # A batch of matrices is quantised as their rows are; UE8M0 scales have no global scale.
+    stacked = fi.fp4_quantize(half[None], one * 3, nvfp4_4over6=False)
+    assert stacked[0].shape == (1, 5, 32) and (stacked[0][0] == codes).all() and (stacked[1] == scales).all()
+    assert (fi.mxfp8_quantize(half[None])[0] == fi.mxfp8_quantize(half)[0][None]).all()
+    for got, expected in zip(fi.fp4_quantize(half, one * 3, 32, True), fi.mxfp4_quantize(half)):
+        assert (got == expected).all()
+    for call, sentence in (
+            (lambda: fi.fp4_quantize(half, np.ones(5, np.float32), nvfp4_4over6=False), "global_scale has shape [5]; accepted: [1], []"),
+            (lambda: fi.fp4_quantize(half[:, :40], one, nvfp4_4over6=False), "input has 40 columns; accepted: multiples of sf_vec_size, 16"),
+            (lambda: fi.mxfp8_quantize(half[0]), "input has shape [64]; accepted: [M, K], [.., M, K]"),
+            (lambda: fi.nvfp4_quantize(half[None], one, nvfp4_4over6=False), "a has shape [1, 5, 64]; accepted: 2 dimensions"),
+            (lambda: fi.reorder_rows_for_gated_act_gemm(half[0]), "x has shape [64]; accepted: 2 dimensions")):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            call()
 
 
 def test_dense_products(rng):
@@ -144,8 +166,15 @@ def test_dense_products(rng):
     assert (fi.mm_mxfp8(qa, qw.T, sa, sw, out) == got).all() and (out == got).all()
     small = fi.mxfp8_quantize(a, sf_swizzle_layout=fi.SfLayout.layout_8x4)[1]
     assert (fi.mm_mxfp8(qa, qw.T, small, sw, use_8x4_sf_layout=True) == got).all()
-    with pytest.raises(ValueError, match="the scales have"):
-        fi.mm_mxfp8(qa, qw.T, sa, sw[:-4])
+    assert (fi.mm_mxfp8(qa, qw.T, linear_scales(sa, 11, 4), linear_scales(sw, 48, 4).T) == got).all()
+    for bad, sentence in (
+            ((qa, qw.T, sa, sw[:-4]), "the scales have"),
+            ((qa[None], qw.T, sa, sw), "a has shape [1, 11, 128] and b [128, 48]; mm_mxfp8 accepts 2d tensors"),
+            ((qa, qw, sa, sw), "b has 48 rows; accepted: 128, a's columns"),
+            ((qa, qw.T, sa[None, :, None], sw), "a_descale must be 1D (swizzled) or 2D (non-swizzled)"),
+            ((qa, qw.T, sa, linear_scales(sw, 48, 4)), "b_descale has shape [4, 48]; accepted in 2 dimensions: linear scales of [48, 4]")):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            fi.mm_mxfp8(*bad)
     with pytest.raises(sluice_moe.Unsupported, match="out_dtype is float16"):
         fi.mm_mxfp8(qa, qw.T, sa, sw, out_dtype=np.float16)
 
@@ -156,6 +185,11 @@ def test_dense_products(rng):
     alpha = 1 / (ga * gw)
     bound = (2.0**-9 + 130 * 2.0**-24) * (np.abs(x) @ np.abs(y).T) * alpha
     assert (np.abs(bf16(fi.mm_fp4(qa, qw.T, sa, sw, alpha)) - alpha * (x @ y.T)) <= bound).all()
+    # FlashInfer's users give the transposed view of b's scales, too, which lie in memory as they did.
+    got = fi.mm_fp4(qa, qw.T, sa, sw, alpha)
+    assert (fi.mm_fp4(qa, qw.T, sa.reshape(-1), sw.T, alpha) == got).all()
+    with pytest.raises(ValueError, match="mm_fp4 accepts 2d tensors"):
+        fi.mm_fp4(qa, qw.T[None], sa, sw, alpha)
     per_row = np.repeat(alpha, 11) * np.arange(1, 12, dtype=np.float32)
     got = bf16(fi.mm_fp4(qa, qw.T, sa, sw, per_row))
     assert (np.abs(got - per_row[:, None] * (x @ y.T)) <= bound * np.arange(1, 12)[:, None]).all()

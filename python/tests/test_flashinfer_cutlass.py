@@ -10,6 +10,7 @@ import sluice_moe.flashinfer as fi
 from flashinfer_case import SWIGLU, Case, E, H, T, check
 from flashinfer_case import device  # noqa: F401 - a fixture of every test
 from reference import E2M1, E4M3, bf16, layer, round_e4m3, round_fp8_group, round_nvfp4, swiglu, to_bf16, unpack
+from sluice_moe.flashinfer._layouts import linear_scales
 
 
 @pytest.mark.parametrize("form", ["bf16", "fp8", "blocks", "nvfp4", "nvfp4 codes", "nvfp4 linear codes"])
@@ -62,3 +63,23 @@ def test_cutlass(rng, form, rank):
             fi.cutlass_fused_moe(**{**dict(input=hidden, token_selected_experts=ids, token_final_scales=weights,
                                            fc1_expert_weights=w1, fc2_expert_weights=w2, output_dtype="bfloat16",
                                            quant_scales=scales, **ranks, **more), **bad})
+
+
+def test_nvfp4_with_padded_scales(rng):
+    """Scales of 128 rows and 4 columns each, where neither the rows nor the columns come to that."""
+    experts, hidden, inter, tokens = 2, 160, 96, 5
+    quantise = lambda *shape: [fi.fp4_quantize(rng.normal(size=shape).astype(np.float32), np.ones(1, np.float32))
+                               for _ in range(experts)]
+    first, second = quantise(2 * inter, hidden), quantise(hidden, inter)
+    assert first[0][1].shape == (256, 12) and second[0][1].shape == (256, 8)
+    w1, s1, w2, s2 = (np.stack([pair[i] for pair in pairs]) for pairs in (first, second) for i in (0, 1))
+    values = [np.stack([E2M1[unpack(codes)] * E4M3[linear_scales(scales, rows, cols // 16)].repeat(16, 1) for codes, scales in pairs])
+              for pairs, rows, cols in ((first, 2 * inter, hidden), (second, hidden, inter))]
+    x = rng.normal(size=(tokens, hidden)).astype(np.float32)
+    one, ones = np.ones(1, np.float32), np.ones(experts, np.float32)
+    codes, scales = fi.fp4_quantize(to_bf16(x), one)
+    rounded = E2M1[unpack(codes)] * E4M3[linear_scales(scales, tokens, hidden // 16)].repeat(16, 1)
+    ids, weights = np.int32([[0, 1]] * tokens), rng.uniform(size=(tokens, 2)).astype(np.float32)
+    (got,) = fi.cutlass_fused_moe(to_bf16(x), ids, weights, w1, w2, "bfloat16",
+                                  [one, s1.view(np.int32), ones, one, s2.view(np.int32), ones])
+    check(got, *layer(rounded, ids, weights, values[0][:, :inter], values[0][:, inter:], values[1], swiglu, round_nvfp4))

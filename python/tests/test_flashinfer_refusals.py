@@ -61,10 +61,15 @@ def test_refusals(rng):
     for more, sentence in (
             ({"use_shuffled_weight": False}, "weight_layout is 0 and use_shuffled_weight False; accepted: 0 (MajorK) with True"),
             ({"weight_layout": 2}, "weight_layout is 2 and use_shuffled_weight True"),
-            ({"fp8_quantization_type": 0}, "fp8_quantization_type is 0; accepted: 1 (DeepSeekFp8), 2 (MxFp8)"),
             ({"gemm1_bias": w1[0]}, "gemm1_bias is given"), ({"gemm2_bias": w1[0]}, "gemm2_bias is given"),
             ({"num_fused_shared_experts": 2}, "num_fused_shared_experts is 2")):
         with pytest.raises(sluice_moe.Unsupported, match=re.escape(sentence)):
+            fi.trtllm_fp8_block_scale_moe(c.logits, None, codes, scales, w1, s1, w2, s2, *c.common, 1,
+                                          **{"use_shuffled_weight": True, "fp8_quantization_type": 2, **more})
+    for more, sentence in (
+            ({"fp8_quantization_type": 0}, "fp8_quantization_type is 0; accepted: Fp8QuantizationType.DeepSeekFp8 (1), Fp8QuantizationType.MxFp8 (2)"),
+            ({"gemm1_beta": ones, "activation_type": 4}, "gemm1_beta is given with activation_type 4; accepted: None, or with ActivationType.Swiglu (3)")):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
             fi.trtllm_fp8_block_scale_moe(c.logits, None, codes, scales, w1, s1, w2, s2, *c.common, 1,
                                           **{"use_shuffled_weight": True, "fp8_quantization_type": 2, **more})
     codes = codes.copy()

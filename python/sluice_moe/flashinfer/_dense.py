@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import _tensor, ops
 from ..specs import Matrices
-from ._layouts import bits, contiguous, linear_scales
+from ._layouts import as_laid_out, bits, block_scale_interleave, contiguous, linear_scales
 from ._refusal import refuse
 
 
@@ -27,15 +27,37 @@ def _product(coded: ops.Quantized, weights: Matrices, format: str, out: Any, exa
     return matrices.codes if out is not None else matrices.codes[0]
 
 
+def _check_matrices(function: str, a: Any, b: Any) -> None:
+    """Shapes alone; types and layouts are checked where they are read."""
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise ValueError(f"a has shape {list(a.shape)} and b {list(b.shape)}; {function} accepts 2d tensors")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"b has {b.shape[0]} rows; accepted: {a.shape[1]}, a's columns")
+
+
+def _linear(name: str, scales: Any, rows: int, groups: int) -> Any:
+    if tuple(scales.shape) != (rows, groups):
+        raise ValueError(f"{name} has shape {list(scales.shape)}; accepted in 2 dimensions: linear scales of [{rows}, {groups}]")
+    return bits(contiguous(scales))
+
+
 def mm_mxfp8(a: Any, b: Any, a_descale: Any, b_descale: Any, out: Any = None, out_dtype: Any = None,
              use_8x4_sf_layout: bool = False, backend: str = "auto", *, skip_check: bool = False) -> Any:
-    """bfloat16 [m, n] = a b. a: e4m3 [m, k]; b: e4m3 [k, n], the transposed view of a matrix [n, k]; scales UE8M0 in the
-    128x4 layout (a's in 8x4 with use_8x4_sf_layout). skip_check: FlashInfer's, of the backend; the arguments are always
-    checked."""
+    """bfloat16 [m, n] = a b. a: e4m3 [m, k]; b: e4m3 [k, n], the transposed view of a matrix [n, k]; scales UE8M0, flat in
+    the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), or linear: a's [m, k / 32], b's [k / 32, n]. skip_check:
+    FlashInfer's, of the backend; the arguments are always checked."""
     check_out_dtype(out_dtype)
+    _check_matrices("mm_mxfp8", a, b)
     (rows, cols), outputs = a.shape, b.shape[1]
+    for name, scales in (("a_descale", a_descale), ("b_descale", b_descale)):
+        if len(scales.shape) not in (1, 2):
+            raise ValueError(f"{name} has shape {list(scales.shape)}; {name} must be 1D (swizzled) or 2D (non-swizzled)")
     layout = "8x4" if use_8x4_sf_layout else "128x4"
-    weights = Matrices(contiguous(b.T), linear_scales(b_descale, outputs, cols // 32))
+    if len(a_descale.shape) == 2:
+        layout, a_descale = "128x4", block_scale_interleave(_linear("a_descale", a_descale, rows, cols // 32))
+    of_b = (_linear("b_descale", b_descale.T, outputs, cols // 32) if len(b_descale.shape) == 2 else
+            linear_scales(b_descale, outputs, cols // 32))
+    weights = Matrices(contiguous(b.T), of_b)
     coded = ops.Quantized(a, bits(contiguous(a_descale)).reshape(-1), None, None, "mxfp8", layout, cols)
     exact = ops.dequantize(coded) if _tensor.view(a, "a").device == _tensor.CPU else None
     return _product(coded, weights, "mxfp8", out, exact)
@@ -45,11 +67,12 @@ def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, ou
            block_size: int = 16, use_8x4_sf_layout: bool = False, backend: str = "auto", use_nvfp4: bool = True,
            enable_pdl: bool = True, *, skip_check: bool = False) -> Any:
     """bfloat16 [m, n] = alpha * a b for NVFP4. a: uint8 [m, k / 2]; b: uint8 [k / 2, n], the transposed view of [n, k / 2];
-    scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout); alpha: float32 [1], [m] or None.
-    skip_check: FlashInfer's, of the backend; the arguments are always checked."""
+    scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), flat or as fp4_quantize gives them, or the
+    transposed view of that; alpha: float32 [1], [m] or None. skip_check: FlashInfer's, of the backend; the arguments are always checked."""
     if block_size != 16 or not use_nvfp4:
         refuse(f"block_size is {block_size} and use_nvfp4 {use_nvfp4}; accepted: 16, True (MXFP4 inputs run nowhere here)")
     check_out_dtype(out_dtype)
+    _check_matrices("mm_fp4", a, b)
     (rows, half), outputs = a.shape, b.shape[1]
     cols = 2 * half
 
@@ -63,7 +86,7 @@ def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, ou
     scale = ones(1) if per_row or alpha is None else alpha.reshape(1)
     weights = Matrices(contiguous(b.T), linear_scales(b_descale, outputs, cols // 16), scale)
     row_scales = contiguous(alpha) if per_row else ones(rows)
-    coded = ops.Quantized(a, bits(contiguous(a_descale)).reshape(-1), row_scales, None, "nvfp4_token", layout, cols)
+    coded = ops.Quantized(a, bits(as_laid_out(a_descale)).reshape(-1), row_scales, None, "nvfp4_token", layout, cols)
     if _tensor.view(a, "a").device == _tensor.CPU:
         return _product(coded, weights, "nvfp4", out, ops.dequantize(coded))
     return ops.Gemm(weights, "nvfp4", inputs="nvfp4_token")(coded, out=out)

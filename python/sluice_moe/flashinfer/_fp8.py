@@ -9,7 +9,7 @@ from . import _values
 from ._arguments import checked
 from ._enums import Fp8QuantizationType, WeightLayout
 from ._layouts import bits, canonical, contiguous, linear_stack, permute, rows_of_blocks
-from ._moe import Calibrated, Problem, coded_hidden, extras, stack
+from ._moe import Calibrated, Problem, check_activation, coded_hidden, extras, stack
 from ._refusal import refuse, refuse_given
 
 _SCALARS = ("output1_scales_scalar", "output1_scales_gate_scalar", "output2_scales_scalar")
@@ -86,7 +86,9 @@ def _blocks(p: Problem, hidden_states: Any, hidden_states_scale: Any, gemm1_weig
     inter, experts = p.intermediate_size, p.local_num_experts
     deepseek = quantization == Fp8QuantizationType.DeepSeekFp8
     if not deepseek and quantization != Fp8QuantizationType.MxFp8:
-        refuse(f"fp8_quantization_type is {quantization}; accepted: 1 (DeepSeekFp8), 2 (MxFp8)")
+        raise ValueError(f"fp8_quantization_type is {quantization}; accepted: Fp8QuantizationType.DeepSeekFp8 (1), "
+                         "Fp8QuantizationType.MxFp8 (2)")
+    check_activation(p, vectors)
     format, coding = ("fp8_block", "fp8_group") if deepseek else ("mxfp8", "mxfp8")
     unit = 128 if deepseek else 32
     if hidden % unit or inter % 128:

@@ -18,6 +18,23 @@ def contiguous(x: Any) -> Any:
     return numpy.ascontiguousarray(x)
 
 
+def matrix(name: str, x: Any) -> Any:
+    if len(x.shape) != 2:
+        raise ValueError(f"{name} has shape {list(x.shape)}; accepted: 2 dimensions")
+    return x
+
+
+def as_laid_out(x: Any) -> Any:
+    """Contiguous scales in the order of their memory: FlashInfer's users give a matrix and its transposed view alike."""
+    if len(x.shape) == 2 and not _is_contiguous(x) and _is_contiguous(x.T):
+        return x.T
+    return contiguous(x)
+
+
+def _is_contiguous(x: Any) -> bool:
+    return bool(x.is_contiguous() if _tensor.is_torch(x) else x.flags.c_contiguous)
+
+
 def bits(x: Any) -> Any:
     """One-byte elements as uint8, which scale layouts are made of."""
     if _tensor.is_torch(x):
@@ -30,7 +47,7 @@ def bits(x: Any) -> Any:
 
 def reorder_rows_for_gated_act_gemm(x: Any) -> Any:
     """[2I, K]: row i of the first half, then row i of the second, for every i."""
-    rows, cols = x.shape
+    rows, cols = matrix("x", x).shape
     if rows % 2:
         raise ValueError(f"x has {rows} rows; accepted: an even number")
     return contiguous(permute(x.reshape(2, rows // 2, cols), (1, 0, 2))).reshape(rows, cols)
@@ -80,10 +97,10 @@ def block_scale_interleave(unswizzled_sf: Any, *, out: Any = None) -> Any:
 
 
 def linear_scales(swizzled: Any, rows: int, cols: int, layout: str = "128x4") -> Any:
-    """uint8 [rows, cols] of block scales in the 128x4 or 8x4 layout."""
+    """uint8 [rows, cols] of block scales in the 128x4 or 8x4 layout, read as they lie in memory."""
     tall, wide = (128 if layout == "128x4" else 8), -(-cols // 4)
     tiles = -(-rows // tall)
-    flat = bits(contiguous(swizzled)).reshape(-1)
+    flat = bits(as_laid_out(swizzled)).reshape(-1)
     if flat.shape[0] != tiles * tall * wide * 4:
         raise ValueError(f"the scales have {flat.shape[0]} elements; accepted: {tiles * tall * wide * 4}, {layout} of "
                          f"[{rows}, {cols}]")
@@ -96,7 +113,7 @@ def linear_scales(swizzled: Any, rows: int, cols: int, layout: str = "128x4") ->
 
 def convert_to_block_layout(input_tensor: Any, blockK: int) -> Any:
     """[M, K] as [K / blockK, M, blockK]."""
-    rows, cols = input_tensor.shape
+    rows, cols = matrix("input_tensor", input_tensor).shape
     if cols % blockK:
         raise ValueError(f"input_tensor has {cols} columns; accepted: multiples of blockK, {blockK}")
     return contiguous(permute(input_tensor.reshape(rows, cols // blockK, blockK), (1, 0, 2)))
@@ -127,10 +144,10 @@ def rows_of_blocks(x: Any) -> Any:
 
 
 def linear_stack(swizzled: Any, name: str, experts: int, rows: int, groups: int) -> Any:
-    """uint8 [L, rows, groups] of block scales in the 128x4 layout, matrix after matrix."""
-    if rows % 128:
-        raise ValueError(f"{name} are of {rows} rows; accepted in the 128x4 layout: multiples of 128")
+    """uint8 [L, rows, groups] of block scales in the 128x4 layout, matrix after matrix, each padded to 128 rows."""
+    padded = -(-rows // 128) * 128
     try:
-        return linear_scales(swizzled, experts * rows, groups).reshape(experts, rows, groups)
+        stack = linear_scales(swizzled, experts * padded, groups).reshape(experts, padded, groups)
+        return contiguous(stack[:, :rows])
     except ValueError as problem:
         raise ValueError(f"{name}: {problem}") from None

@@ -161,8 +161,17 @@ def stack(name: str, weights: Any, shape: tuple[int, ...]) -> Any:
     return weights
 
 
+def check_activation(p: Problem, vectors: dict[str, Any]) -> None:
+    """Raises ValueError if any of what SwiGLU alone takes is given with another activation."""
+    for name, vector in vectors.items():
+        if vector is not None and p.activation_type != ActivationType.Swiglu:
+            raise ValueError(f"gemm1_{name} is given with activation_type {int(p.activation_type)}; accepted: None, or with "
+                             "ActivationType.Swiglu (3)")
+
+
 def extras(p: Problem, **vectors: Any) -> dict[str, Any]:
     """gemm1_alpha, gemm1_beta and gemm1_clamp_limit of the local experts, those that are given."""
+    check_activation(p, vectors)
     out = {}
     for name, vector in vectors.items():
         if vector is not None:

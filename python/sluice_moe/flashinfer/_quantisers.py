@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _tensor, ops
 from ._enums import SfLayout
-from ._layouts import bits, shuffle_matrix_a, shuffle_matrix_sf_a
+from ._layouts import bits, matrix, shuffle_matrix_a, shuffle_matrix_sf_a
 from ._refusal import refuse
 
 _LEAST_NORMAL = 2.0**-126  # of float32
@@ -34,21 +34,46 @@ def refuse_4over6(given: Any = None) -> None:
         refuse("nvfp4_4over6 is set (the argument, or FLASHINFER_NVFP4_4OVER6); accepted: False")
 
 
-def _by_columns(scales: Any, groups: int) -> Any:
-    """FlashInfer's shape of scales, [.., groups]; flat where a layout's padding makes no whole rows of that."""
-    flat = bits(scales).reshape(-1)
-    return flat.reshape(-1, groups) if flat.shape[0] % groups == 0 else flat
+def _rows_of(name: str, x: Any) -> Any:
+    """[M, K] of [.., K], as FlashInfer takes its inputs."""
+    if len(x.shape) < 2:
+        raise ValueError(f"{name} has shape {list(x.shape)}; accepted: [M, K], [.., M, K]")
+    return x if len(x.shape) == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _by_columns(scales: Any, groups: int, layout: str) -> Any:
+    """FlashInfer's shape of scales: [M, groups], and [padded M, groups padded to 4] in the 128x4 and 8x4 layouts."""
+    flat, padded = bits(scales).reshape(-1), groups if layout == "linear" else -(-groups // 4) * 4
+    return flat.reshape(flat.shape[0] // max(padded, 1), padded)
+
+
+def _global_scale(given: Any, like: Any) -> Any:
+    """float32 [1] where `like` is: FlashInfer converts it, too."""
+    if given is None:
+        scale = _tensor.empty("float32", (1,), like)
+        scale[:] = 1
+        return scale
+    if _tensor.is_torch(given):
+        import torch
+        given = given.to(device=like.device if _tensor.is_torch(like) else None, dtype=torch.float32)
+    elif hasattr(given, "astype"):
+        given = given.astype("float32")
+    if tuple(given.shape) not in ((), (1,)):
+        raise ValueError(f"global_scale has shape {list(given.shape)}; accepted: [1], []")
+    # Rows of zeros have the largest float as their global scale.
+    return given.reshape(1).clip(_LEAST_NORMAL, 1 / _LEAST_NORMAL)
 
 
 def mxfp8_quantize(input: Any, is_sf_swizzled_layout: bool = True, alignment: int = 32, enable_pdl: Any = None,
                    backend: str = "cuda", sf_swizzle_layout: Any = None) -> tuple[Any, Any]:
-    """(e4m3 [M, K], flat UE8M0 scales of 32 columns): K is padded with zeros to a multiple of `alignment`."""
+    """(e4m3 [.., K], flat UE8M0 scales of 32 columns): K is padded with zeros to a multiple of `alignment`."""
     if sf_swizzle_layout is None:
         sf_swizzle_layout = SfLayout.layout_128x4 if is_sf_swizzled_layout else SfLayout.layout_linear
     layout = _layout("sf_swizzle_layout", sf_swizzle_layout)
     if alignment % 32:
         raise ValueError(f"alignment is {alignment}; accepted: multiples of 32")
-    input = _wide(input)
+    outer = input.shape[:-1]
+    input = _wide(_rows_of("input", input))
     rows, cols = input.shape
     if cols % 32:
         raise ValueError(f"input has {cols} columns; accepted: multiples of 32")
@@ -60,32 +85,30 @@ def mxfp8_quantize(input: Any, is_sf_swizzled_layout: bool = True, alignment: in
         wide[:, :cols] = input
         input = wide
     q = ops.quantize(input, "mxfp8", layout=layout)
-    return q.codes, bits(q.scales).reshape(-1)
+    return q.codes.reshape(*outer, padded), bits(q.scales).reshape(-1)
 
 
 def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf_use_ue8m0: bool = False,
                  is_sf_swizzled_layout: bool = True, is_sf_8x4_layout: bool = False, is_global_scale_inversed: bool = False,
                  enable_pdl: Any = None, backend: str = "cuda", nvfp4_4over6: Any = None) -> tuple[Any, Any]:
-    """(two e2m1 per byte [M, K / 2], scales [.., K / sf_vec_size], flat if padded columns leave no such shape): NVFP4 with 16
+    """(two e2m1 per byte [.., K / 2], scales [M, K / sf_vec_size], both padded in the 128x4 and 8x4 layouts): NVFP4 with 16
     columns and e4m3 scales, MXFP4 with 32 and UE8M0. input: float32, bfloat16, float16, or torch's float8_e4m3fn.
-    global_scale: float32 [1], 448 * 6 / amax, or its inverse; None: 1."""
+    global_scale: of NVFP4 alone, [1], 448 * 6 / amax, or its inverse; None: 1."""
     coding = {(16, False): "nvfp4", (32, True): "mxfp4"}.get((sf_vec_size, bool(sf_use_ue8m0)))
     if coding is None:
         refuse(f"sf_vec_size is {sf_vec_size} with sf_use_ue8m0 {sf_use_ue8m0}; accepted: 16 without, 32 with")
     if coding == "nvfp4":
         refuse_4over6(nvfp4_4over6)
-    input = _wide(input)
+    outer = input.shape[:-1]
+    input = _wide(_rows_of("input", input))
+    if input.shape[1] % sf_vec_size:
+        raise ValueError(f"input has {input.shape[1]} columns; accepted: multiples of sf_vec_size, {sf_vec_size}")
     layout = ("8x4" if is_sf_8x4_layout else "128x4") if is_sf_swizzled_layout else "linear"
     scale, encodes = None, coding == "nvfp4" and not is_global_scale_inversed
     if coding == "nvfp4":
-        if global_scale is None:
-            scale = _tensor.empty("float32", (1,), input)
-            scale[:] = 1
-        else:
-            # Rows of zeros have the largest float as their global scale.
-            scale = global_scale.reshape(1).clip(_LEAST_NORMAL, 1 / _LEAST_NORMAL)
+        scale = _global_scale(global_scale, input)
     q = ops.quantize_by(input, coding, scale, encodes, layout)
-    return q.codes, _by_columns(q.scales, input.shape[1] // sf_vec_size)
+    return q.codes.reshape(*outer, input.shape[1] // 2), _by_columns(q.scales, input.shape[1] // sf_vec_size, layout)
 
 
 def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128x4, do_shuffle: bool = False,
@@ -96,7 +119,7 @@ def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128
     if sf_vec_size != 16 or expanded_idx_to_permuted_idx is not None:
         refuse("sf_vec_size or expanded_idx_to_permuted_idx are given; accepted: 16, None")
     refuse_4over6(nvfp4_4over6)
-    a = _wide(a)
+    a = _wide(matrix("a", a))
     layout = _layout("sfLayout", sfLayout)
     groups = a.shape[1] // 16
     if per_token_activation:
@@ -105,11 +128,11 @@ def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128
         rows[rows < _LEAST_NORMAL] = 0  # of rows of zeros, one over the largest float
         if out_scale is not None:
             rows = rows * out_scale
-        return q.codes, _by_columns(q.scales, groups), rows
+        return q.codes, _by_columns(q.scales, groups, layout), rows
     if not do_shuffle:
         return fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=layout != "linear", is_sf_8x4_layout=layout == "8x4")
     codes, scales = fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=False)
-    return shuffle_matrix_a(codes, 128), _by_columns(shuffle_matrix_sf_a(scales, 128), groups)
+    return shuffle_matrix_a(codes, 128), _by_columns(shuffle_matrix_sf_a(scales, 128), groups, "128x4")
 
 
 def mxfp4_quantize(a: Any, backend: str = "cuda", enable_pdl: Any = None, sfLayout: Any = SfLayout.layout_128x4
