@@ -74,6 +74,10 @@ def step_bytes(case, program, context):
 # ---- running the programs
 
 
+# By default a build with CUDA gives the experts to a Hopper GPU where there is one.
+ON_CPU = ["--device", "cpu", "--moe-runner-backend", "cpu"]
+
+
 def sluice_words(case):
     experts, rest = case.ours
     if experts == "bf16":
@@ -157,7 +161,7 @@ class Bench:
         folder = self.folder / case.shape
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(model_shapes.SHAPES[case.shape]))
-        return Model([self.o.sluice, "bench", "model", "--model-path", folder, "--load-format", "dummy", *sluice_words(case),
+        return Model([self.o.sluice, "bench", "model", "--model-path", folder, "--load-format", "dummy", *ON_CPU, *sluice_words(case),
                       "--threads", self.o.threads, "--new-tokens", NEW_TOKENS + 1, "--repeat", self.o.repeat, "--from-stdin"])
 
     def peer(self, program, name, contexts):
