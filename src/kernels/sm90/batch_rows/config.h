@@ -24,8 +24,8 @@ struct BatchRowsArgs {
   int parts;               // of K, one per block of a cluster: BatchRowsChoice::parts
   int m_parts;             // tasks of an M-tile: BatchRowsChoice::m_parts
   uint32_t parts_inverse;  // x / parts is x * parts_inverse >> 16 for x up to parts times the rows of a tile
-  int stages, w_share;     // of a chain: its ChainRing. Filled by the launch
-  int beyond;
+  // Of a chain: its ChainRing. Filled by the launch.
+  int stages, w_share, beyond;
 
   // The rows of a call.
   int row_tiles;            // of BatchRowsChoice::tile rows each, the last one partly used

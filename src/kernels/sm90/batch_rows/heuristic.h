@@ -13,8 +13,8 @@ namespace sluice::sm90 {
 // deterministic_parts().
 inline constexpr int kMaxBatchRows = 256;
 inline constexpr int kMaxBatchCluster = 8;  // blocks
-// Clusters of seven are slow where they fill the device, though it says that all run at once: 32 of them take 22.5 us,
-// of six 17.9 (NVFP4, [4096, 7168], 32 rows, H200).
+// Clusters of seven blocks are slow where they fill the device, though it reports that all run at once: 32 of them take
+// 22.5 us, of six blocks 17.9 (NVFP4, [4096, 7168], 32 rows, H200).
 inline constexpr int kSlowParts = 7;
 struct BatchRowsChoice {
   int tile = 0;     // rows of x that a block multiplies, of kBatchTiles; 0: the kernel does not run the call
@@ -39,7 +39,7 @@ inline constexpr BatchTileSize kBatchTiles[] = {{32, 2}, {64, 1}, {64, 2}, {128,
 // Whether an operand has kernels of a tile. FP8 block that is decoded keeps the sums of 128 of K beside those of all of
 // K and the codes: 256 rows are 256 sums per thread, and two blocks of 64 rows have 96 registers each.
 HD constexpr bool has_batch_tile(WeightOperand o, BatchTileSize tile) {
-  return o != WeightOperand::fp8_block_f32 || tile.rows * tile.blocks < 128 || (tile.rows == 128 && tile.blocks == 1);
+  return o != WeightOperand::fp8_block_f32 || tile.rows <= (tile.blocks == 1 ? 128 : 32);
 }
 // Parts of K whose sums fit where the stages were.
 HD constexpr int batch_rows_most_parts(WeightOperand o, int tile) {
