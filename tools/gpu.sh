@@ -6,13 +6,14 @@
 # PARTs: resources, tests, ops, sanitizer, start, goldens, experts, models, bench, bench-ops, and by name only:
 # model-speed, whole models of dummy weights, those in SPEED_MODELS ("MODEL:FORMAT[+RUN] ...", RUN: long, deterministic,
 # drafts) if it is set, each for at most SPEED_SECONDS (110); model-serve, one of them in the server; model-load, a
-# checkpoint of LOAD_LAYERS (12). SLUICE_TEST_MODELS names a folder of checkpoints
-# (default: models/ of this repository), SLUICE_BENCH_ARGS goes to the benchmark, OUT is where logs go (default: DIR/out).
+# checkpoint of LOAD_LAYERS (12); python, the package's tests, which need pytest and use torch if it is there.
+# SLUICE_TEST_MODELS names a folder of checkpoints (default: models/ of this repository), SLUICE_BENCH_ARGS goes to the
+# benchmark, OUT is where logs go (default: DIR/out).
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 usage() {
-  sed -n '3,10p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '3,11p' "$0" | sed 's/^# \{0,1\}//'
   exit 2
 }
 
@@ -185,6 +186,10 @@ for p in "${parts[@]}"; do
       # bench/prepare_sm90 is not packed; where it is there, it takes one file of these.
       [[ ! -x $dir/prepare_sm90 ]] || part prepare "$dir/prepare_sm90" "$out/models/load/model-00002-of-"*.safetensors
       rm -r "$out/models/load"
+      ;;
+    python)
+      part python env SLUICE_LIBRARY="$dir/libsluice.so.0" PYTHONPATH="$root/python${PYTHONPATH:+:$PYTHONPATH}" \
+        python3 -m pytest -q -p no:cacheprovider "$root/python/tests"
       ;;
     bench)
       # shellcheck disable=SC2086
