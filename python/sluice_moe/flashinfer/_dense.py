@@ -68,7 +68,8 @@ def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, ou
            enable_pdl: bool = True, *, skip_check: bool = False) -> Any:
     """bfloat16 [m, n] = alpha * a b for NVFP4. a: uint8 [m, k / 2]; b: uint8 [k / 2, n], the transposed view of [n, k / 2];
     scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), flat or as fp4_quantize gives them, or the
-    transposed view of that; alpha: float32 [1], [m] or None. skip_check: FlashInfer's, of the backend; the arguments are always checked."""
+    transposed view of that; alpha: float32 [1], [m] or None. skip_check: FlashInfer's, of the backend; the arguments are
+    always checked."""
     if block_size != 16 or not use_nvfp4:
         refuse(f"block_size is {block_size} and use_nvfp4 {use_nvfp4}; accepted: 16, True (MXFP4 inputs run nowhere here)")
     check_out_dtype(out_dtype)
