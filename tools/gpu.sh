@@ -6,21 +6,22 @@
 # PARTs: resources, tests, ops, sanitizer, start, goldens, experts, models, bench, bench-ops, and by name only:
 # model-speed, whole models of dummy weights, those in SPEED_MODELS ("MODEL:FORMAT[+RUN] ...", RUN: long, deterministic,
 # drafts) if it is set, each for at most SPEED_SECONDS (110); model-serve, one of them in the server; model-load, a
-# checkpoint of LOAD_LAYERS (12); python, the package's tests, which need pytest and use torch if it is there.
+# checkpoint of LOAD_LAYERS (12); drafts, what they gain on a trained model (tiny-deepseek-v3); widths, against
+# transformers, which with torch has to be there; python, the package's tests, which need pytest and use torch.
 # SLUICE_TEST_MODELS names a folder of checkpoints (default: models/ of this repository), SLUICE_BENCH_ARGS goes to the
-# benchmark, OUT is where logs go (default: DIR/out).
+# benchmark, PERPLEXITY_STATE to experts and models as --state, OUT is where logs go (default: DIR/out).
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 usage() {
-  sed -n '3,11p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '3,12p' "$0" | sed 's/^# \{0,1\}//'
   exit 2
 }
 
 pack() { # build, dir
   mkdir -p "$2"
   local f
-  for f in tests/{kernels_sm90,conformance,ops,ops_sm90,model_sm90}_test tests/capi/capi_cuda_test bench/{moe,ops,attention}_sm90 bin/sluice; do
+  for f in tests/{kernels_sm90,conformance,ops,ops_sm90,model_sm90}_test tests/capi/capi_cuda_test bench/{moe,ops,attention,dense_few,prepare}_sm90 bin/sluice; do
     strip -o "$2/$(basename "$f")" "$1/$f" || exit 1
   done
   cp -L "$1"/lib/libsluice.so.0 "$2/" && strip "$2/libsluice.so.0"
@@ -156,7 +157,16 @@ for p in "${parts[@]}"; do
     start) part start "$dir/capi_cuda_test" --gtest_filter='CudaStart.*' ;;
     goldens) SLUICE_TEST_MODELS=${SLUICE_TEST_MODELS:-$root/models} part goldens gtest "$dir/model_sm90_test" '*' ;;
     experts | models)
-      part "$p" "$root/tools/gpu_perplexity.py" "$p" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}"/*/
+      part "$p" "$root/tools/gpu_perplexity.py" "$p" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}"/*/ \
+        ${PERPLEXITY_STATE:+--state "$PERPLEXITY_STATE"}
+      ;;
+    drafts)
+      part drafts python3 "$root/bench/speculation.py" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}/tiny-deepseek-v3"
+      cat "$out/drafts.log"
+      ;;
+    widths)
+      part widths python3 "$root/tools/gpu_widths.py" "$dir/sluice" "$out/models/widths"
+      cat "$out/widths.log"
       ;;
     model-speed)
       python3 "$root/bench/model_table.py" configs "$out/models" || exit 2
@@ -183,8 +193,7 @@ for p in "${parts[@]}"; do
         part "load-$load" timeout 120 "$dir/sluice" bench model --model-path "$out/models/load" --device cuda \
           --prefill 1x16 --repeat 1 --json
       done
-      # bench/prepare_sm90 is not packed; where it is there, it takes one file of these.
-      [[ ! -x $dir/prepare_sm90 ]] || part prepare "$dir/prepare_sm90" "$out/models/load/model-00002-of-"*.safetensors
+      part prepare "$dir/prepare_sm90" "$out/models/load/model-00002-of-"*.safetensors
       rm -r "$out/models/load"
       ;;
     python)

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perplexity of trained checkpoints on the GPU against the CPU, in every format.
 
-usage: gpu_perplexity.py experts|models PROGRAM MODELS...
+    tools/gpu_perplexity.py models build/gpu/bin/sluice models/*/
+    tools/gpu_perplexity.py cpu build/gpu/bin/sluice models/*/ --state cpu.json    # its half of the CPU, wherever one is free
+    tools/gpu_perplexity.py models build/gpu/bin/sluice models/*/ --state cpu.json # the rest
 
 `experts`: the MoE layers on the GPU inside the CPU's model; `models`: all of it on the GPU. PROGRAM is a built `sluice`,
 MODELS are BF16 checkpoints that hold valid.txt. Prints a table in Markdown; exit 1 unless
@@ -13,13 +15,18 @@ error of up to 8e-4. So the model continues 160 places of it, in float32 on the 
 would be likelier to that side), and both are scored: 100,000 tokens. FP8 formats run once more with --fp8-sums tensor-core: 14 bits are not another order, and must
 move a perplexity less than the format itself does from BF16's.
 """
+import argparse
 import concurrent.futures
+import functools
+import hashlib
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 
 FP8 = ("fp8", "fp8_channel", "fp8_block")
 FORMATS = ["bf16", "fp8", "fp8_channel", "fp8_block", "mxfp8", "nvfp4", "nvfp4_online", "mxfp4"]
@@ -41,7 +48,38 @@ def run(*words):
     return result.stdout
 
 
-def longer_text(program, model, folder, pool):
+class State:
+    """Texts and perplexities of the CPU by the contents that they are of: what a file has is not made again. One without a path
+    keeps nothing."""
+
+    def __init__(self, path):
+        self.path = path
+        self.results = json.loads(path.read_text()) if path and path.exists() else {}
+        self.lock = threading.Lock()
+
+    def get(self, key, make):
+        if key not in self.results:
+            made = make()
+            with self.lock:
+                self.results[key] = made
+                if self.path:
+                    beside = self.path.with_name(self.path.name + ".part")
+                    beside.write_text(json.dumps(self.results))
+                    os.replace(beside, self.path)
+        return self.results[key]
+
+
+def digest(folder, *more):
+    """Of a checkpoint's weights and of texts: the calibrated scales of two processors could differ."""
+    sums = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        sums.update(file.read_bytes())
+    for text in more:
+        sums.update(text.encode())
+    return sums.hexdigest()
+
+
+def longer_text(program, model, pool):
     """valid.txt and what the model makes of places in it; the same each time on one kind of processor."""
     text = (model / "valid.txt").read_text()
 
@@ -51,9 +89,7 @@ def longer_text(program, model, folder, pool):
         words += ["--prompt", text[at:at + PROMPT], "--temperature", 1, "--seed", i, "--ignore-eos", "--max-new-tokens", NEW_TOKENS]
         return text[at:at + PROMPT] + json.loads(run(*words).strip().splitlines()[-1])["text"]
 
-    longer = pathlib.Path(folder) / f"{model.name}.txt"
-    longer.write_text("\n".join([text, *pool.map(continued, range(CONTINUATIONS))]))
-    return longer
+    return "\n".join([text, *pool.map(continued, range(CONTINUATIONS))])
 
 
 def perplexity(program, model, text, form, where, sums="float32"):
@@ -78,22 +114,37 @@ def difference(cpu, gpu):
 
 
 def main():
-    if len(sys.argv) < 4 or sys.argv[1] not in ON_GPU:
-        sys.exit(__doc__.split("\n\n")[1])
-    on_gpu, program, models = ON_GPU[sys.argv[1]], sys.argv[2], [pathlib.Path(m) for m in sys.argv[3:]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["cpu", *ON_GPU])
+    parser.add_argument("program", help="a built `sluice`")
+    parser.add_argument("models", nargs="+", type=pathlib.Path, help="BF16 checkpoints that hold valid.txt")
+    parser.add_argument("--state", type=pathlib.Path, metavar="FILE", help="keeps the texts and the CPU's perplexities")
+    args = parser.parse_args()
+    if args.part == "cpu" and not args.state:
+        parser.error("cpu needs --state, the file for its results")
+    program, state = args.program, State(args.state)
     wrong = same = 0
     bf16 = {}  # of each model, on the CPU
     with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(6) as pool:
         jobs = []
-        for model in models:
-            text, stored = longer_text(program, model, scratch, pool), pathlib.Path(scratch) / model.name
+        for model in args.models:
+            stored, text = pathlib.Path(scratch) / model.name, pathlib.Path(scratch) / f"{model.name}.txt"
+            text.write_text(state.get(f"text {digest(model)}", lambda: longer_text(program, model, pool)))
             run(program, "quantize", model, stored, "--format", "nvfp4", "--calibration", model / "valid.txt")
             for form in FORMATS:
                 folder = stored if form == "nvfp4" else model
-                cpu = pool.submit(perplexity, program, folder, text, form, ON_CPU)
+                key = f"{form} {digest(folder, text.read_text())}"
+                cpu = pool.submit(state.get, key, functools.partial(perplexity, program, folder, text, form, ON_CPU))
+                if args.part == "cpu":
+                    jobs.append(cpu)
+                    continue
                 for sums in ("float32", "tensor-core") if form in FP8 else ("float32",):
-                    gpu = pool.submit(perplexity, program, folder, text, form, on_gpu, sums)
+                    gpu = pool.submit(perplexity, program, folder, text, form, ON_GPU[args.part], sums)
                     jobs.append((model.name, form, sums == "float32", (cpu, gpu)))
+        if args.part == "cpu":
+            for job in concurrent.futures.as_completed(jobs):
+                print(f"{job.result()['ppl']:.5f}", flush=True)
+            return 0
         print("| model | weights | CPU | GPU | difference | standard error |\n|---|---|---|---|---|---|")
         for name, form, judged, results in jobs:
             try:

@@ -21,6 +21,7 @@ SIZES = {
 # The dtypes that are accepted for each type of the library: types that numpy lacks may come as their bits, too.
 ACCEPTED = {
     "bfloat16": ("bfloat16", "uint16"),
+    "float16": ("float16",),
     "float32": ("float32",),
     "float8_e4m3fn": ("float8_e4m3fn", "uint8"),
     "float8_e8m0fnu": ("float8_e8m0fnu", "uint8"),

@@ -175,8 +175,15 @@ def test_dense_products(rng):
             ((qa, qw.T, sa, linear_scales(sw, 48, 4)), "b_descale has shape [4, 48]; accepted in 2 dimensions: linear scales of [48, 4]")):
         with pytest.raises(ValueError, match=re.escape(sentence)):
             fi.mm_mxfp8(*bad)
-    with pytest.raises(sluice_moe.Unsupported, match="out_dtype is float16"):
-        fi.mm_mxfp8(qa, qw.T, sa, sw, out_dtype=np.float16)
+    half = fi.mm_mxfp8(qa, qw.T, sa, sw, out_dtype=np.float16)  # 10 bits of mantissa; the least normal number is 2^-14
+    narrow = (2.0**-11 + 130 * 2.0**-24) * (np.abs(x) @ np.abs(y).T) + 2.0**-25
+    assert half.dtype == np.float16 and (np.abs(half - x @ y.T) <= narrow).all()
+    out = np.full((11, 48), np.nan, np.float16)
+    assert (fi.mm_mxfp8(qa, qw.T, sa, sw, out, np.float16) == half).all() and (out == half).all()
+    with pytest.raises(TypeError, match="out is float32; accepted: float16"):
+        fi.mm_mxfp8(qa, qw.T, sa, sw, np.empty((11, 48), np.float32), np.float16)
+    with pytest.raises(sluice_moe.Unsupported, match="out_dtype is float32; accepted: bfloat16, float16"):
+        fi.mm_mxfp8(qa, qw.T, sa, sw, out_dtype=np.float32)
 
     ga, gw = (np.array([2688 / np.abs(t).max()], np.float32) for t in (a, w))
     (qa, sa), (qw, sw) = fi.nvfp4_quantize(a, ga), fi.nvfp4_quantize(w, gw)
@@ -188,6 +195,9 @@ def test_dense_products(rng):
     # FlashInfer's users give the transposed view of b's scales, too, which lie in memory as they did.
     got = fi.mm_fp4(qa, qw.T, sa, sw, alpha)
     assert (fi.mm_fp4(qa, qw.T, sa.reshape(-1), sw.T, alpha) == got).all()
+    half = fi.mm_fp4(qa, qw.T, sa, sw, alpha, np.float16)
+    narrow = (2.0**-11 + 130 * 2.0**-24) * (np.abs(x) @ np.abs(y).T) * alpha + 2.0**-25
+    assert half.dtype == np.float16 and (np.abs(half - alpha * (x @ y.T)) <= narrow).all()
     with pytest.raises(ValueError, match="mm_fp4 accepts 2d tensors"):
         fi.mm_fp4(qa, qw.T[None], sa, sw, alpha)
     per_row = np.repeat(alpha, 11) * np.arange(1, 12, dtype=np.float32)

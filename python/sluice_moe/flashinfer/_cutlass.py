@@ -8,7 +8,7 @@ from .. import _tensor
 from ..specs import Matrices, MoeWeights, Spec
 from . import _values
 from ._arguments import checked
-from ._dense import check_out_dtype
+from ._dense import result_dtype
 from ._enums import ActivationType
 from ._layouts import bits, canonical, contiguous, linear_scales, linear_stack
 from ._moe import Problem, coded_hidden, extras, on_host, stack
@@ -171,7 +171,7 @@ def cutlass_fused_moe(
             refuse(f"{name} is {value}; accepted: False")
     if cluster_size != 1 or backend != "cutlass":
         refuse(f"cluster_size is {cluster_size} and backend {backend!r}; accepted: 1, 'cutlass'")
-    check_out_dtype(output_dtype)
+    result_dtype(output_dtype)
     if not 0 <= ep_rank < ep_size:
         raise ValueError(f"ep_rank is {ep_rank} of ep_size {ep_size}; accepted: 0 to ep_size - 1")
     experts, hidden = fc2_expert_weights.shape[:2]

@@ -10,21 +10,35 @@ from ._layouts import as_laid_out, bits, block_scale_interleave, contiguous, lin
 from ._refusal import refuse
 
 
-def check_out_dtype(out_dtype: Any) -> None:
+_PRODUCT_DTYPES = ("bfloat16", "float16")
+
+
+def result_dtype(out_dtype: Any, accepted: tuple[str, ...] = ("bfloat16",)) -> str:
     given = "bfloat16" if out_dtype is None else out_dtype
     name = str(getattr(given, "name", None) or getattr(given, "__name__", None) or given).removeprefix("torch.")
-    if name != "bfloat16":
-        refuse(f"out_dtype is {name}; accepted: bfloat16")
+    if name not in accepted:
+        refuse(f"out_dtype is {name}; accepted: {', '.join(accepted)}")
+    return name
 
 
-def _product(coded: ops.Quantized, weights: Matrices, format: str, out: Any, exact: Any = None) -> Any:
-    """coded [m, k] times the transposed weights, in bfloat16. exact: float32 rows that the codes stand for; on the CPU,
-    whose kernels round rows themselves."""
-    if exact is None:
-        return ops.Gemm(weights, format)(coded, out=out)
-    wide = ops.gemm(exact, weights, format, inputs="plain", dtype="float32")
-    matrices = ops.quantize_weights(wide, "bf16", out=None if out is None else Matrices(out))
-    return matrices.codes if out is not None else matrices.codes[0]
+def _product(coded: ops.Quantized, weights: Matrices, format: str, out: Any, dtype: str, inputs: str | None = None) -> Any:
+    """coded [m, k] times the transposed weights. The CPU's kernels round rows themselves, so there the values that the codes
+    stand for are multiplied, unrounded. float16 is rounded from the sums in float32, as bfloat16 is."""
+    device = _tensor.view(coded.codes, "a").device
+    on_cpu = device == _tensor.CPU
+    if out is not None:
+        _tensor.read(out, "out", dtype, (coded.codes.shape[0], weights.codes.shape[0]), device=device, write=True)
+    if not on_cpu and dtype == "bfloat16":
+        return ops.Gemm(weights, format, inputs=inputs)(coded, out=out)
+    rows, rounded = (ops.dequantize(coded), "plain") if on_cpu else (coded, inputs)
+    wide = ops.gemm(rows, weights, format, inputs=rounded, dtype="float32")
+    if dtype == "bfloat16":
+        matrices = ops.quantize_weights(wide, "bf16", out=None if out is None else Matrices(out))
+        return matrices.codes if out is not None else matrices.codes[0]
+    if out is None:
+        return wide.half() if _tensor.is_torch(wide) else wide.astype("float16")
+    out[...] = wide
+    return out
 
 
 def _check_matrices(function: str, a: Any, b: Any) -> None:
@@ -43,10 +57,10 @@ def _linear(name: str, scales: Any, rows: int, groups: int) -> Any:
 
 def mm_mxfp8(a: Any, b: Any, a_descale: Any, b_descale: Any, out: Any = None, out_dtype: Any = None,
              use_8x4_sf_layout: bool = False, backend: str = "auto", *, skip_check: bool = False) -> Any:
-    """bfloat16 [m, n] = a b. a: e4m3 [m, k]; b: e4m3 [k, n], the transposed view of a matrix [n, k]; scales UE8M0, flat in
-    the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), or linear: a's [m, k / 32], b's [k / 32, n]. skip_check:
-    FlashInfer's, of the backend; the arguments are always checked."""
-    check_out_dtype(out_dtype)
+    """[m, n] = a b in out_dtype, bfloat16 by default, or float16. a: e4m3 [m, k]; b: e4m3 [k, n], the transposed view of a
+    matrix [n, k]; scales UE8M0, flat in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), or linear: a's [m, k / 32],
+    b's [k / 32, n]. skip_check: FlashInfer's, of the backend; the arguments are always checked."""
+    dtype = result_dtype(out_dtype, _PRODUCT_DTYPES)
     _check_matrices("mm_mxfp8", a, b)
     (rows, cols), outputs = a.shape, b.shape[1]
     for name, scales in (("a_descale", a_descale), ("b_descale", b_descale)):
@@ -59,20 +73,19 @@ def mm_mxfp8(a: Any, b: Any, a_descale: Any, b_descale: Any, out: Any = None, ou
             linear_scales(b_descale, outputs, cols // 32))
     weights = Matrices(contiguous(b.T), of_b)
     coded = ops.Quantized(a, bits(contiguous(a_descale)).reshape(-1), None, None, "mxfp8", layout, cols)
-    exact = ops.dequantize(coded) if _tensor.view(a, "a").device == _tensor.CPU else None
-    return _product(coded, weights, "mxfp8", out, exact)
+    return _product(coded, weights, "mxfp8", out, dtype)
 
 
 def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, out_dtype: Any = None, out: Any = None,
            block_size: int = 16, use_8x4_sf_layout: bool = False, backend: str = "auto", use_nvfp4: bool = True,
            enable_pdl: bool = True, *, skip_check: bool = False) -> Any:
-    """bfloat16 [m, n] = alpha * a b for NVFP4. a: uint8 [m, k / 2]; b: uint8 [k / 2, n], the transposed view of [n, k / 2];
-    scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), flat or as fp4_quantize gives them, or the
-    transposed view of that; alpha: float32 [1], [m] or None. skip_check: FlashInfer's, of the backend; the arguments are
-    always checked."""
+    """[m, n] = alpha * a b for NVFP4 in out_dtype, bfloat16 by default, or float16. a: uint8 [m, k / 2]; b: uint8 [k / 2, n],
+    the transposed view of [n, k / 2]; scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), flat or as
+    fp4_quantize gives them, or the transposed view of that; alpha: float32 [1], [m] or None. skip_check: FlashInfer's, of the
+    backend; the arguments are always checked."""
     if block_size != 16 or not use_nvfp4:
         refuse(f"block_size is {block_size} and use_nvfp4 {use_nvfp4}; accepted: 16, True (MXFP4 inputs run nowhere here)")
-    check_out_dtype(out_dtype)
+    dtype = result_dtype(out_dtype, _PRODUCT_DTYPES)
     _check_matrices("mm_fp4", a, b)
     (rows, half), outputs = a.shape, b.shape[1]
     cols = 2 * half
@@ -88,6 +101,4 @@ def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, ou
     weights = Matrices(contiguous(b.T), linear_scales(b_descale, outputs, cols // 16), scale)
     row_scales = contiguous(alpha) if per_row else ones(rows)
     coded = ops.Quantized(a, bits(as_laid_out(a_descale)).reshape(-1), row_scales, None, "nvfp4_token", layout, cols)
-    if _tensor.view(a, "a").device == _tensor.CPU:
-        return _product(coded, weights, "nvfp4", out, ops.dequantize(coded))
-    return ops.Gemm(weights, "nvfp4", inputs="nvfp4_token")(coded, out=out)
+    return _product(coded, weights, "nvfp4", out, dtype, inputs="nvfp4_token")

@@ -89,62 +89,70 @@ HD constexpr int shared_bytes(int experts, int locals, bool routes) {
   return 4 * (2 * locals + (routes ? kWarps * experts : 0));
 }
 
-// kRoutes: chooses from logits, for all tokens; else the experts are given, or have been chosen.
-template <bool kRoutes>
-__device__ __forceinline__ void route_permute(const RouteArgs& r, const RowsArgs& a, int token) {
-  extern __shared__ int words[];
-  __shared__ int warp_sums[2][32];
-  __shared__ int32_t own_id[kMaxTopK];
-  __shared__ float own_weight[kMaxTopK];
-  __shared__ Target targets[kMaxTopK];
-  __shared__ int num_targets;
-  __shared__ uint32_t shared[kWarps];
-  const int top_k = r.params.top_k, locals = r.locals, part = static_cast<int>(blockIdx.y);
-  int* counts = words;  // [locals] pairs in the lower half, those of the tokens before in the upper
-  int* row_of = counts + locals;
+// What a block knows of its own token, and what its threads exchange.
+struct OwnToken {
+  int32_t id[kMaxTopK];
+  float weight[kMaxTopK];
+  Target targets[kMaxTopK];
+  int num_targets;
+  int warp_sums[2][32];
+  uint32_t row_max[kWarps];
+};
+
+// Counts of one word: pairs of an expert in the lower half, those of the tokens before this block's in the upper.
+__device__ __forceinline__ void count_pair(int* counts, int e, bool before) {
+  if (e >= 0) atomicAdd(counts + e, before ? 0x10001 : 1);
+}
+
+// From logits, for all tokens, a warp for each.
+__device__ __forceinline__ void count_chosen(const RouteArgs& r, int token, int tokens, int* counts, float* scores,
+                                             OwnToken& own) {
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
-  const int tokens = static_cast<int>(real_tokens(r)), pairs = tokens * top_k;
-  const bool writer = blockIdx.x == 0 && part == 0, mine = token < tokens;
-  if (!mine && !writer) return;
-  prefetch_row<kThreads>(a, token, part);
-  if constexpr (kRoutes) {
-    auto* scores = reinterpret_cast<float*>(row_of + locals) + warp * r.params.experts;
-    for (int t = warp; t < tokens; t += kWarps) {
-      const Chosen chosen = choose(r, t, scores, lane);
+  for (int t = warp; t < tokens; t += kWarps) {
+    const Chosen chosen = choose(r, t, scores + warp * r.params.experts, lane);
 #pragma unroll
-      for (int i = 0; i < kChosenEach; ++i) {
-        const int k = lane + 32 * i;
-        if (k >= top_k) continue;
-        const int e = local_of(r, chosen.id[i]);
-        if (e >= 0) atomicAdd(counts + e, t < token ? 0x10001 : 1);
-        if (t == token) own_id[k] = chosen.id[i], own_weight[k] = chosen.weight[i];
-      }
-    }
-  } else {
-    const TopkPairs given = pairs_of(r);
-    const int own = token * top_k;
-    if (mine && static_cast<int>(threadIdx.x) < top_k) {
-      own_id[threadIdx.x] = given.id(own + threadIdx.x);
-      if (part == 0) own_weight[threadIdx.x] = given.weight(own + threadIdx.x);
-    }
-    constexpr int kBatch = 4;  // reads under way together
-    for (int first = threadIdx.x; first < pairs; first += kBatch * kThreads) {
-      int e[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int pair = first + i * kThreads;
-        e[i] = pair < pairs ? local_of(r, given.id(pair)) : -1;
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i)
-        if (e[i] >= 0) atomicAdd(counts + e[i], first + i * kThreads < own ? 0x10001 : 1);
+    for (int i = 0; i < kChosenEach; ++i) {
+      const int k = lane + 32 * i;
+      if (k >= r.params.top_k) continue;
+      count_pair(counts, local_of(r, chosen.id[i]), t < token);
+      if (t == token) own.id[k] = chosen.id[i], own.weight[k] = chosen.weight[i];
     }
   }
-  __syncthreads();
-  int tiles_before = 0, rows_before = 0;
-  for (int base = 0, pass = 0; base < locals; base += kThreads, pass ^= 1) {
+}
+
+// Experts that are given, or have been chosen. weighs: this block stores the weights of its token.
+__device__ __forceinline__ void count_given(const RouteArgs& r, int token, int tokens, bool weighs, int* counts,
+                                            OwnToken& own) {
+  const TopkPairs given = pairs_of(r);
+  const int top_k = r.params.top_k, first_own = token * top_k, pairs = tokens * top_k;
+  if (token < tokens && static_cast<int>(threadIdx.x) < top_k) {
+    own.id[threadIdx.x] = given.id(first_own + threadIdx.x);
+    if (weighs) own.weight[threadIdx.x] = given.weight(first_own + threadIdx.x);
+  }
+  constexpr int kBatch = 4;  // reads under way together
+  for (int first = threadIdx.x; first < pairs; first += kBatch * kThreads) {
+    int e[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int pair = first + i * kThreads;
+      e[i] = pair < pairs ? local_of(r, given.id(pair)) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) count_pair(counts, e[i], first + i * kThreads < first_own);
+  }
+}
+
+struct TileTotals {
+  int tiles, rows;
+};
+// The first row of each expert. writer: this block also stores the tiles.
+__device__ __forceinline__ TileTotals place_experts(const RouteArgs& r, bool writer, const int* counts, int* row_of,
+                                                    int (&warp_sums)[2][32]) {
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+  TileTotals before{0, 0};
+  for (int base = 0, pass = 0; base < r.locals; base += kThreads, pass ^= 1) {
     const int e = base + static_cast<int>(threadIdx.x);
-    const ExpertTiles p = expert_tiles(e < locals ? counts[e] & 0xffff : 0, r.max_n, r.step_n);
+    const ExpertTiles p = expert_tiles(e < r.locals ? counts[e] & 0xffff : 0, r.max_n, r.step_n);
     // Tiles and rows in one word: so few pairs have at most as many tiles, of at most 64 rows more than they need.
     static_assert(tuning::kPermutePairs < 1 << 12);
     const uint32_t value = static_cast<uint32_t>(p.rows) << 13 | static_cast<uint32_t>(p.tiles);
@@ -157,47 +165,73 @@ __device__ __forceinline__ void route_permute(const RouteArgs& r, const RowsArgs
     if (lane == 31) warp_sums[pass][warp] = static_cast<int>(sum);
     __syncthreads();
     const auto of_warp = static_cast<uint32_t>(lane < kWarps ? warp_sums[pass][lane] : 0);
-    const uint32_t before = __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0) + sum - value;
+    const uint32_t lower = __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0) + sum - value;
     const uint32_t total = __reduce_add_sync(0xffffffffu, of_warp);
-    const int row0 = rows_before + static_cast<int>(before >> 13);
-    if (e < locals) {
+    const int row0 = before.rows + static_cast<int>(lower >> 13);
+    if (e < r.locals) {
       row_of[e] = row0;
-      if (writer) store_tiles(r, p, e, tiles_before + static_cast<int>(before & 0x1fff), row0);
+      if (writer) store_tiles(r, p, e, before.tiles + static_cast<int>(lower & 0x1fff), row0);
     }
-    tiles_before += static_cast<int>(total & 0x1fff);
-    rows_before += static_cast<int>(total >> 13);
+    before.tiles += static_cast<int>(total & 0x1fff);
+    before.rows += static_cast<int>(total >> 13);
   }
+  return before;
+}
+
+// Where the rows of this block's token go, by two warps: top_k is at most 64.
+template <bool kRoutes>
+__device__ __forceinline__ void place_own(const RouteArgs& r, const RowsArgs& a, int token, bool stores,
+                                          const int* counts, const int* row_of, OwnToken& own) {
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+  const int top_k = r.params.top_k, k = static_cast<int>(threadIdx.x);
+  const int e = k < top_k ? local_of(r, own.id[k]) : -1;
+  const uint32_t here = __ballot_sync(0xffffffffu, e >= 0);
+  int at = 0;
+  if (warp == 1) at = __popc(__ballot_sync(0xffffffffu, lane < top_k && local_of(r, own.id[lane]) >= 0));
+  if (lane == 0 && warp == (top_k > 32 ? 1 : 0)) own.num_targets = at + __popc(here);
+  at += __popc(here & ((1u << lane) - 1u));
+  int row = -1;
+  if (e >= 0) {
+    int place = counts[e] >> 16;
+    if constexpr (!kRoutes)  // given ids may repeat
+      for (int j = 0; j < k; ++j) place += local_of(r, own.id[j]) == e ? 1 : 0;
+    row = row_of[e] + place;  // only the last tile of an expert has padding
+    own.targets[at] = target_at(r, a, expert_tiles(counts[e] & 0xffff, r.max_n, r.step_n), e, row_of[e], place);
+  }
+  if (stores && k < top_k) store_pair(r, int64_t{token} * top_k + k, own.id[k], own.weight[k], row);
+}
+
+// kRoutes: chooses from logits, for all tokens; else the experts are given, or have been chosen.
+template <bool kRoutes>
+__device__ __forceinline__ void route_permute(const RouteArgs& r, const RowsArgs& a, int token) {
+  extern __shared__ int words[];
+  __shared__ OwnToken own;
+  const int tokens = static_cast<int>(real_tokens(r)), part = static_cast<int>(blockIdx.y);
+  const bool writer = blockIdx.x == 0 && part == 0, mine = token < tokens;
+  if (!mine && !writer) return;
+  int *counts = words, *row_of = counts + r.locals;
+  prefetch_row<kThreads>(a, token, part);
+  if constexpr (kRoutes) {
+    count_chosen(r, token, tokens, counts, reinterpret_cast<float*>(row_of + r.locals), own);
+  } else {
+    count_given(r, token, tokens, part == 0, counts, own);
+  }
+  __syncthreads();
+  const TileTotals totals = place_experts(r, writer, counts, row_of, own.warp_sums);
   __syncthreads();
   if (writer) {
     // Not the tickets: blocks of an early GEMM draw them already.
-    if (threadIdx.x == 64) r.tables.header->num_tiles = tiles_before, r.tables.header->total_rows = rows_before;
-    clear_counters(r, tiles_before, static_cast<int>(threadIdx.x), kThreads);
+    if (threadIdx.x == 64) r.tables.header->num_tiles = totals.tiles, r.tables.header->total_rows = totals.rows;
+    clear_counters(r, totals.tiles, static_cast<int>(threadIdx.x), kThreads);
   }
   if (!mine) return;
-  if (warp < 2) {  // top_k is at most 64
-    const int k = static_cast<int>(threadIdx.x);
-    const int e = k < top_k ? local_of(r, own_id[k]) : -1;
-    const uint32_t here = __ballot_sync(0xffffffffu, e >= 0);
-    int at = 0;
-    if (warp == 1) at = __popc(__ballot_sync(0xffffffffu, lane < top_k && local_of(r, own_id[lane]) >= 0));
-    if (lane == 0 && warp == (top_k > 32 ? 1 : 0)) num_targets = at + __popc(here);
-    at += __popc(here & ((1u << lane) - 1u));
-    int row = -1;
-    if (e >= 0) {
-      int place = counts[e] >> 16;
-      if constexpr (!kRoutes)  // given ids may repeat
-        for (int j = 0; j < k; ++j) place += local_of(r, own_id[j]) == e ? 1 : 0;
-      row = row_of[e] + place;  // only the last tile of an expert has padding
-      targets[at] = target_at(r, a, expert_tiles(counts[e] & 0xffff, r.max_n, r.step_n), e, row_of[e], place);
-    }
-    if (part == 0 && k < top_k) store_pair(r, int64_t{token} * top_k + k, own_id[k], own_weight[k], row);
-  }
+  if (threadIdx.x < 64) place_own<kRoutes>(r, a, token, part == 0, counts, row_of, own);
   __syncthreads();
   if (part == 0 && a.gather.zero_absent != nullptr)
-    for (int k = 0; k < top_k; ++k)
-      if (local_of(r, own_id[k]) < 0) clear_row<kThreads>(a, int64_t{token} * top_k + k);
-  if (num_targets != 0)
-    write_token<kThreads>(a, token, targets, num_targets, part, static_cast<int>(gridDim.y), shared);
+    for (int k = 0; k < r.params.top_k; ++k)
+      if (local_of(r, own.id[k]) < 0) clear_row<kThreads>(a, int64_t{token} * r.params.top_k + k);
+  if (own.num_targets != 0)
+    write_token<kThreads>(a, token, own.targets, own.num_targets, part, static_cast<int>(gridDim.y), own.row_max);
 }
 
 template <bool kRoutes>
