@@ -58,13 +58,16 @@ int64_t list_row_blocks(const GroupedRows& rows, RowBlock* blocks) {
 
 // A task is a row block by a run of N-tiles. It is long enough to hide its start (0.1 us). It is short enough that the
 // last task ends soon after the others, and that a thread which loses its core delays little: 128 KiB of weights, or 4
-// million multiply-adds.
+// million multiply-adds. Tasks are whole calls of the kernel, unless these are too few for the workers: a router of 128
+// outputs is one call, which one thread would read alone (0.5 MB, 70 us).
 int64_t n_tiles_per_task(const PackedWeights& w, int64_t blocks, int64_t total_rows, int workers, int max_n_tiles) {
   const int64_t rows = ceil_div(total_rows, blocks);
   const int64_t work = std::max(w.n_tile_bytes() * 32, rows * kNTile * w.padded_k());
   const int64_t by_size = std::max<int64_t>(1, (int64_t{4} << 20) / std::max<int64_t>(work, 1));
   const int64_t by_share = std::max<int64_t>(1, blocks * w.n_tiles() / (8 * workers));
-  return std::min(round_up<int64_t>(std::min({by_size, by_share, w.n_tiles()}), max_n_tiles), w.n_tiles());
+  const int64_t run = round_up<int64_t>(std::min({by_size, by_share, w.n_tiles()}), max_n_tiles);
+  const int64_t calls = blocks * ceil_div(w.n_tiles(), run);
+  return std::min(calls < workers ? ceil_div(blocks * w.n_tiles(), int64_t{workers}) : run, w.n_tiles());
 }
 
 // N-tiles of the call that starts at `t`: as many as the kernel takes, several only if all have two panels.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every weight format, input format and instruction set against sums in double precision. Also every row against the
-// same row in a batch of one: a row's bits must not depend on the rows around it.
+// same row in a batch of one, and by another number of threads: a row's bits must not depend on what is around it.
 #include "kernels/cpu/grouped_gemm.h"
 
 #include <gtest/gtest.h>
@@ -118,8 +118,8 @@ TEST_P(GroupedGemm, MatchesDoubleAndDoesNotDependOnTheBatch) {
   if (const Support s = supported(isa); !s) GTEST_SKIP() << s.reason;
   std::cout << "[   ISA    ] " << name_of(kIsas, isa) << "\n";
   std::mt19937_64 rng = test::rng<std::mt19937_64>();
-  ThreadPool pool(2);
-  Context ctx{pool};
+  ThreadPool pool(2), seven_threads(7);
+  Context ctx{pool}, other_ctx{seven_threads};
   // 10400 k: more than fits into the scratch of the kernel that keeps a row as floats.
   const Problem problems[] = {{1, 16, 32, 1, false},   {2, 7, 34, 5, false},      {3, 40, 160, 12, true},
                               {2, 33, 418, 40, false}, {1, 150, 290, 150, false}, {4, 24, 64, 9, true},
@@ -165,6 +165,9 @@ TEST_P(GroupedGemm, MatchesDoubleAndDoesNotDependOnTheBatch) {
               ASSERT_NEAR(y[static_cast<size_t>(r * width + c)], sum, tolerance)
                   << "group " << g << " row " << r << " col " << c;
             }
+
+        // By more threads, which take shorter tasks: the same bits.
+        ASSERT_EQ(y, run(other_ctx, isa, p, dtype, s, a, s.gated ? &b : nullptr, x, scale, offsets, rows));
 
         // In a batch of one: the same bits.
         for (const int64_t r : {int64_t{0}, offsets.back() / int64_t{2}, int64_t{offsets.back()} - 1}) {
