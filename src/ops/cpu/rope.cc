@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rotary embedding, and the steps around it that turn projected rows into queries and pages.
+#include <algorithm>
 #include <cmath>
 
 #include "base/bf16.h"
+#include "ops/cpu/clones.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/norm.h"
 #include "ops/cpu/pages.h"
@@ -25,26 +27,55 @@ struct F32Type {
   static float round(float f) { return f; }
 };
 
+// D rounds each of the two products and their sum, as separate tensor operations do.
 template <class D>
-void rotate(typename D::Element* x, int64_t half, int64_t step, int64_t partner, const float* c, const float* s) {
-  for (int64_t i = 0; i < half; ++i) {
-    const float a = D::get(x[i * step]), b = D::get(x[i * step + partner]);
-    x[i * step] = D::put(D::round(a * c[i]) - D::round(b * s[i]));
-    x[i * step + partner] = D::put(D::round(b * c[i]) + D::round(a * s[i]));
+__attribute__((always_inline)) inline void rotate_pairs(typename D::Element* __restrict x,
+                                                        typename D::Element* __restrict y, const float* c,
+                                                        const float* s, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float a = D::get(x[i]), b = D::get(y[i]);
+    x[i] = D::put(D::round(a * c[i]) - D::round(b * s[i]));
+    y[i] = D::put(D::round(b * c[i]) + D::round(a * s[i]));
+  }
+}
+SLUICE_CLONES void rotate(bf16_t* x, bf16_t* y, const float* c, const float* s, int64_t n) {
+  rotate_pairs<Bf16Type>(x, y, c, s, n);
+}
+SLUICE_CLONES void rotate(float* x, float* y, const float* c, const float* s, int64_t n) {
+  rotate_pairs<F32Type>(x, y, c, s, n);
+}
+
+// Pairs that lie side by side are moved apart, rotated and moved back.
+template <class Element>
+void rotate_interleaved(Element* x, const float* c, const float* s, int64_t pairs) {
+  constexpr int64_t kPairs = 64;
+  Element first[kPairs], second[kPairs];
+  for (int64_t begin = 0; begin < pairs; begin += kPairs) {
+    const int64_t n = std::min(kPairs, pairs - begin);
+    Element* at = x + 2 * begin;
+    for (int64_t i = 0; i < n; ++i) first[i] = at[2 * i], second[i] = at[2 * i + 1];
+    rotate(first, second, c + begin, s + begin, n);
+    for (int64_t i = 0; i < n; ++i) at[2 * i] = first[i], at[2 * i + 1] = second[i];
   }
 }
 
-// Rotates the first 2 * half values at `x`, of type `dtype`. D rounds each of the two products and their sum, as
-// separate tensor operations do. Interleaved pairs stay where they are: q and k turn alike, so their products are those
-// of any other order.
+template <class Element>
+void rotate_head(Element* x, const float* c, const float* s, int64_t half, RopeLayout layout) {
+  if (layout == RopeLayout::halves)
+    rotate(x, x + half, c, s, half);
+  else
+    rotate_interleaved(x, c, s, half);
+}
+
+// Rotates the first 2 * half values at `x`, of type `dtype`. Interleaved pairs stay where they are: q and k turn alike,
+// so their products are those of any other order.
 void rotate_head(void* x, DType dtype, const RopeAngles& angles, int64_t row, RopeLayout layout) {
   const int64_t half = angles.half;
-  const int64_t step = layout == RopeLayout::halves ? 1 : 2, partner = layout == RopeLayout::halves ? half : 1;
   const float *c = angles.cosine + row * half, *s = angles.sine + row * half;
   if (dtype == DType::bf16)
-    rotate<Bf16Type>(static_cast<bf16_t*>(x), half, step, partner, c, s);
+    rotate_head(static_cast<bf16_t*>(x), c, s, half, layout);
   else
-    rotate<F32Type>(static_cast<float*>(x), half, step, partner, c, s);
+    rotate_head(static_cast<float*>(x), c, s, half, layout);
 }
 }  // namespace
 
