@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/error.h"
@@ -32,19 +33,50 @@ void apply_mask(std::span<float> logits, std::span<const uint32_t> mask) {
   }
 }
 
+// Four logits. Compared one by one with the best so far, 150,000 of them take 0.3 ms, in which the other threads wait.
+using Four = float __attribute__((vector_size(16)));
+
+struct Largest {
+  float value;
+  bool nan;
+};
+// Of up to kChunk logits. They were just written by other cores, so lines are asked for well before they are compared.
+constexpr size_t kChunk = 1024;
+Largest largest_of(const float* x, size_t n) {
+  constexpr size_t kAhead = 1024;  // floats: 64 lines, as many as a core waits for at once
+  Four best = {x[0], x[0], x[0], x[0]};
+  auto nans = best != best;
+  size_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    if (i % 16 == 0) __builtin_prefetch(x + i + kAhead);
+    Four v;
+    std::memcpy(&v, x + i, sizeof v);
+    nans |= v != v;
+    best = v > best ? v : best;
+  }
+  Largest out{best[0], (nans[0] | nans[1] | nans[2] | nans[3]) != 0};
+  for (int lane = 1; lane < 4; ++lane) out.value = std::max(out.value, best[lane]);
+  for (; i < n; ++i) out.nan |= std::isnan(x[i]), out.value = std::max(out.value, x[i]);
+  return out;
+}
+
 // The first of the largest logits.
 void find_largest(std::span<const float> logits, Sampled& out) {
-  size_t best = 0;
+  size_t chunk = 0;
   bool nan = false;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    nan |= logits[i] != logits[i];
-    if (logits[i] > logits[best]) best = i;
+  out.largest = -std::numeric_limits<float>::infinity();
+  for (size_t begin = 0; begin < logits.size(); begin += kChunk) {
+    const Largest here = largest_of(logits.data() + begin, std::min(kChunk, logits.size() - begin));
+    nan |= here.nan;
+    if (here.value > out.largest) out.largest = here.value, chunk = begin;
   }
-  out.largest = logits[best];
   out.problem = nan                           ? Sampled::Problem::nan
                 : !std::isfinite(out.largest) ? Sampled::Problem::not_finite
                                               : Sampled::Problem::none;
-  out.token = out.problem == Sampled::Problem::none ? static_cast<int32_t>(best) : -1;
+  out.token = -1;
+  if (out.problem != Sampled::Problem::none) return;
+  while (logits[chunk] != out.largest) ++chunk;
+  out.token = static_cast<int32_t>(chunk);
 }
 
 int32_t draw(const SampleRow& row, std::span<const float> logits, int32_t best,

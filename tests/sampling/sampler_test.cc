@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "base/error.h"
 #include "sampling/logprobs.h"
+#include "tests/support/random.h"
 
 namespace sluice::sampling {
 namespace {
@@ -35,6 +37,28 @@ TEST(Sampler, GreedyTakesTheFirstLargest) {
     EXPECT_THROW(choose({.temperature = temperature}, {1, NAN}), Error);
     EXPECT_THROW(choose({.temperature = temperature}, {-INFINITY, -INFINITY}), Error);
     EXPECT_THROW(choose({.temperature = temperature}, {1, INFINITY}), Error);
+  }
+}
+
+// Whatever the size, and wherever the largest, its equals and a NaN stand: the first that no other exceeds. Few values
+// make ties; the sizes lie around the pieces in which the logits are compared.
+TEST(Sampler, GreedyOfAnySize) {
+  auto rng = test::rng();
+  for (int trial = 0; trial < 400; ++trial) {
+    const size_t size = trial % 4 == 0 ? 1 + rng() % 40 : 1024 * (trial % 4) + rng() % 9 - 4;
+    const int values = trial % 3 == 0 ? 3 : 100000;
+    std::vector<float> logits(size);
+    for (float& x : logits) {
+      x = static_cast<float>(static_cast<int>(rng() % static_cast<uint32_t>(values)) - values / 2) / 64;
+      if (rng() % 50 == 0) x = -INFINITY;
+      if (x == 0 && rng() % 2 == 0) x = -0.0f;
+    }
+    logits[rng() % size] = -4000;  // not all are -infinity
+    size_t first = 0;
+    while (std::any_of(logits.begin(), logits.end(), [&](float x) { return x > logits[first]; })) ++first;
+    EXPECT_EQ(choose({}, logits), static_cast<int32_t>(first)) << "of " << size;
+    logits[rng() % size] = NAN;
+    EXPECT_THROW(choose({}, logits), Error) << "of " << size;
   }
 }
 
