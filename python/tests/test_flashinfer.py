@@ -135,7 +135,7 @@ def test_what_quantisers_take(rng, monkeypatch):
             quantise(half, one)
     fi.mxfp4_quantize(half)
     codes, scales = fi.fp4_quantize(half, one * 3, nvfp4_4over6=False)
-    for factor in (np.float16(3).reshape(1), np.float32(3).reshape(())):
+    for factor in (np.float16(3).reshape(1), np.array(3, np.float32)):
         for got, expected in zip(fi.fp4_quantize(half, factor, nvfp4_4over6=False), (codes, scales)):
             assert (got == expected).all()
     # A batch of matrices is quantised as their rows are; UE8M0 scales have no global scale.
@@ -203,6 +203,9 @@ def test_dense_products(rng):
     per_row = np.repeat(alpha, 11) * np.arange(1, 12, dtype=np.float32)
     got = bf16(fi.mm_fp4(qa, qw.T, sa, sw, per_row))
     assert (np.abs(got - per_row[:, None] * (x @ y.T)) <= bound * np.arange(1, 12)[:, None]).all()
+    for product in (fi.mm_fp4, fi.mm_mxfp8):  # trtllm's b is shuffled
+        with pytest.raises(sluice_moe.Unsupported, match="backend is 'trtllm'; accepted: 'auto', 'cutlass', 'cudnn'"):
+            product(qa, qw.T, sa, sw, backend="trtllm")
     with pytest.raises(sluice_moe.Unsupported, match="use_nvfp4 False"):
         fi.mm_fp4(qa, qw.T, sa, sw, alpha, use_nvfp4=False)
 

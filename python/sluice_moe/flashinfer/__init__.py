@@ -15,8 +15,8 @@ Layers round their inputs themselves, so hidden states that come as codes and sc
 for, and it is checked that rounding gives them back; else the call is refused. That is so for what quantisers make.
 Weights come shuffled with every call, so every call repacks them: right for tests, slow for serving. Keep a
 sluice_moe.FusedMoE or Gemm for that. To capture a call in a CUDA graph, make the same call once outside of the capture: what
-it prepares stays with its gemm1_weights tensor. A captured call does not check its codes. backend, enable_pdl and
-tune_max_num_tokens change no result and are ignored; in routed calls so are n_group, topk_group, routed_scaling_factor and
+it prepares stays with its gemm1_weights tensor. A captured call does not check its codes. enable_pdl, tune_max_num_tokens and
+a quantiser's backend change no result and are ignored; in routed calls so are n_group, topk_group, routed_scaling_factor and
 routing_method_type, as in FlashInfer. An argument that asks for what is not here raises Unsupported. Importing this module
 does not replace FlashInfer.
 """

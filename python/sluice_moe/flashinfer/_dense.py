@@ -11,6 +11,8 @@ from ._refusal import refuse
 
 
 _PRODUCT_DTYPES = ("bfloat16", "float16")
+# Those whose b lies in the order of its rows: trtllm's is shuffled, the others limit types and sizes in their own ways.
+_BACKENDS = ("auto", "cutlass", "cudnn")
 
 
 def result_dtype(out_dtype: Any, accepted: tuple[str, ...] = ("bfloat16",)) -> str:
@@ -41,8 +43,10 @@ def _product(coded: ops.Quantized, weights: Matrices, format: str, out: Any, dty
     return out
 
 
-def _check_matrices(function: str, a: Any, b: Any) -> None:
+def _check_product(function: str, a: Any, b: Any, backend: str) -> None:
     """Shapes alone; types and layouts are checked where they are read."""
+    if backend not in _BACKENDS:
+        refuse(f"backend is {backend!r}; accepted: {', '.join(map(repr, _BACKENDS))}")
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ValueError(f"a has shape {list(a.shape)} and b {list(b.shape)}; {function} accepts 2d tensors")
     if a.shape[1] != b.shape[0]:
@@ -59,9 +63,10 @@ def mm_mxfp8(a: Any, b: Any, a_descale: Any, b_descale: Any, out: Any = None, ou
              use_8x4_sf_layout: bool = False, backend: str = "auto", *, skip_check: bool = False) -> Any:
     """[m, n] = a b in out_dtype, bfloat16 by default, or float16. a: e4m3 [m, k]; b: e4m3 [k, n], the transposed view of a
     matrix [n, k]; scales UE8M0, flat in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), or linear: a's [m, k / 32],
-    b's [k / 32, n]. skip_check: FlashInfer's, of the backend; the arguments are always checked."""
+    b's [k / 32, n]. backend: "auto", "cutlass" or "cudnn", which give the same results. skip_check: FlashInfer's, of the
+    backend; the arguments are always checked."""
     dtype = result_dtype(out_dtype, _PRODUCT_DTYPES)
-    _check_matrices("mm_mxfp8", a, b)
+    _check_product("mm_mxfp8", a, b, backend)
     (rows, cols), outputs = a.shape, b.shape[1]
     for name, scales in (("a_descale", a_descale), ("b_descale", b_descale)):
         if len(scales.shape) not in (1, 2):
@@ -81,12 +86,12 @@ def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, ou
            enable_pdl: bool = True, *, skip_check: bool = False) -> Any:
     """[m, n] = alpha * a b for NVFP4 in out_dtype, bfloat16 by default, or float16. a: uint8 [m, k / 2]; b: uint8 [k / 2, n],
     the transposed view of [n, k / 2]; scales e4m3 in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), flat or as
-    fp4_quantize gives them, or the transposed view of that; alpha: float32 [1], [m] or None. skip_check: FlashInfer's, of the
-    backend; the arguments are always checked."""
+    fp4_quantize gives them, or the transposed view of that; alpha: float32 [1], [m] or None. backend and skip_check: as
+    mm_mxfp8's."""
     if block_size != 16 or not use_nvfp4:
         refuse(f"block_size is {block_size} and use_nvfp4 {use_nvfp4}; accepted: 16, True (MXFP4 inputs run nowhere here)")
     dtype = result_dtype(out_dtype, _PRODUCT_DTYPES)
-    _check_matrices("mm_fp4", a, b)
+    _check_product("mm_fp4", a, b, backend)
     (rows, half), outputs = a.shape, b.shape[1]
     cols = 2 * half
 
