@@ -159,6 +159,7 @@ for p in "${parts[@]}"; do
     experts | models)
       part "$p" "$root/tools/gpu_perplexity.py" "$p" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}"/*/ \
         ${PERPLEXITY_STATE:+--state "$PERPLEXITY_STATE"}
+      cat "$out/$p.log"
       ;;
     drafts)
       part drafts python3 "$root/bench/speculation.py" "$dir/sluice" "${SLUICE_TEST_MODELS:-$root/models}/tiny-deepseek-v3"
