@@ -90,12 +90,15 @@ def test_mxfp4(rng, act, inputs):
     biases = [rng.normal(size=(E, n)).astype(np.float32) for n in ((I, I, H) if c.gated else (I, H))]
     given = (shuffled(np.concatenate(biases[:-1], 1)[:, :, None], c.gated)[:, :, 0],
              shuffled(biases[-1][:, :, None], False)[:, :, 0])
-    arguments = (hidden, scales, w1, s1, given[0], *vectors, w2, s2, given[1], None, None, None, *c.common)
-    expected = layer(x, c.ids, c.weights, *c.values,
-                     lambda *parts: swiglu(*parts, 1.702, 1.0, 0.5) if c.gated else relu2(*parts),
-                     round_mxfp8 if inputs == "mxfp8" else lambda y: bf16(to_bf16(y)),
-                     biases=biases if c.gated else [biases[0], None, biases[1]])
-    (got,) = fi.trtllm_fp4_block_scale_moe(c.logits, None, *arguments, 1, activation_type=act)
-    check(got, *expected)
-    (got,) = fi.trtllm_fp4_block_scale_routed_moe(c.routings[0], None, *arguments, activation_type=act)
-    check(got, *expected)
+    for has in ((True, True), (True, False), (False, True)):  # a bias that is left out is zero
+        arguments = (hidden, scales, w1, s1, given[0] if has[0] else None, *vectors, w2, s2, given[1] if has[1] else None,
+                     None, None, None, *c.common)
+        parts = biases if c.gated else [biases[0], None, biases[1]]
+        kept = [b if b is None or here else 0 * b for b, here in zip(parts, (has[0], has[0], has[1]))]
+        expected = layer(x, c.ids, c.weights, *c.values,
+                         lambda *parts: swiglu(*parts, 1.702, 1.0, 0.5) if c.gated else relu2(*parts),
+                         round_mxfp8 if inputs == "mxfp8" else lambda y: bf16(to_bf16(y)), biases=kept)
+        (got,) = fi.trtllm_fp4_block_scale_moe(c.logits, None, *arguments, 1, activation_type=act)
+        check(got, *expected)
+        (got,) = fi.trtllm_fp4_block_scale_routed_moe(c.routings[0], None, *arguments, activation_type=act)
+        check(got, *expected)

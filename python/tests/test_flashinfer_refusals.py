@@ -32,7 +32,6 @@ def test_refusals(rng):
             ({"valid_hidden_size": H - 16}, sluice_moe.Unsupported, f"valid_hidden_size is {H - 16}; accepted: None, or all of {H}"),
             ({"valid_intermediate_size": 1}, sluice_moe.Unsupported, "valid_intermediate_size is 1"),
             ({"hidden_states_scale_layout": fi.SfLayout.layout_128x4}, sluice_moe.Unsupported, "hidden_states_scale_layout"),
-            ({"gemm1_bias": np.zeros((E, 2 * I), np.float32)}, sluice_moe.Unsupported, "only one of gemm1_bias and gemm2_bias"),
             ({"gemm1_clamp_limit": ones, "output1_scale_scalar": uneven}, sluice_moe.Unsupported, "one factor for all experts"),
             ({"routing_method_type": 10}, sluice_moe.Unsupported, "routing_method_type is 10"),
             ({"routing_bias": ones}, sluice_moe.InvalidArgument, "routing bias is given"),

@@ -26,7 +26,7 @@ def _vector(name: str, given: Any, experts: int) -> Any:
     """[L] of a value for each expert, or of one for all."""
     flat = contiguous(given).reshape(-1)
     if flat.shape[0] == 1:
-        flat = contiguous(flat * _values.ones(experts, flat))
+        flat = contiguous(flat * _values.filled((experts,), 1, flat))
     _tensor.read(flat, name, "float32", (experts,), device=None)
     return flat
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import _tensor, ops
 from ..specs import Matrices
+from . import _values
 from ._layouts import as_laid_out, bits, block_scale_interleave, contiguous, linear_scales
 from ._refusal import refuse
 
@@ -94,16 +95,10 @@ def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, ou
     _check_product("mm_fp4", a, b, backend)
     (rows, half), outputs = a.shape, b.shape[1]
     cols = 2 * half
-
-    def ones(count: int) -> Any:
-        x = _tensor.empty("float32", (count,), a)
-        x[:] = 1
-        return x
-
     per_row = alpha is not None and len(alpha.shape) == 1 and alpha.shape[0] == rows and rows != 1
     layout = "8x4" if use_8x4_sf_layout else "128x4"
-    scale = ones(1) if per_row or alpha is None else alpha.reshape(1)
+    scale = _values.filled((1,), 1, a) if per_row or alpha is None else alpha.reshape(1)
     weights = Matrices(contiguous(b.T), linear_scales(b_descale, outputs, cols // 16), scale)
-    row_scales = contiguous(alpha) if per_row else ones(rows)
+    row_scales = contiguous(alpha) if per_row else _values.filled((rows,), 1, a)
     coded = ops.Quantized(a, bits(as_laid_out(a_descale)).reshape(-1), row_scales, None, "nvfp4_token", layout, cols)
     return _product(coded, weights, "nvfp4", out, dtype, inputs="nvfp4_token")

@@ -36,9 +36,11 @@ def _biases(p: Problem, spec: Spec, gemm1_bias: Any, gemm2_bias: Any, c: Calibra
     """In the layer's units: with scalars of the experts FlashInfer takes biases of the products before they are scaled."""
     if gemm1_bias is None and gemm2_bias is None:
         return {}
-    if gemm1_bias is None or gemm2_bias is None:
-        refuse("only one of gemm1_bias and gemm2_bias is given; accepted: both, or none")
     rows, experts = p.intermediate_size * (1 + spec.gated), p.local_num_experts
+    if gemm1_bias is None:
+        gemm1_bias = _values.filled((experts, rows), 0, gemm2_bias)
+    if gemm2_bias is None:
+        gemm2_bias = _values.filled((experts, spec.hidden), 0, gemm1_bias)
     stack("gemm1_bias", gemm1_bias, (experts, rows))
     stack("gemm2_bias", gemm2_bias, (experts, spec.hidden))
     up, gate = canonical(gemm1_bias[:, :, None], spec.gated, 128)

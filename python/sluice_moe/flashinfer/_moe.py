@@ -223,7 +223,7 @@ def coded_hidden(values: Any, coding: str, dtype: str) -> Any:
     calibrated = ops.CODINGS[coding].calibrated
     scale = None
     if calibrated:
-        scale = _values.ones(1, values)
+        scale = _values.filled((1,), 1, values)
     q = ops.quantize(hidden, coding, input_scale=scale)
     rounded = _values.e2m1(bits(q.codes)) if ops.CODINGS[coding].four_bit else _values.e4m3(bits(q.codes))
     if q.scales is not None:

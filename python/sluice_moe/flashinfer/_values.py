@@ -41,9 +41,10 @@ def _look_up(table: tuple[float, ...], codes: Any) -> Any:
     return numpy.array(table, numpy.float32)[codes]
 
 
-def ones(count: int, like: Any) -> Any:
-    out = _tensor.empty("float32", (count,), like)
-    out[:] = 1
+def filled(shape: tuple[int, ...], value: float, like: Any) -> Any:
+    """float32, beside `like`."""
+    out = _tensor.empty("float32", shape, like)
+    out[...] = value
     return out
 
 
