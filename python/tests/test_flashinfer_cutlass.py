@@ -58,7 +58,7 @@ def test_cutlass(rng, form, rank):
     check(got, *layer(x, c.here, weights, *values, lambda *parts: swiglu(*parts, **vectors), rounded))
     for bad, sentence in ((given, "accepted with 5 (SwigluBias)"), ({"min_latency_mode": True}, "min_latency_mode is True"),
                           ({"workspace_buffer": ids}, "workspace_buffer is given"), ({"backend": "auto"}, "backend 'auto'"),
-                          ({"fc1_expert_biases": ids}, "fc1_expert_biases is given"), ({"output_dtype": "float16"}, "out_dtype is float16")):
+                          ({"fc1_expert_biases": ids}, "fc1_expert_biases is given"), ({"output_dtype": "float16"}, "output_dtype is float16")):
         with pytest.raises(sluice_moe.Unsupported, match=re.escape(sentence)):
             fi.cutlass_fused_moe(**{**dict(input=hidden, token_selected_experts=ids, token_final_scales=weights,
                                            fc1_expert_weights=w1, fc2_expert_weights=w2, output_dtype="bfloat16",

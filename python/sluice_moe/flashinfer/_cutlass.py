@@ -171,7 +171,7 @@ def cutlass_fused_moe(
             refuse(f"{name} is {value}; accepted: False")
     if cluster_size != 1 or backend != "cutlass":
         refuse(f"cluster_size is {cluster_size} and backend {backend!r}; accepted: 1, 'cutlass'")
-    result_dtype(output_dtype)
+    result_dtype("output_dtype", output_dtype)
     if not 0 <= ep_rank < ep_size:
         raise ValueError(f"ep_rank is {ep_rank} of ep_size {ep_size}; accepted: 0 to ep_size - 1")
     experts, hidden = fc2_expert_weights.shape[:2]

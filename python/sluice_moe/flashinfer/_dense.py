@@ -16,12 +16,12 @@ _PRODUCT_DTYPES = ("bfloat16", "float16")
 _BACKENDS = ("auto", "cutlass", "cudnn")
 
 
-def result_dtype(out_dtype: Any, accepted: tuple[str, ...] = ("bfloat16",)) -> str:
-    given = "bfloat16" if out_dtype is None else out_dtype
-    name = str(getattr(given, "name", None) or getattr(given, "__name__", None) or given).removeprefix("torch.")
-    if name not in accepted:
-        refuse(f"out_dtype is {name}; accepted: {', '.join(accepted)}")
-    return name
+def result_dtype(name: str, dtype: Any, accepted: tuple[str, ...] = ("bfloat16",)) -> str:
+    given = "bfloat16" if dtype is None else dtype
+    asked = str(getattr(given, "name", None) or getattr(given, "__name__", None) or given).removeprefix("torch.")
+    if asked not in accepted:
+        refuse(f"{name} is {asked}; accepted: {', '.join(accepted)}")
+    return asked
 
 
 def _product(coded: ops.Quantized, weights: Matrices, format: str, out: Any, dtype: str, inputs: str | None = None) -> Any:
@@ -66,7 +66,7 @@ def mm_mxfp8(a: Any, b: Any, a_descale: Any, b_descale: Any, out: Any = None, ou
     matrix [n, k]; scales UE8M0, flat in the 128x4 layout (a's in 8x4 with use_8x4_sf_layout), or linear: a's [m, k / 32],
     b's [k / 32, n]. backend: "auto", "cutlass" or "cudnn", which give the same results. skip_check: FlashInfer's, of the
     backend; the arguments are always checked."""
-    dtype = result_dtype(out_dtype, _PRODUCT_DTYPES)
+    dtype = result_dtype("out_dtype", out_dtype, _PRODUCT_DTYPES)
     _check_product("mm_mxfp8", a, b, backend)
     (rows, cols), outputs = a.shape, b.shape[1]
     for name, scales in (("a_descale", a_descale), ("b_descale", b_descale)):
@@ -91,7 +91,7 @@ def mm_fp4(a: Any, b: Any, a_descale: Any, b_descale: Any, alpha: Any = None, ou
     mm_mxfp8's."""
     if block_size != 16 or not use_nvfp4:
         refuse(f"block_size is {block_size} and use_nvfp4 {use_nvfp4}; accepted: 16, True (MXFP4 inputs run nowhere here)")
-    dtype = result_dtype(out_dtype, _PRODUCT_DTYPES)
+    dtype = result_dtype("out_dtype", out_dtype, _PRODUCT_DTYPES)
     _check_product("mm_fp4", a, b, backend)
     (rows, half), outputs = a.shape, b.shape[1]
     cols = 2 * half
