@@ -62,6 +62,43 @@ TEST(Sampler, GreedyOfAnySize) {
   }
 }
 
+// top_k by its definition: all tokens in descending order, ties by id, as many as k; or by id, where no more are
+// allowed.
+TEST(Sampler, TopKOfAnySize) {
+  auto rng = test::rng();
+  for (int trial = 0; trial < 300; ++trial) {
+    const size_t size = 1 + rng() % 700;
+    const uint32_t values = trial % 2 == 0 ? 5 : 100000;
+    std::vector<float> logits(size);
+    for (float& x : logits)
+      x = rng() % 4 == 0 ? -INFINITY : static_cast<float>(rng() % values) / static_cast<float>(values);
+    logits[rng() % size] = 0.5f;
+    std::vector<std::pair<float, int32_t>> order;  // the negative logit, the token
+    for (size_t i = 0; i < size; ++i)
+      if (logits[i] != -INFINITY) order.emplace_back(-logits[i], static_cast<int32_t>(i));
+    const int64_t allowed = static_cast<int64_t>(order.size());
+    for (const int64_t k : {int64_t{1}, allowed - 1, allowed, allowed + 1, 1 + static_cast<int64_t>(rng() % 40),
+                            int64_t{256}, int64_t{257}}) {
+      if (k < 1) continue;
+      auto kept = order;
+      if (k < allowed) {
+        std::sort(kept.begin(), kept.end());
+        kept.resize(static_cast<size_t>(k));
+      }
+      const SamplingOptions o{.temperature = 0.25, .top_k = k, .seed = rng()};
+      const double top = *std::max_element(logits.begin(), logits.end());
+      const auto weight = [&](float negative) { return std::exp((-double{negative} - top) / 0.25); };
+      double total = 0;
+      for (const auto& [negative, token] : kept) total += weight(negative);
+      double left = uniform_at(o.seed, trial) * total;
+      size_t i = 0;
+      while (i + 1 < kept.size() && (left -= weight(kept[i].first)) >= 0) ++i;
+      EXPECT_EQ(choose(o, logits, trial), kept[i].second)
+          << "k = " << k << " of " << allowed << ", " << size << " in all";
+    }
+  }
+}
+
 // Frequencies over many positions against the exact distribution: within five standard deviations.
 void expect_distribution(const SamplingOptions& o, const std::vector<float>& logits, const std::vector<double>& exact) {
   Sampler s(o);
