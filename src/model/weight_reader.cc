@@ -61,12 +61,12 @@ Shape sizes(Dims dims) {
 }  // namespace
 
 struct WeightReader::Impl {
-  std::unique_ptr<weights::DeviceStage> stage;  // of a model on a GPU, where it makes its weights there
+  std::unique_ptr<weights::DeviceStage> stage{};  // of a model on a GPU, where it makes its weights there
   Context silent;  // without progress, for the loaders of dummy weights, each of which reads one module
-  std::optional<weights::Loader> loader;
-  std::shared_ptr<moe::Staging> staging;  // of all experts that run on another device than the model
-  std::shared_ptr<const WeightParts> old;
-  std::vector<std::string> changed;  // tensors, sorted
+  std::optional<weights::Loader> loader{};
+  std::shared_ptr<moe::Staging> staging{};  // of all experts that run on another device than the model
+  std::shared_ptr<const WeightParts> old{};
+  std::vector<std::string> changed{};  // tensors, sorted
   std::shared_ptr<WeightParts> made = std::make_shared<WeightParts>();
   NeededTensors* list = nullptr;
 };
