@@ -49,8 +49,8 @@ def run(*words):
 
 
 class State:
-    """Texts and perplexities of the CPU by the contents that they are of: what a file has is not made again. One without a path
-    keeps nothing."""
+    """Texts and perplexities of the CPU by the contents that they are of: what a file has is not made again. The program is not
+    among the contents: begin another file after a change to it. Without a path nothing is kept."""
 
     def __init__(self, path):
         self.path = path
@@ -131,9 +131,10 @@ def main():
             stored, text = pathlib.Path(scratch) / model.name, pathlib.Path(scratch) / f"{model.name}.txt"
             text.write_text(state.get(f"text {digest(model)}", lambda: longer_text(program, model, pool)))
             run(program, "quantize", model, stored, "--format", "nvfp4", "--calibration", model / "valid.txt")
+            contents = {folder: digest(folder, text.read_text()) for folder in (model, stored)}
             for form in FORMATS:
                 folder = stored if form == "nvfp4" else model
-                key = f"{form} {digest(folder, text.read_text())}"
+                key = f"{form} {contents[folder]}"
                 cpu = pool.submit(state.get, key, functools.partial(perplexity, program, folder, text, form, ON_CPU))
                 if args.part == "cpu":
                     jobs.append(cpu)

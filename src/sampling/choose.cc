@@ -33,17 +33,18 @@ void apply_mask(std::span<float> logits, std::span<const uint32_t> mask) {
   }
 }
 
-// Four logits. Compared one by one with the best so far, 150,000 of them take 0.3 ms, in which the other threads wait.
+// Four logits. Compared one by one with the best so far, 150,000 of them take 0.15 ms from the cache, in vectors 0.03,
+// and all other threads wait meanwhile.
 using Four = float __attribute__((vector_size(16)));
 
 struct Largest {
   float value;
   bool nan;
 };
-// Of up to kChunk logits. They were just written by other cores, so lines are asked for well before they are compared.
+// Of up to kChunk logits. Other cores have just written them, so lines are asked for well before they are compared.
 constexpr size_t kChunk = 1024;
 Largest largest_of(const float* x, size_t n) {
-  constexpr size_t kAhead = 1024;  // floats: 64 lines, as many as a core waits for at once
+  constexpr size_t kAhead = 1024;  // 4 KiB; other distances were not measured
   Four best = {x[0], x[0], x[0], x[0]};
   auto nans = best != best;
   size_t i = 0;

@@ -99,7 +99,7 @@ struct OwnToken {
   uint32_t row_max[kWarps];
 };
 
-// Counts of one word: pairs of an expert in the lower half, those of the tokens before this block's in the upper.
+// One word per expert: all its pairs in the lower half, those of the tokens before this block's in the upper.
 __device__ __forceinline__ void count_pair(int* counts, int e, bool before) {
   if (e >= 0) atomicAdd(counts + e, before ? 0x10001 : 1);
 }
