@@ -64,10 +64,12 @@ struct BatchTile {
   static constexpr int scale_stage = scale_floats(kOp, kRows);  // float32, beside a stage of x
   // Stages of x hide the way from the L2 cache: with four, a k-block of 32 rows takes 0.21 us whatever the weights (K =
   // 4096, 8 rows: 13.6 us, 13.1 with eight). Where two blocks share a multiprocessor, whole M-tiles need the room for
-  // weights (one part of K = 2048, 32 rows: 11.3 us with four and six of weights, 11.8 with eight and five).
+  // weights (one part of K = 2048, 32 rows: 11.3 us with four and six of weights, 11.8 with eight and five), but for
+  // packed ones ([7168, 16384], NVFP4, 32 rows: 33.9 us with four, 32.7 with eight).
   HD static constexpr int x_stages(int m_parts) {
     if (blocks_per_sm == 1) return kRows == 64 ? 8 : kRows == 128 ? 6 : 4;
-    return m_parts == 1 ? 4 : kRows == 32 ? 8 : 6;
+    const bool room = m_parts > 1 || (decodes(kOp) && kRows == 32);
+    return !room ? 4 : kRows == 32 ? 8 : 6;
   }
   // Barriers, factors of rows, scales.
   static constexpr int fixed_bytes = 512 + kRows * 4 + std::max(x_stages(1), x_stages(2)) * scale_stage * 4;

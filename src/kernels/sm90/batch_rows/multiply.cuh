@@ -117,8 +117,9 @@ __device__ __forceinline__ void multiply_batch_fp8(float (&acc)[T::rows / 2], co
   }
 }
 
-// Packed weights are decoded to bf16 registers. The codes of the next k-block are read while the tensor cores run. FP8
-// block has sums of 128 of K besides, which are a copy of weights.
+// Packed weights are decoded to bf16 registers, one k-block after the other: FP8 block, which has sums of 128 of K
+// besides (those are a copy of weights), and tiles that have no registers for two. The codes of the next k-block are
+// read while the tensor cores run.
 template <class T>
 __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
                                                        const BatchPart& part, BatchReader& at) {
@@ -172,6 +173,76 @@ __device__ __forceinline__ void multiply_batch_decoded(float (&acc)[T::rows / 2]
   }
 }
 
+// Whether a k-block is decoded while the products of the one before are in flight. Two blocks of 64 rows have 96
+// registers per thread, with which the second k-block spilled.
+template <class T>
+inline constexpr bool kDecodesAhead = decodes(T::op) && !block_scaled(T::op) &&
+                                      (T::rows <= 32 || T::blocks_per_sm == 1);
+
+// Packed weights that are decoded so. [10304, 2688] x 64 rows, NVFP4: 20.6 us one after the other, 17.5 so.
+template <class T>
+__device__ __forceinline__ void multiply_batch_ahead(float (&acc)[T::rows / 2], const BatchShared<T>& smem,
+                                                     const BatchPart& part, BatchReader& at) {
+  using D = Decode<T::op>;
+  const int wg = threadIdx.x >> 7, thread = threadIdx.x & 127;
+  const uint32_t x0 = ptx::swizzled_desc_low(ptx::smem_address(smem.xs));
+  typename D::Packed packed;
+  const auto fetch = [&](int i) { packed = D::fetch(smem.w(at.w.index) + i * k_block_bytes(T::op), wg, thread); };
+  // The low word of the descriptor of a k-block's rows, in a uniform register (chain_descs() says why).
+  const auto wait_for_rows = [&] {
+    ptx::mbarrier_wait(smem.x_full + at.x.index, at.x.phase);
+    return x0 + __shfl_sync(0xffffffffu, at.x.index, 0) * (T::x_stage >> 4);
+  };
+  const auto multiply_k_block = [&](uint32_t x, uint32_t(&registers)[16]) {
+#pragma unroll
+    for (int r = 0; r < 16; ++r) ptx::pin(registers[r]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) ptx::Wgmma<T::rows>::bf16_rs(acc, registers + 4 * k, ptx::swizzled_desc(x + 2 * k), 1);
+    ptx::wgmma_commit();
+  };
+  // The tensor cores read one while the other is written. Whole stages have no branch, and the registers are pinned
+  // before the products: else ptxas waits for each product (its message C7513).
+  uint32_t registers[2][16];
+  int last = -1, k_block = part.begin;
+#pragma unroll 1
+  for (; k_block + T::w_k_blocks <= part.end; k_block += T::w_k_blocks) {
+    ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
+    fetch(0);
+#pragma unroll
+    for (int i = 0; i < T::w_k_blocks; ++i) {
+      const uint32_t x = wait_for_rows();
+      D::expand(packed, registers[i % 2]);
+      if (i + 1 < T::w_k_blocks) fetch(i + 1);
+      multiply_k_block(x, registers[i % 2]);
+      ptx::wgmma_wait<1>();
+      if (i > 0 || last >= 0) release(smem.x_empty + last);
+      last = at.x.index;
+      at.x.next(smem.x_stages);
+    }
+    __syncwarp();
+    release(smem.w_empty + at.w.index);
+    at.w.next(smem.w_stages);
+  }
+  ptx::wgmma_wait<0>();
+  if (last >= 0) release(smem.x_empty + last);
+  if (k_block == part.end) return;
+  ptx::mbarrier_wait(smem.w_full + at.w.index, at.w.phase);
+#pragma unroll 1
+  for (int i = 0; k_block + i < part.end; ++i) {
+    fetch(i);
+    const uint32_t x = wait_for_rows();
+    D::expand(packed, registers[0]);
+    multiply_k_block(x, registers[0]);
+    ptx::wgmma_wait<0>();
+    release(smem.x_empty + at.x.index);
+    at.x.next(smem.x_stages);
+  }
+  __syncwarp();
+  release(smem.w_empty + at.w.index);
+  at.w.next(smem.w_stages);
+}
+
 // What a warpgroup does in a task that is a part of an M-tile without its weight rows.
 template <class T>
 __device__ __forceinline__ void pass_task(const BatchShared<T>& smem, const BatchPart& part, BatchReader& at) {
@@ -196,6 +267,8 @@ __device__ __forceinline__ void multiply_task(float (&acc)[T::rows / 2], const B
     multiply_batch_bf16<T>(acc, smem, part, at);
   else if constexpr (is_fp8(T::op))
     multiply_batch_fp8<T>(acc, smem, part, at);
+  else if constexpr (kDecodesAhead<T>)
+    multiply_batch_ahead<T>(acc, smem, part, at);
   else
     multiply_batch_decoded<T>(acc, smem, part, at);
 #pragma unroll
