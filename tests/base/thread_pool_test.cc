@@ -40,6 +40,19 @@ TEST(ThreadPool, RunsEveryTaskOnce) {
   }
 }
 
+// A loop may begin while workers still look for it, while they fall asleep, or when they sleep.
+TEST(ThreadPool, RunsEveryTaskOnceAfterAnyPause) {
+  ThreadPool pool(3);
+  int64_t sum = 0;
+  for (int round = 0; round < 1200; ++round) {
+    std::atomic<int64_t> of_round{0};
+    pool.parallel_for(7, [&](int64_t t, int) { of_round.fetch_add(t); });
+    sum += of_round.load();
+    if (round % 400 < 40) std::this_thread::sleep_for(std::chrono::microseconds(10 * (round % 40)));
+  }
+  EXPECT_EQ(sum, 1200 * 21);
+}
+
 TEST(ThreadPool, WritesOfTasksAreSeenByTheCaller) {
   ThreadPool pool(4);
   std::vector<int64_t> out(1000);

@@ -10,8 +10,9 @@ namespace sluice::sm90 {
 // (docs/kernels/sm90_batch_rows.md).
 inline constexpr int kMaxFewRows = 16;
 // Rows of weights that are decoded which every block rounds itself. More are rounded once by a launch before the kernel
-// for a batch of rows: [4096, 7168], NVFP4, 16 rows 24.4 us here and 17.0 there, 8 rows 15.7 and 16.4; MXFP8 23.7 and
-// 16.8, 16.1 and 16.3 (H200). Rows that are not rounded stay up to kMaxFewRows (MXFP4, 16 rows: 12.9 and 14.2).
+// for a batch of rows: [4096, 7168], NVFP4, 16 rows 24.4 us here and 14.2 there, MXFP8 23.7 and 14.5 (H200). With 8
+// rows that depends on K: this matrix takes 16.2 and 13.7, [5120, 2048] 6.8 and 7.5. Rows that are not rounded stay up
+// to kMaxFewRows (MXFP4, 16 rows: this matrix 12.9 and 11.9, [5120, 2048] 6.2 and 6.0).
 inline constexpr int kMaxRoundedFewRows = 8;
 inline constexpr int kFewRowsBlocks = 2;  // per multiprocessor
 inline constexpr int kMaxFewRowsSplits = 8;
