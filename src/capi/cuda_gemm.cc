@@ -10,6 +10,7 @@
 #include "device/cuda.h"
 #if defined(SLUICE_WITH_CUDA)
 #include "kernels/sm90/dense/dense_gemm.h"
+#include "kernels/sm90/quantize/four_over_six.h"
 #include "kernels/sm90/quantize/tensor.h"
 #include "moe/check.h"
 #endif
@@ -128,7 +129,10 @@ void quantize(const sluice_quantize_args& given, const capi::CudaQueue& queue) {
   a.scales = to.scales;
   a.layout = to.layout;
   a.row_scales = to.row_scales;
-  sm90::launch_quantize(a, queue.stream, queue.pdl);
+  if (to.four_over_six.on)
+    sm90::launch_quantize_four_over_six(a, to.four_over_six, queue.stream, queue.pdl);
+  else
+    sm90::launch_quantize(a, queue.stream, queue.pdl);
 }
 
 #else

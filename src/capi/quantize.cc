@@ -133,6 +133,20 @@ void quantize_weights(Context& ctx, const Matrices& m, const void* values, DType
   });
 }
 
+format::FourOverSix read_four_over_six(const sluice_four_over_six* given) {
+  format::FourOverSix to;
+  if (given == nullptr) return to;
+  const auto from = read_struct(given, "args.four_over_six", sizeof(sluice_four_over_six));
+  to.on = true;
+  if (from.e4m3_max != 0) to.e4m3_max = from.e4m3_max;
+  check(to.e4m3_max == 256 || to.e4m3_max == 448, "args.four_over_six.e4m3_max is {}; accepted: 256, 448", to.e4m3_max);
+  if (from.error != nullptr) to.error = parse_name(format::kBlockErrors, "args.four_over_six.error", from.error);
+  check(from.fast_error == 0 || from.fast_error == 1, "args.four_over_six.fast_error is {}; accepted: 0, 1",
+        from.fast_error);
+  to.fast = from.fast_error != 0;
+  return to;
+}
+
 }  // namespace
 
 QuantizeCall read_quantize_args(const sluice_quantize_args& args) {
@@ -149,6 +163,7 @@ QuantizeCall read_quantize_args(const sluice_quantize_args& args) {
   check(args.encodes == 0 || call.to.coding == format::Coding::nvfp4, "args.encodes is 1 with {}; accepted with nvfp4",
         name_of(format::kCodings, call.to.coding));
   call.to.encodes = args.encodes != 0;
+  call.to.four_over_six = read_four_over_six(args.four_over_six);
   format::check_coded(call.to);
   return call;
 }

@@ -14,12 +14,6 @@ namespace {
 
 constexpr bool is_fp4(InputFormat f) { return f == InputFormat::nvfp4 || f == InputFormat::nvfp4_token; }
 
-void check_scale(InputFormat f, float input_scale) {
-  check(!is_static(f) || (std::isfinite(input_scale) && input_scale >= FLT_MIN),
-        "the input scale of {} is {}; a positive, normal, finite float is needed", name_of(kInputFormats, f),
-        input_scale);
-}
-
 // The factors of a whole row, before its groups are looked at.
 struct RowFactors {
   float scale = 1.0f;  // decode factor, as QuantRows::row_scales
@@ -55,9 +49,15 @@ float e2m1_at(const uint8_t* packed, int64_t i) { return e2m1_to_float(packed[i 
 
 }  // namespace
 
+void check_input_scale(InputFormat f, float input_scale) {
+  check(!is_static(f) || (std::isfinite(input_scale) && input_scale >= FLT_MIN),
+        "the input scale of {} is {}; a positive, normal, finite float is needed", name_of(kInputFormats, f),
+        input_scale);
+}
+
 QuantRows quantize_rows(InputFormat f, const float* x, int64_t rows, int64_t cols, float input_scale, bool encodes) {
   check(f != InputFormat::plain, "input format plain has no codes; rows in it are used as they are");
-  check_scale(f, input_scale);
+  check_input_scale(f, input_scale);
   QuantRows q;
   q.format = f;
   q.rows = rows;
@@ -120,7 +120,7 @@ void dequantize_rows(const QuantRows& q, float* out) {
 
 void round_row(InputFormat f, float* x, int64_t cols, float input_scale) {
   if (f == InputFormat::plain) return;
-  check_scale(f, input_scale);
+  check_input_scale(f, input_scale);
   const RowFactors r = row_factors(f, x, cols, input_scale);
   if (f == InputFormat::fp8_static) {
     for (int64_t k = 0; k < cols; ++k) x[k] = e4m3_to_float(fp8_static_code(x[k], r.inverse)) * r.scale;

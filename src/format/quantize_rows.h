@@ -19,6 +19,9 @@ struct QuantRows {
   std::vector<float> row_scales;    // fp8_static, fp8_token, nvfp4*: [T]
 };
 
+// Throws unless the scale of a calibrated format is positive, normal and finite. Others have none.
+void check_input_scale(InputFormat f, float input_scale);
+
 // x [T, K] float32. A short last group is allowed. input_scale: the calibrated decode factor of the static formats,
 // positive; ignored by the others. `plain` is refused: it has no codes. encodes: with nvfp4, input_scale is the encode
 // factor, 448 * 6 / amax, in its place.

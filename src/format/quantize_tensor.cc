@@ -41,6 +41,31 @@ void dequantize_row_mxfp4(const CodedTensor& from, int64_t row, float* x) {
     x[k] = e2m1_to_float(codes[k / 2] >> (k % 2 * 4) & 15) * e8m0_to_float(scale_at<uint8_t>(from, row, k / 32));
 }
 
+// Bytes of a row's codes of the block that begins at `column`; where the row ends, codes beyond it become zero.
+void store_block(const CodedTensor& to, int64_t row, int64_t column, uint64_t codes) {
+  const int64_t count = std::min<int64_t>(16, to.cols - column);
+  if (count < 16) codes &= (uint64_t{1} << (4 * count)) - 1;
+  uint8_t* bytes = to.codes + row * row_bytes(to) + column / 2;
+  for (int64_t i = 0; i < ceil_div<int64_t>(count, 2); ++i) bytes[i] = static_cast<uint8_t>(codes >> (8 * i));
+}
+
+void quantize_row_four_over_six(const CodedTensor& to, const float* x, int64_t row) {
+  FourOverSixFactors f;
+  if (to.coding == Coding::nvfp4_token) {
+    f = four_over_six_row(amax_of(x, to.cols), to.four_over_six.e4m3_max);
+    to.row_scales[row] = f.global.decode;
+  } else {
+    f = four_over_six_tensor(to.encodes ? nvfp4_encode(to.input_scale) : nvfp4_global(to.input_scale));
+  }
+  for (int64_t g = 0; g < groups_of(to); ++g) {
+    float block[16] = {};
+    std::copy_n(x + g * 16, std::min<int64_t>(16, to.cols - g * 16), block);
+    const FourOverSixBlock b = quantize_block_four_over_six(block, f, to.four_over_six);
+    scale_at<uint8_t>(to, row, g) = b.scale;
+    store_block(to, row, g * 16, b.codes);
+  }
+}
+
 }  // namespace
 
 void check_coded(const CodedTensor& t) {
@@ -52,6 +77,8 @@ void check_coded(const CodedTensor& t) {
         has_row_scales(t.coding) ? "needs" : "takes no");
   check(!blocks || t.layout == ScaleLayout::linear || (t.layout == ScaleLayout::transposed) == floats,
         "scales of {} do not come in layout {}", name, name_of(kScaleLayouts, t.layout));
+  check(!t.four_over_six.on || t.coding == Coding::nvfp4 || t.coding == Coding::nvfp4_token,
+        "four_over_six is given with {}; accepted with nvfp4, nvfp4_token", name);
 }
 
 void clear_scales(const CodedTensor& t) {
@@ -63,6 +90,11 @@ void clear_scales(const CodedTensor& t) {
 void quantize_into(const CodedTensor& to, const float* x, int64_t first, int64_t count) {
   if (to.coding == Coding::mxfp4) {
     for (int64_t r = 0; r < count; ++r) quantize_row_mxfp4(to, x + r * to.cols, first + r);
+    return;
+  }
+  if (to.four_over_six.on) {
+    check_input_scale(input_format(to.coding), to.input_scale);
+    for (int64_t r = 0; r < count; ++r) quantize_row_four_over_six(to, x + r * to.cols, first + r);
     return;
   }
   const QuantRows q = quantize_rows(input_format(to.coding), x, count, to.cols, to.input_scale, to.encodes);

@@ -217,6 +217,85 @@ TEST(CapiParts, AnEncodeFactorIsTheInverse) {
   EXPECT_NE(quantised(decode, 1, kNow), expected);
 }
 
+// 10, 20, 30, 40 are multiples of 10, which maps 40 to 4. Callers of before the field have the usual scale, 6.5.
+TEST(CapiParts, FourOverSix) {
+  sluice::Context context(1);
+  const float x[16] = {10, 20, 30, -40};
+  struct Result {
+    std::vector<uint8_t> codes, scales;
+    float row_scale;
+  };
+  const auto quantised = [&](const char* coding, const sluice_four_over_six* how,
+                             size_t size = sizeof(sluice_quantize_args)) {
+    Result r{std::vector<uint8_t>(9, 0xee), std::vector<uint8_t>(2, 0xee), -7.0f};
+    const float one = 1;
+    const bool token = std::string(coding) == "nvfp4_token";
+    auto args = SLUICE_INIT(sluice_quantize_args);
+    args.struct_size = size;
+    args.coding = coding;
+    args.x = x;
+    args.rows = 1;
+    args.cols = 16;
+    args.input_scale = token ? nullptr : &one;
+    args.codes = r.codes.data();
+    args.scales = r.scales.data();
+    args.row_scales = token ? &r.row_scale : nullptr;
+    args.four_over_six = how;
+    EXPECT_EQ(sluice_quantize(context.get(), &args), SLUICE_OK) << sluice_last_error();
+    return r;
+  };
+  auto how = SLUICE_INIT(sluice_four_over_six);
+  const std::vector<uint8_t> codes{0x42, 0xe5, 0, 0, 0, 0, 0, 0, 0xee};
+  for (const char* error : {static_cast<const char*>(nullptr), "mae", "mse"})
+    for (int fast : {0, 1}) {
+      how.error = error;
+      how.fast_error = fast;
+      const Result r = quantised("nvfp4", &how);
+      EXPECT_EQ(r.codes, codes);
+      EXPECT_EQ(r.scales, (std::vector<uint8_t>{0x52, 0xee}));
+    }
+  const Result usual = quantised("nvfp4", nullptr);
+  EXPECT_EQ(usual.scales[0], 0x4d);
+  EXPECT_EQ(quantised("nvfp4", &how, offsetof(sluice_quantize_args, four_over_six)).scales, usual.scales);
+  how.e4m3_max = 256;
+  const Result row = quantised("nvfp4_token", &how);
+  EXPECT_EQ(row.row_scale, 1.0f / (1536.0f / 40.0f));
+  EXPECT_EQ(row.scales[0], 0x7c);  // 384, half as much again as 256
+  EXPECT_EQ(row.codes, codes);
+}
+
+TEST(CapiParts, FourOverSixRefusals) {
+  sluice::Context context(1);
+  const float x[32] = {}, one = 1;
+  uint8_t codes[16], scales[2];
+  auto how = SLUICE_INIT(sluice_four_over_six);
+  auto args = SLUICE_INIT(sluice_quantize_args);
+  args.coding = "nvfp4";
+  args.x = x;
+  args.rows = 1;
+  args.cols = 32;
+  args.input_scale = &one;
+  args.codes = codes;
+  args.scales = scales;
+  args.four_over_six = &how;
+  const auto status = [&] { return sluice_quantize(context.get(), &args); };
+  EXPECT_EQ(status(), SLUICE_OK) << sluice_last_error();
+  how.e4m3_max = 384;
+  expect_refusal(status(), "args.four_over_six.e4m3_max is 384; accepted: 256, 448");
+  how.e4m3_max = 448;
+  how.error = "max";
+  expect_refusal(status(), "args.four_over_six.error is \"max\"; accepted: mae, mse");
+  how.error = "mse";
+  how.fast_error = 2;
+  expect_refusal(status(), "args.four_over_six.fast_error is 2; accepted: 0, 1");
+  how.fast_error = 1;
+  args.coding = "mxfp4";
+  args.input_scale = nullptr;
+  expect_refusal(status(), "four_over_six is given with mxfp4; accepted with nvfp4, nvfp4_token");
+  how.struct_size = 0;
+  expect_refusal(status(), "args.four_over_six.struct_size is 0; set it with SLUICE_INIT, 24 bytes now");
+}
+
 // float32 and bfloat16 of the same numbers give the same bits, several matrices those of each.
 TEST(CapiParts, WeightsOfEitherTypeAndAlone) {
   std::mt19937 random = sluice::test::rng();

@@ -6,6 +6,7 @@
 #include "format/quantize_weights.h"
 #include "kernels/sm90/attention/attention.h"
 #include "kernels/sm90/dense/dense_gemm.h"
+#include "kernels/sm90/quantize/four_over_six.h"
 #include "tests/kernels_sm90/device_problem.h"
 
 namespace sluice::test {
@@ -162,6 +163,9 @@ TEST(Sanitize, DenseAndQuantisers) {
     a.row_scales = c == sm90::Coding::fp8_token || c == sm90::Coding::nvfp4_token ? rows.as<float>() : nullptr;
     sm90::launch_quantize(a, nullptr, false);
     cuda(cudaDeviceSynchronize(), "quantize");
+    if (c != sm90::Coding::nvfp4 && c != sm90::Coding::nvfp4_token) continue;
+    sm90::launch_quantize_four_over_six(a, {.on = true}, nullptr, false);
+    cuda(cudaDeviceSynchronize(), "quantize by the better of two scales");
   }
 }
 

@@ -31,6 +31,17 @@ enum {
 /* Elements of rows x groups scales, padding included. */
 SLUICE_API sluice_status sluice_scale_elements(sluice_scale_layout layout, int64_t rows, int64_t groups, int64_t* out);
 
+/* NVFP4 with each block rounded twice, by the scale that maps its largest value to 6 and by 1.5 times that scale, to 4;
+ * the second is kept where the sum of the errors of its columns is strictly smaller. docs/numerics.md, Four over six.
+ */
+typedef struct sluice_four_over_six {
+  size_t struct_size;
+  const char* error; /* "mae" (also NULL): sums of absolute errors, or "mse": of squared ones */
+  int e4m3_max; /* 448 (also 0) or 256. nvfp4_token: a row's factor is amax / (e4m3_max * 6). nvfp4: input_scale is made
+                   so by whoever gives it. */
+  int fast_error; /* 1: errors before the tensor's or row's factor is applied */
+} sluice_four_over_six;
+
 typedef struct sluice_quantize_args {
   size_t struct_size;
   const char* coding; /* fp8_static, fp8_token, fp8_group, mxfp8, nvfp4, nvfp4_token, mxfp4 */
@@ -45,6 +56,7 @@ typedef struct sluice_quantize_args {
   sluice_scale_layout layout;
   float* row_scales; /* [rows] of fp8_token and nvfp4_token; else NULL */
   int encodes; /* 1, with nvfp4: input_scale is the encode factor, 448 * 6 / amax, which others call global scale */
+  const sluice_four_over_six* four_over_six; /* with nvfp4 and nvfp4_token; NULL: every block by the usual scale */
 } sluice_quantize_args;
 typedef sluice_quantize_args sluice_cuda_quantize_args;
 

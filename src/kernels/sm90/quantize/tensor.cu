@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/quantize/tensor.h"
+
 #include "format/quantize.h"
 #include "kernels/ptx/sync.cuh"
-#include "kernels/sm90/elements.cuh"
 #include "kernels/sm90/launch.cuh"
 #include "kernels/sm90/quantize/rows.cuh"
-#include "kernels/sm90/quantize/tensor.h"
+#include "kernels/sm90/quantize/tensor.cuh"
 
 namespace sluice::sm90 {
 
 namespace {
-
-constexpr int kThreads = 128;
-
-// Eight neighbouring columns of a row, zeros beyond its end: in accesses of 16 bytes if rows consist of whole eights.
-template <class X>
-__device__ __forceinline__ void load_columns8(const X* row, int column, int columns, float (&v)[8]) {
-  if (column < columns && columns % 8 == 0) return load_elements<8>(row + column, v);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = column + i < columns ? to_float(row[column + i]) : 0.0f;
-}
 
 // Eight values of one group to codes. `factor` multiplies or, for scales in float32, divides.
 __device__ inline uint2 e4m3_codes8(const float (&v)[8], float factor, bool divide) {
@@ -55,12 +46,12 @@ __device__ __forceinline__ RowFactors row_factors(const QuantizeArgs& a, int64_t
     f.global = a.encodes ? format::nvfp4_encode(*a.input_scale) : format::nvfp4_global(*a.input_scale);
   if (a.coding != Coding::fp8_token && a.coding != Coding::nvfp4_token) return f;
   uint32_t bits = 0;
-  for (int column = 8 * static_cast<int>(threadIdx.x); column < a.cols; column += 8 * kThreads) {
+  for (int column = 8 * static_cast<int>(threadIdx.x); column < a.cols; column += 8 * kQuantizeThreads) {
     float v[8];
     load(column, v);
     bits = max(bits, amax8(v));
   }
-  const float amax = block_max_bits<kThreads>(bits, shared);
+  const float amax = block_max_bits<kQuantizeThreads>(bits, shared);
   if (a.coding == Coding::fp8_token) {
     f.row_scale = format::fp8_scale(amax);
   } else {
@@ -97,57 +88,21 @@ __device__ inline Coded code8(Coding c, const float (&v)[8], uint32_t amax_bits,
   }
 }
 
-// Bytes [at, at + count) of a row of codes; the tail of an odd row byte by byte.
-__device__ inline void store_codes(const QuantizeArgs& a, int64_t row, int column, uint2 codes) {
-  const int here = min(8, a.cols - column);
-  if (is_four_bit(a.coding)) {
-    uint8_t* to = a.codes + row * ceil_div(a.cols, 2) + column / 2;
-    if (a.cols % 8 == 0) {
-      *reinterpret_cast<uint32_t*>(to) = codes.x;
-      return;
-    }
-    const uint32_t word = here < 8 ? codes.x & ((1u << (4 * here)) - 1u) : codes.x;
-    for (int i = 0; i < ceil_div(here, 2); ++i) to[i] = static_cast<uint8_t>(word >> (8 * i));
-    return;
-  }
-  uint8_t* to = a.codes + row * a.cols + column;
-  if (a.cols % 8 == 0) {
-    *reinterpret_cast<uint2*>(to) = codes;
-    return;
-  }
-  for (int i = 0; i < here; ++i) to[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> (8 * (i % 4)));
-}
-
 // One block per row, including the padding rows of the scale layout.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kQuantizeThreads)
     quantize_kernel(const __grid_constant__ QuantizeArgs a, int64_t padded_rows) {
-  __shared__ uint32_t shared[kThreads / 32];
+  __shared__ uint32_t shared[kQuantizeThreads / 32];
   ptx::griddepcontrol_wait();
   const int group = coding_group(a.coding);
   const int64_t groups = group > 0 ? ceil_div(a.cols, group) : 0;
-  const auto store_scale = [&](int64_t row, int64_t g, uint8_t byte, float value) {
-    const int64_t at = format::scale_offset(a.layout, row, g, a.rows, groups);
-    if (a.coding == Coding::fp8_group)
-      static_cast<float*>(a.scales)[at] = value;
-    else
-      static_cast<uint8_t*>(a.scales)[at] = byte;
-  };
-  const bool swizzled_scales =
-      a.layout == format::ScaleLayout::swizzled_128x4 || a.layout == format::ScaleLayout::swizzled_8x4;
-  const int64_t padded_groups = swizzled_scales ? round_up<int64_t>(groups, 4) : groups;
+  const int64_t padded = padded_groups(a, groups);
   for (int64_t row = blockIdx.x; row < padded_rows; row += gridDim.x) {
-    const int64_t first_padding = row < a.rows ? groups : 0;
-    for (int64_t g = first_padding + threadIdx.x; g < padded_groups; g += kThreads) store_scale(row, g, 0, 0.0f);
+    clear_padding(a, row, groups, padded);
     if (row >= a.rows) continue;
 
-    const auto load = [&](int column, float(&v)[8]) {
-      if (a.x_f32)
-        load_columns8(static_cast<const float*>(a.x) + row * a.cols, column, a.cols, v);
-      else
-        load_columns8(static_cast<const bf16_t*>(a.x) + row * a.cols, column, a.cols, v);
-    };
+    const auto load = [&](int column, float(&v)[8]) { load_columns8(a, row, column, v); };
     const RowFactors factors = row_factors(a, row, load, shared);
-    for (int base = 0; base < a.cols; base += 8 * kThreads) {
+    for (int base = 0; base < a.cols; base += 8 * kQuantizeThreads) {
       const int column = base + 8 * static_cast<int>(threadIdx.x);
       float v[8];
       load(column, v);
@@ -155,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
       if (column >= a.cols) continue;
       const Coded coded = code8(a.coding, v, amax, factors);
       store_codes(a, row, column, coded.codes);
-      if (group > 0 && column % group == 0) store_scale(row, column / group, coded.byte, coded.scale);
+      if (group > 0 && column % group == 0) store_scale(a, row, column / group, groups, coded.byte, coded.scale);
     }
   }
   ptx::griddepcontrol_launch_dependents();
@@ -165,12 +120,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void launch_quantize(const QuantizeArgs& args, Stream stream, bool pdl) {
   if (args.rows == 0 || args.cols == 0) return;
-  const int64_t padded = args.scales == nullptr                               ? args.rows
-                         : args.layout == format::ScaleLayout::swizzled_128x4 ? round_up<int64_t>(args.rows, 128)
-                         : args.layout == format::ScaleLayout::swizzled_8x4   ? round_up<int64_t>(args.rows, 8)
-                                                                              : args.rows;
-  const int64_t blocks = padded < 65536 ? padded : 65536;
-  launch(quantize_kernel, static_cast<int>(blocks), kThreads, 0, stream, pdl, args, padded);
+  const QuantizeGrid grid = quantize_grid(args);
+  launch(quantize_kernel, grid.blocks, kQuantizeThreads, 0, stream, pdl, args, grid.padded_rows);
 }
 
 }  // namespace sluice::sm90
