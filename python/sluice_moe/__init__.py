@@ -17,8 +17,8 @@ _WHERE = {
                      "InputOutputError", "CudaError", "Busy", "LibraryNotFound"), "errors"),
     **dict.fromkeys(("Spec", "Format", "Matrices", "MoeWeights", "read_spec", "format_info"), "specs"),
     **dict.fromkeys(("FusedMoE", "explain", "prepared_bytes", "shard"), "moe"),
-    **dict.fromkeys(("Quantized", "Gemm", "quantize", "dequantize", "quantize_weights", "dequantize_weights", "gemm",
-                     "route"), "ops"),
+    **dict.fromkeys(("FourOverSix", "Quantized", "Gemm", "quantize", "dequantize", "quantize_weights",
+                     "dequantize_weights", "gemm", "route"), "ops"),
     "Engine": "engine",
 }
 __all__ = [*_WHERE, "library_version", "__version__"]
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     )
     from .moe import FusedMoE as FusedMoE, explain as explain, prepared_bytes as prepared_bytes, shard as shard
     from .ops import (
-        Gemm as Gemm, Quantized as Quantized, dequantize as dequantize, dequantize_weights as dequantize_weights,
-        gemm as gemm, quantize as quantize, quantize_weights as quantize_weights, route as route,
+        FourOverSix as FourOverSix, Gemm as Gemm, Quantized as Quantized, dequantize as dequantize,
+        dequantize_weights as dequantize_weights, gemm as gemm, quantize as quantize, quantize_weights as quantize_weights,
+        route as route,
     )
     from .specs import (
         Format as Format, Matrices as Matrices, MoeWeights as MoeWeights, Spec as Spec, format_info as format_info,

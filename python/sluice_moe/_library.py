@@ -82,11 +82,15 @@ class RouteArgs(Struct):
     ]
 
 
+class FourOverSix(Struct):
+    _fields_ = [("struct_size", c_size_t), ("error", c_char_p), ("e4m3_max", c_int), ("fast_error", c_int)]
+
+
 class QuantizeArgs(Struct):
     _fields_ = [
         ("struct_size", c_size_t), ("coding", c_char_p), ("x", c_void_p), ("dtype", c_int32), ("rows", c_int64),
         ("cols", c_int64), ("input_scale", c_void_p), ("codes", c_void_p), ("scales", c_void_p), ("layout", c_int32),
-        ("row_scales", c_void_p), ("encodes", c_int),
+        ("row_scales", c_void_p), ("encodes", c_int), ("four_over_six", POINTER(FourOverSix)),
     ]
 
 

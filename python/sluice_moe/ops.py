@@ -48,6 +48,30 @@ class Quantized(NamedTuple):
     cols: int
 
 
+class FourOverSix(NamedTuple):
+    """NVFP4 with each block rounded by the better of two scales (docs/numerics.md, Four over six)."""
+
+    e4m3_max: int = 448  # or 256; nvfp4_token: a row's factor is amax / (e4m3_max * 6), nvfp4: input_scale was made so
+    error: str = "mae"  # sums of absolute errors, or "mse": of squared ones
+    fast_error: bool = False  # errors before the tensor's or row's factor is applied
+
+
+def _four_over_six(how: Any, coding: str) -> Any:
+    """The library's struct, by pointer; None: off."""
+    if how is None:
+        return None
+    if not isinstance(how, FourOverSix):
+        raise TypeError(f"four_over_six is {type(how).__name__}; accepted: None, sluice_moe.FourOverSix")
+    if coding not in ("nvfp4", "nvfp4_token"):
+        raise ValueError(f"four_over_six is given with {coding}; accepted with nvfp4, nvfp4_token")
+    if how.e4m3_max not in (256, 448):
+        raise ValueError(f"four_over_six.e4m3_max is {how.e4m3_max!r}; accepted: 256, 448")
+    if how.error not in ("mae", "mse"):
+        raise ValueError(f"four_over_six.error is {how.error!r}; accepted: 'mae', 'mse'")
+    return ctypes.pointer(_library.FourOverSix(
+        e4m3_max=int(how.e4m3_max), error=how.error.encode(), fast_error=bool(how.fast_error)))
+
+
 def _coding(coding: str, layout: str) -> _Coding:
     if not isinstance(coding, str) or coding not in CODINGS:
         raise ValueError(f"coding is {coding!r}; accepted: {', '.join(CODINGS)}")
@@ -87,7 +111,7 @@ def _pointer(name: str, tensor: Any, stream: int) -> int | None:
 
 
 def quantize(x: Any, coding: str, *, input_scale: Any = None, layout: str = "linear", out: Quantized | None = None,
-             threads: int = 0, stream: Any = None) -> Quantized:
+             four_over_six: FourOverSix | None = None, threads: int = 0, stream: Any = None) -> Quantized:
     """Rounds the rows of x as the layers round their inputs (docs/numerics.md), bit for bit on every device.
 
     x: [rows, cols] float32 or bfloat16, on the host or a GPU (there aligned to 16 bytes).
@@ -96,15 +120,17 @@ def quantize(x: Any, coding: str, *, input_scale: Any = None, layout: str = "lin
     layout: of the block scales: linear [rows, groups], 128x4 or 8x4 (flat, padding is zero), for fp8_group also
         transposed [groups, rows].
     out: a Quantized whose tensors are written; default: new ones.
+    four_over_six: with nvfp4 and nvfp4_token, a FourOverSix: blocks take the better of two scales. None: the usual one.
     Raises ValueError and TypeError with the name, the value and what is accepted; Unsupported without CUDA.
     """
-    return quantize_by(x, coding, input_scale, False, layout, out, threads, stream)
+    return quantize_by(x, coding, input_scale, False, layout, four_over_six, out, threads, stream)
 
 
-def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: str, out: Quantized | None = None, threads: int = 0,
-                stream: Any = None) -> Quantized:
+def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: str, four_over_six: FourOverSix | None = None,
+                out: Quantized | None = None, threads: int = 0, stream: Any = None) -> Quantized:
     """quantize(). encodes: input_scale is NVFP4's encode factor, which the result keeps in its place."""
     c = _coding(coding, layout)
+    how = _four_over_six(four_over_six, coding)
     device = _tensor.view(x, "x").device
     on = _device.read_stream(stream, device)
     align = 0 if device == CPU else 16
@@ -126,7 +152,7 @@ def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: st
     pointers = {name: view.pointer for name, view in written}
     args = _library.QuantizeArgs(
         coding=coding.encode(), x=v.pointer, dtype=_number(v), rows=rows, cols=cols, layout=LAYOUTS[layout], encodes=encodes,
-        input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else
+        four_over_six=how, input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else
         _pointer("input_scale", scale, on), **pointers)
     if device == CPU:
         _library.call("sluice_quantize", _library.context(threads).get(), args)

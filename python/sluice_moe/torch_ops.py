@@ -22,7 +22,7 @@ except ImportError as problem:
 
 from . import ops
 from .moe import FusedMoE
-from .ops import CODINGS, Gemm, Quantized
+from .ops import CODINGS, FourOverSix, Gemm, Quantized
 
 _objects: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -103,17 +103,21 @@ def _(matrix: int, x: Tensor, out: Tensor, workspace: Optional[Tensor] = None) -
 
 @torch.library.custom_op("sluice::quantize", mutates_args=())
 def quantize(x: Tensor, coding: str, input_scale: Optional[Tensor] = None,
-             layout: Optional[str] = None) -> Tuple[Tensor, Tensor, Tensor]:
+             layout: Optional[str] = None, four_over_six: Optional[str] = None, e4m3_max: int = 448,
+             fast_error: bool = False) -> Tuple[Tensor, Tensor, Tensor]:
     """Codes, block scales and row scales; an empty tensor where a coding has none. layout None: linear (torch 2.4 takes no
-    text as a default)."""
-    q: Quantized = ops.quantize(x, coding, input_scale=input_scale, layout=layout or "linear")
+    text as a default). four_over_six: the error of a FourOverSix, mae or mse, whose other parts follow; None: off."""
+    if four_over_six is None and (e4m3_max != 448 or fast_error):
+        raise ValueError("e4m3_max or fast_error are given; accepted with four_over_six")
+    how = None if four_over_six is None else FourOverSix(e4m3_max, four_over_six, fast_error)
+    q: Quantized = ops.quantize(x, coding, input_scale=input_scale, layout=layout or "linear", four_over_six=how)
     none = [x.new_empty((0,)) for _ in range(2)]
     return (q.codes, none[0] if q.scales is None else q.scales, none[1] if q.row_scales is None else q.row_scales)
 
 
 @quantize.register_fake
-def _(x: Tensor, coding: str, input_scale: Optional[Tensor] = None,
-      layout: Optional[str] = None) -> Tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, coding: str, input_scale: Optional[Tensor] = None, layout: Optional[str] = None,
+      four_over_six: Optional[str] = None, e4m3_max: int = 448, fast_error: bool = False) -> Tuple[Tensor, Tensor, Tensor]:
     layout = layout or "linear"
     c = ops._coding(coding, layout)
     rows, cols = x.shape

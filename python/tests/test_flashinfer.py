@@ -120,35 +120,28 @@ def test_rows_of_zeros_are_zeros():
     assert rows[3] == np.float32(6 / 2688) * 2 and not np.delete(rows, 3).any()
 
 
-def test_what_quantisers_take(rng, monkeypatch):
+def test_what_quantisers_take(rng):
     half = rng.normal(size=(5, 64)).astype(np.float16)
     one = np.ones(1, np.float32)
     for quantise in (lambda x: fi.mxfp8_quantize(x), lambda x: fi.fp4_quantize(x, one), lambda x: fi.mxfp4_quantize(x),
                      lambda x: fi.nvfp4_quantize(x, None, per_token_activation=True)):
         for narrow, wide in zip(quantise(half), quantise(half.astype(np.float32))):
             assert (narrow == wide).all()
-    with pytest.raises(sluice_moe.Unsupported, match="nvfp4_4over6 is set"):
-        fi.fp4_quantize(half, one, nvfp4_4over6=True)
-    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
-    for quantise in (fi.fp4_quantize, fi.nvfp4_quantize):
-        with pytest.raises(sluice_moe.Unsupported, match="FLASHINFER_NVFP4_4OVER6"):
-            quantise(half, one)
-    fi.mxfp4_quantize(half)
-    codes, scales = fi.fp4_quantize(half, one * 3, nvfp4_4over6=False)
+    codes, scales = fi.fp4_quantize(half, one * 3)
     for factor in (np.float16(3).reshape(1), np.array(3, np.float32)):
-        for got, expected in zip(fi.fp4_quantize(half, factor, nvfp4_4over6=False), (codes, scales)):
+        for got, expected in zip(fi.fp4_quantize(half, factor), (codes, scales)):
             assert (got == expected).all()
     # A batch of matrices is quantised as their rows are; UE8M0 scales have no global scale.
-    stacked = fi.fp4_quantize(half[None], one * 3, nvfp4_4over6=False)
+    stacked = fi.fp4_quantize(half[None], one * 3)
     assert stacked[0].shape == (1, 5, 32) and (stacked[0][0] == codes).all() and (stacked[1] == scales).all()
     assert (fi.mxfp8_quantize(half[None])[0] == fi.mxfp8_quantize(half)[0][None]).all()
     for got, expected in zip(fi.fp4_quantize(half, one * 3, 32, True), fi.mxfp4_quantize(half)):
         assert (got == expected).all()
     for call, sentence in (
-            (lambda: fi.fp4_quantize(half, np.ones(5, np.float32), nvfp4_4over6=False), "global_scale has shape [5]; accepted: [1], []"),
-            (lambda: fi.fp4_quantize(half[:, :40], one, nvfp4_4over6=False), "input has 40 columns; accepted: multiples of sf_vec_size, 16"),
+            (lambda: fi.fp4_quantize(half, np.ones(5, np.float32)), "global_scale has shape [5]; accepted: [1], []"),
+            (lambda: fi.fp4_quantize(half[:, :40], one), "input has 40 columns; accepted: multiples of sf_vec_size, 16"),
             (lambda: fi.mxfp8_quantize(half[0]), "input has shape [64]; accepted: [M, K], [.., M, K]"),
-            (lambda: fi.nvfp4_quantize(half[None], one, nvfp4_4over6=False), "a has shape [1, 5, 64]; accepted: 2 dimensions"),
+            (lambda: fi.nvfp4_quantize(half[None], one), "a has shape [1, 5, 64]; accepted: 2 dimensions"),
             (lambda: fi.reorder_rows_for_gated_act_gemm(half[0]), "x has shape [64]; accepted: 2 dimensions")):
         with pytest.raises(ValueError, match=re.escape(sentence)):
             call()

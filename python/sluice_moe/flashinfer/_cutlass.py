@@ -12,6 +12,7 @@ from ._dense import result_dtype
 from ._enums import ActivationType
 from ._layouts import bits, canonical, contiguous, linear_scales, linear_stack
 from ._moe import Problem, coded_hidden, extras, on_host, stack
+from ._quantisers import refuse_4over6
 from ._refusal import refuse, refuse_given
 
 
@@ -105,6 +106,7 @@ def _fp8_blocks(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, vectors: Vect
 
 
 def _nvfp4(p: Problem, x: Any, w1: Any, w2: Any, scales: Any, vectors: Vectors, input_sf: Any, swizzled: bool) -> Any:
+    refuse_4over6()
     encode1, blocks1, dequant1, encode2, blocks2, dequant2 = _scales(
         scales, ("gemm1 activation global scale", "gemm1 weights block scales", "gemm1 dequant scale",
                  "gemm2 activation global scale", "gemm2 weights block scales", "gemm2 dequant scale"))

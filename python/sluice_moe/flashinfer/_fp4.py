@@ -56,7 +56,7 @@ def _biases(p: Problem, spec: Spec, gemm1_bias: Any, gemm2_bias: Any, c: Calibra
 
 def _nvfp4(p: Problem, hidden_states: Any, hidden_scale: Any, gemm1: tuple[Any, Any], gemm2: tuple[Any, Any],
            scalars: tuple[Any, Any, Any], biases: tuple[Any, Any], vectors: dict[str, Any], per_token_scale: Any) -> Any:
-    refuse_4over6()  # the second product's inputs would be rounded so
+    refuse_4over6()
     tokens, hidden = hidden_states.shape[0], 2 * hidden_states.shape[1]
     token = per_token_scale is not None
     coding, dtype = ("nvfp4_token", "float32") if token else ("nvfp4", "bfloat16")

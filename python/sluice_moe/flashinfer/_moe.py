@@ -239,6 +239,7 @@ def coded_hidden(values: Any, coding: str, dtype: str) -> Any:
     if bool(wrong.any()):
         rows = int(wrong.any(1).sum())
         refuse(f"hidden_states has {rows} rows of {values.shape[0]} whose codes and scales rounding to {coding} does not give "
-               "back (a scale that is larger than its group's largest value needs, or NaN); accepted: what the quantisers "
-               "here and FlashInfer's give, or bfloat16 hidden states with sluice_moe.FusedMoE")
+               "back (a scale that is larger than its group's largest value needs, as nvfp4_4over6 chooses some, or NaN); "
+               "accepted: what the quantisers here and FlashInfer's give without it, or bfloat16 hidden states with "
+               "sluice_moe.FusedMoE")
     return hidden

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from .. import _tensor, ops
+from ..ops import FourOverSix
 from ._enums import SfLayout
 from ._layouts import bits, matrix, shuffle_matrix_a, shuffle_matrix_sf_a
 from ._refusal import refuse
@@ -28,10 +29,48 @@ def _wide(x: Any) -> Any:
     return x.astype("float32") if name == "float16" else x
 
 
-def refuse_4over6(given: Any = None) -> None:
-    """By the argument, or by the variable that FlashInfer reads where it is left out."""
-    if given or (given is None and os.environ.get("FLASHINFER_NVFP4_4OVER6") == "1"):
-        refuse("nvfp4_4over6 is set (the argument, or FLASHINFER_NVFP4_4OVER6); accepted: False")
+class _Unset:
+    """The default of nvfp4_4over6, as in FlashInfer: its environment variables count where the argument is left out."""
+
+    def __repr__(self) -> str:
+        return "<the environment's FLASHINFER_NVFP4_4OVER6>"
+
+
+UNSET = _Unset()
+
+
+def _enabled(variable: str) -> bool:
+    return os.environ.get("FLASHINFER_NVFP4_4OVER6" + variable) == "1"
+
+
+def four_over_six(given: Any) -> FourOverSix | None:
+    """nvfp4_4over6 as ops.quantize takes it. None and False: off, whatever the environment says."""
+    if given is None or given is False:
+        return None
+    if isinstance(given, _Unset):
+        if not _enabled(""):
+            return None
+        maximum = 256 if _enabled("_E4M3_USE_256") else 448
+        mode = os.environ.get("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "MAE")
+        fast, where = _enabled("_ERR_USE_FAST_MATH"), "FLASHINFER_NVFP4_4OVER6_ERR_MODE"
+    else:
+        try:
+            maximum, mode, fast = given.e4m3_max, given.err_mode, given.err_use_fast_math
+        except AttributeError:
+            raise TypeError(f"nvfp4_4over6 is {given!r}; accepted: None, False, FlashInfer's NVFP44Over6Config") from None
+        mode, where = getattr(mode, "name", mode), "nvfp4_4over6.err_mode"
+    if not isinstance(mode, str) or mode.upper() not in ("MAE", "MSE"):
+        raise ValueError(f"{where} is {mode!r}; accepted: 'MAE', 'MSE'")
+    if maximum not in (256, 448):
+        raise ValueError(f"nvfp4_4over6.e4m3_max is {maximum!r}; accepted: 256, 448")
+    return FourOverSix(maximum, mode.lower(), bool(fast))
+
+
+def refuse_4over6() -> None:
+    """In a fused layer, which FlashInfer tells by the environment alone."""
+    if _enabled(""):
+        refuse("FLASHINFER_NVFP4_4OVER6 is 1, by which this layer would round its rows; accepted: unset, or 0 (quantisers alone "
+               "round so)")
 
 
 def _rows_of(name: str, x: Any) -> Any:
@@ -90,15 +129,18 @@ def mxfp8_quantize(input: Any, is_sf_swizzled_layout: bool = True, alignment: in
 
 def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf_use_ue8m0: bool = False,
                  is_sf_swizzled_layout: bool = True, is_sf_8x4_layout: bool = False, is_global_scale_inversed: bool = False,
-                 enable_pdl: Any = None, backend: str = "cuda", nvfp4_4over6: Any = None) -> tuple[Any, Any]:
+                 enable_pdl: Any = None, backend: str = "cuda", nvfp4_4over6: Any = UNSET) -> tuple[Any, Any]:
     """(two e2m1 per byte [.., K / 2], scales [M, K / sf_vec_size], both padded in the 128x4 and 8x4 layouts): NVFP4 with 16
     columns and e4m3 scales, MXFP4 with 32 and UE8M0. input: float32, bfloat16, float16, or torch's float8_e4m3fn.
-    global_scale: of NVFP4 alone, [1], 448 * 6 / amax, or its inverse; None: 1."""
+    global_scale: of NVFP4 alone, [1], 448 * 6 / amax, or its inverse; None: 1. nvfp4_4over6: of NVFP4 alone, FlashInfer's
+    NVFP44Over6Config: each block takes the better of two scales (docs/numerics.md, Four over six), and global_scale is
+    e4m3_max * 6 / amax; None or False: off; left out: as the variables FLASHINFER_NVFP4_4OVER6.. say."""
     coding = {(16, False): "nvfp4", (32, True): "mxfp4"}.get((sf_vec_size, bool(sf_use_ue8m0)))
     if coding is None:
         refuse(f"sf_vec_size is {sf_vec_size} with sf_use_ue8m0 {sf_use_ue8m0}; accepted: 16 without, 32 with")
-    if coding == "nvfp4":
-        refuse_4over6(nvfp4_4over6)
+    if coding == "mxfp4" and nvfp4_4over6 is not UNSET and nvfp4_4over6:
+        refuse("nvfp4_4over6 is given with sf_vec_size 32; accepted with 16")
+    how = four_over_six(nvfp4_4over6) if coding == "nvfp4" else None
     outer = input.shape[:-1]
     input = _wide(_rows_of("input", input))
     if input.shape[1] % sf_vec_size:
@@ -107,31 +149,31 @@ def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf
     scale, encodes = None, coding == "nvfp4" and not is_global_scale_inversed
     if coding == "nvfp4":
         scale = _global_scale(global_scale, input)
-    q = ops.quantize_by(input, coding, scale, encodes, layout)
+    q = ops.quantize_by(input, coding, scale, encodes, layout, how)
     return q.codes.reshape(*outer, input.shape[1] // 2), _by_columns(q.scales, input.shape[1] // sf_vec_size, layout)
 
 
 def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128x4, do_shuffle: bool = False,
                    sf_vec_size: int = 16, enable_pdl: Any = None, backend: str = "cuda", per_token_activation: bool = False,
-                   expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = None) -> Any:
+                   expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = UNSET) -> Any:
     """fp4_quantize for NVFP4. do_shuffle: rows and 128x4 scales as shuffle_matrix_a leaves them. per_token_activation:
     also float32 [M], each row's own global scale (0 of a row of zeros) times out_scale, in place of a_global_sf."""
     if sf_vec_size != 16 or expanded_idx_to_permuted_idx is not None:
         refuse("sf_vec_size or expanded_idx_to_permuted_idx are given; accepted: 16, None")
-    refuse_4over6(nvfp4_4over6)
     a = _wide(matrix("a", a))
     layout = _layout("sfLayout", sfLayout)
     groups = a.shape[1] // 16
     if per_token_activation:
-        q = ops.quantize(a, "nvfp4_token", layout=layout)
+        q = ops.quantize(a, "nvfp4_token", layout=layout, four_over_six=four_over_six(nvfp4_4over6))
         rows = q.row_scales
         rows[rows < _LEAST_NORMAL] = 0  # of rows of zeros, one over the largest float
         if out_scale is not None:
             rows = rows * out_scale
         return q.codes, _by_columns(q.scales, groups, layout), rows
     if not do_shuffle:
-        return fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=layout != "linear", is_sf_8x4_layout=layout == "8x4")
-    codes, scales = fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=False)
+        return fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=layout != "linear", is_sf_8x4_layout=layout == "8x4",
+                            nvfp4_4over6=nvfp4_4over6)
+    codes, scales = fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=False, nvfp4_4over6=nvfp4_4over6)
     return shuffle_matrix_a(codes, 128), _by_columns(shuffle_matrix_sf_a(scales, 128), groups, "128x4")
 
 
