@@ -66,7 +66,7 @@ def _four_over_six(how: Any, coding: str) -> Any:
         raise ValueError(f"four_over_six is given with {coding}; accepted with nvfp4, nvfp4_token")
     if how.e4m3_max not in (256, 448):
         raise ValueError(f"four_over_six.e4m3_max is {how.e4m3_max!r}; accepted: 256, 448")
-    if how.error not in ("mae", "mse"):
+    if not isinstance(how.error, str) or how.error not in ("mae", "mse"):
         raise ValueError(f"four_over_six.error is {how.error!r}; accepted: 'mae', 'mse'")
     return ctypes.pointer(_library.FourOverSix(
         e4m3_max=int(how.e4m3_max), error=how.error.encode(), fast_error=bool(how.fast_error)))

@@ -65,7 +65,7 @@ def test_cutlass(rng, form, rank):
                                            quant_scales=scales, **ranks, **more), **bad})
 
 
-def test_nvfp4_with_padded_scales(rng):
+def test_nvfp4_with_padded_scales(rng, monkeypatch):
     """Scales of 128 rows and 4 columns each, where neither the rows nor the columns come to that."""
     experts, hidden, inter, tokens = 2, 160, 96, 5
     quantise = lambda *shape: [fi.fp4_quantize(rng.normal(size=shape).astype(np.float32), np.ones(1, np.float32))
@@ -80,6 +80,9 @@ def test_nvfp4_with_padded_scales(rng):
     codes, scales = fi.fp4_quantize(to_bf16(x), one)
     rounded = E2M1[unpack(codes)] * E4M3[linear_scales(scales, tokens, hidden // 16)].repeat(16, 1)
     ids, weights = np.int32([[0, 1]] * tokens), rng.uniform(size=(tokens, 2)).astype(np.float32)
-    (got,) = fi.cutlass_fused_moe(to_bf16(x), ids, weights, w1, w2, "bfloat16",
-                                  [one, s1.view(np.int32), ones, one, s2.view(np.int32), ones])
+    arguments = (to_bf16(x), ids, weights, w1, w2, "bfloat16", [one, s1.view(np.int32), ones, one, s2.view(np.int32), ones])
+    (got,) = fi.cutlass_fused_moe(*arguments)
     check(got, *layer(rounded, ids, weights, values[0][:, :inter], values[0][:, inter:], values[1], swiglu, round_nvfp4))
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    with pytest.raises(sluice_moe.Unsupported, match="FLASHINFER_NVFP4_4OVER6 is 1, by which this layer would round its rows"):
+        fi.cutlass_fused_moe(*arguments)

@@ -47,6 +47,7 @@ def value(depth=0):
         lambda: np.empty((3, 64), np.float32)[:, ::2], lambda: np.empty((32, 3), np.float32).T,
         lambda: np.broadcast_to(np.float32(0), (3, 32)), lambda: np.array([object()]), lambda: np.array(["text"]),
         lambda: sluice_moe.Quantized(*(value(2) for _ in range(7))), lambda: sluice_moe.Matrices(*(value(2) for _ in range(3))),
+        lambda: sluice_moe.FourOverSix(*(random.choice([448, "mae", False, value(2)]) for _ in range(3))),
     ]
     if depth < 2:
         makers += [lambda: [value(depth + 1) for _ in range(random.randrange(4))],
@@ -89,6 +90,7 @@ TARGETS = [  # function, arguments that work
     (sluice_moe.FusedMoE, dict(spec=SPEC, weights=weights(), memory=space[:sluice_moe.prepared_bytes(SPEC, "cpu")], threads=1)),
     (sluice_moe.shard, dict(spec=SPEC, weights=weights(), tp_rank=0, tp_size=2, ep_rank=1, ep_size=2)),
     (sluice_moe.quantize, dict(x=x, coding="nvfp4", input_scale=0.1, layout="linear", threads=1)),
+    (sluice_moe.quantize, dict(x=x, coding="nvfp4_token", four_over_six=sluice_moe.FourOverSix(256, "mse", True), threads=1)),
     (sluice_moe.dequantize, dict(q=q, threads=1)),
     (sluice_moe.quantize_weights, dict(values=x, format="mxfp4", threads=1)),
     (sluice_moe.dequantize_weights, dict(weights=sluice_moe.quantize_weights(x, "mxfp4"), format="mxfp4", threads=1)),

@@ -4,8 +4,8 @@
     import sluice_moe.flashinfer as flashinfer
 
 Covered, on Hopper GPUs and on the CPU (torch tensors, or numpy arrays with bfloat16 and float8 as ml_dtypes or bits):
-    mxfp8_quantize, fp4_quantize, nvfp4_quantize, mxfp4_quantize; block_scale_interleave, shuffle_matrix_a,
-    shuffle_matrix_sf_a, reorder_rows_for_gated_act_gemm, convert_to_block_layout; mm_mxfp8, mm_fp4 (NVFP4);
+    mxfp8_quantize, fp4_quantize, nvfp4_quantize (both with nvfp4_4over6), mxfp4_quantize; block_scale_interleave,
+    shuffle_matrix_a, shuffle_matrix_sf_a, reorder_rows_for_gated_act_gemm, convert_to_block_layout; mm_mxfp8, mm_fp4 (NVFP4);
     trtllm_bf16_moe, trtllm_fp8_per_tensor_scale_moe, trtllm_fp8_block_scale_moe (DeepSeek, MXFP8),
     trtllm_fp4_block_scale_moe (NVFP4, also per token, MXFP4 with MXFP8 or bfloat16 inputs), and each one's _routed_moe;
     cutlass_fused_moe (bfloat16, FP8 per tensor and in DeepSeek's blocks, NVFP4).
