@@ -53,10 +53,12 @@ inline constexpr int64_t kOneTokenValues = 8192, kOneTokenValuesBf16 = 12288;
 
 // ---- product of few rows (docs/kernels/sm90_few_rows.md) ----------------------------------------------------------
 
-// K is cut into parts, each a block's, until this many blocks per multiprocessor stream weights ...
+// K is cut into parts, each a block's, until this many blocks per multiprocessor stream weights.
 inline constexpr double kFewRowsFilled = 0.9;
-// ... but into none with fewer copies of weights than this along K (k_blocks_per_copy).
-inline constexpr int kFewRowsMinCopies = 2;
+// Values of rows of packed weights that a block rounds for all of its tasks; more are rounded once by a launch before.
+// NVFP4, 8 rows, H200: by each block [2112, 7168] (7,168 values) takes 9.4 us and [4608, 2688] (5,376) 7.7, by a launch
+// 8.9 and 7.7; one row of [5120, 2048] (512) 4.9 and 5.8.
+inline constexpr int64_t kFewRowsRounded = 6144;
 
 // ---- product of a batch of rows: its cost model (docs/kernels/sm90_batch_rows.md) ----------------------------------
 

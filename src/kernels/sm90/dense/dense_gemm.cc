@@ -127,6 +127,33 @@ bool DenseGemm::writes_apart(const DenseCall& call) const {
   return few_rows_parts(call) > 0 || batch_rows_choice(call).tile > 0;
 }
 
+// Rounds the rows of a call, or decodes its codes, into the workspace: rows that a kernel then takes as they are.
+RoundRowsArgs DenseGemm::round_rows(const DenseCall& call, Stream stream) const {
+  const bool e4m3 = is_fp8(matrix_.shape.operand), coded = call.codes != nullptr;
+  const Round round = round_of(spec_.inputs);
+  const int64_t row_bytes = round_up<int64_t>(spec_.cols * (e4m3 ? 1 : 2), 16);
+  WorkspacePlan pieces(call.workspace);
+  RoundRowsArgs r{};
+  r.x = coded ? static_cast<const void*>(call.codes) : call.x;
+  r.x_stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
+  const bool f32 = call.x_dtype.value_or(spec_.dtype) == DType::f32;
+  r.source = coded ? BatchSource::e4m3 : f32 ? BatchSource::f32 : BatchSource::bf16;
+  r.rows = static_cast<int>(call.tokens);
+  r.k = static_cast<int>(spec_.cols);
+  r.num_rows = call.num_tokens;
+  r.round = round;
+  r.scale = input_scales_.as<InputScale>();
+  r.e4m3 = e4m3;
+  r.row_factor = pieces.take<float>(call.tokens);
+  r.group_scales = pieces.take<float>(round == Round::fp8_group ? call.tokens * ceil_div<int64_t>(spec_.cols, 128) : 0);
+  r.out = pieces.take<uint8_t>(call.tokens * row_bytes);
+  r.out_stride = row_bytes;
+  check(call.workspace_size >= pieces.used(), "workspace_size is {}; a call of {} tokens needs {} bytes",
+        call.workspace_size, call.tokens, pieces.used());
+  launch_round_rows(r, stream, call.pdl);
+  return r;
+}
+
 void DenseGemm::set_batch_rows(BatchRowsArgs& args, const DenseCall& call, int tile, Stream stream) const {
   const bool e4m3 = is_fp8(matrix_.shape.operand), coded = call.codes != nullptr;
   const Round round = round_of(spec_.inputs);
@@ -146,25 +173,8 @@ void DenseGemm::set_batch_rows(BatchRowsArgs& args, const DenseCall& call, int t
       coded ? e4m3
             : round == Round::plain && !f32 && row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(call.x) % 16 == 0;
   if (!in_place) {
-    row_bytes = round_up<int64_t>(spec_.cols * (e4m3 ? 1 : 2), 16);
-    WorkspacePlan pieces(call.workspace);
-    RoundRowsArgs r{};
-    r.x = rows;
-    r.x_stride = stride;
-    r.source = coded ? BatchSource::e4m3 : f32 ? BatchSource::f32 : BatchSource::bf16;
-    r.rows = static_cast<int>(call.tokens);
-    r.k = static_cast<int>(spec_.cols);
-    r.num_rows = call.num_tokens;
-    r.round = round;
-    r.scale = input_scales_.as<InputScale>();
-    r.e4m3 = e4m3;
-    r.row_factor = pieces.take<float>(call.tokens);
-    r.group_scales = pieces.take<float>(round == Round::fp8_group ? call.tokens * runs : 0);
-    r.out = pieces.take<uint8_t>(call.tokens * row_bytes);
-    r.out_stride = row_bytes;
-    check(call.workspace_size >= pieces.used(), "workspace_size is {}; a call of {} tokens needs {} bytes",
-          call.workspace_size, call.tokens, pieces.used());
-    launch_round_rows(r, stream, call.pdl);
+    const RoundRowsArgs r = round_rows(call, stream);
+    row_bytes = r.out_stride;
     rows = r.out;
     if (!coded && scales_rows(round)) args.row_factor = r.row_factor;
     if (!coded) args.x_scale = r.group_scales;
@@ -205,6 +215,20 @@ void DenseGemm::run_few_rows(const DenseCall& call, int parts, Stream stream) co
   check(parts == 1 || parts == 2 || parts == 4 || parts == 8, "few_rows is {}; 1, 2, 4 or 8 parts of K are possible",
         parts);
   FewRowsArgs a{};
+  const Round round = round_of(spec_.inputs);
+  a.x = call.x;
+  a.x_stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
+  a.x_f32 = call.x_dtype.value_or(spec_.dtype) == DType::f32;
+  a.round = round;
+  if (round != Round::plain &&
+      rounds_rows_first(matrix_.shape, call.tokens, parts, scales_rows(round), multiprocessors_)) {
+    const RoundRowsArgs r = round_rows(call, stream);
+    a.x = r.out;
+    a.x_stride = r.out_stride / 2;
+    a.x_f32 = false;
+    a.round = Round::plain;
+    if (scales_rows(round)) a.row_factor = r.row_factor;
+  }
   a.weights.data = matrix_.weights.as<uint8_t>();
   a.weights.row_scale = matrix_.row_scale.as<float>();
   a.weights.block_scale = matrix_.block_scale.as<float>();
@@ -215,10 +239,6 @@ void DenseGemm::run_few_rows(const DenseCall& call, int parts, Stream stream) co
   a.k_blocks = matrix_.shape.k_blocks();
   a.splits = parts;
   a.m_parts = parts > 1 ? 1 : few_rows_m_parts(matrix_.shape, multiprocessors_);
-  a.x = call.x;
-  a.x_stride = call.x_stride > 0 ? call.x_stride : spec_.cols;
-  a.x_f32 = call.x_dtype.value_or(spec_.dtype) == DType::f32;
-  a.round = round_of(spec_.inputs);
   a.scale = input_scales_.as<InputScale>();
   a.rows = static_cast<int>(call.tokens);
   a.num_rows = call.num_tokens;

@@ -15,6 +15,7 @@
 namespace sluice::sm90 {
 
 struct BatchRowsArgs;
+struct RoundRowsArgs;
 
 class DenseGemm {
  public:
@@ -43,6 +44,7 @@ class DenseGemm {
  private:
   void run_few_rows(const DenseCall& call, int parts, Stream stream) const;
   void run_batch_rows(const DenseCall& call, const BatchRowsChoice& choice, Stream stream) const;
+  RoundRowsArgs round_rows(const DenseCall& call, Stream stream) const;
   // Sets the rows of x and their scales, which are rounded to the workspace or read where they are.
   void set_batch_rows(BatchRowsArgs& args, const DenseCall& call, int tile, Stream stream) const;
 

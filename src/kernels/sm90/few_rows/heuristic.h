@@ -9,11 +9,10 @@ namespace sluice::sm90 {
 // Every block rounds all rows for itself, or copies them by many small copies: from 17 rows on batch_rows/ is quicker
 // (docs/kernels/sm90_batch_rows.md).
 inline constexpr int kMaxFewRows = 16;
-// Rows of weights that are decoded which every block rounds itself. More are rounded once by a launch before the kernel
-// for a batch of rows: [4096, 7168], NVFP4, 16 rows 24.4 us here and 14.2 there, MXFP8 23.7 and 14.5 (H200). With 8
-// rows that depends on K: this matrix takes 16.2 and 13.7, [5120, 2048] 6.8 and 7.5. Rows that are not rounded stay up
-// to kMaxFewRows (MXFP4, 16 rows: this matrix 12.9 and 11.9, [5120, 2048] 6.2 and 6.0).
-inline constexpr int kMaxRoundedFewRows = 8;
+// Rows of weights that are decoded, where the format rounds them. More go to the kernel for a batch of rows: with 12
+// rows this one takes 0.67 to 1.06 of its time, with 16 rows 0.74 to 1.21 (NVFP4 and MXFP8, 18 matrices, H200). Rows
+// that are not rounded stay up to kMaxFewRows.
+inline constexpr int kMaxRoundedFewRows = 12;
 inline constexpr int kFewRowsBlocks = 2;  // per multiprocessor
 inline constexpr int kMaxFewRowsSplits = 8;
 // k-blocks of weights in one copy to shared memory, about 16 KB; also in batch_rows/. K is cut between copies, whatever
@@ -32,5 +31,8 @@ inline constexpr int kMaxMParts = 4;  // of 32 weight rows
 int few_rows_splits(const WeightShape& shape, int multiprocessors);
 // With one part of K: 1, 2 or 4 parts of each M-tile, as many as fill the multiprocessors. No sum depends on it.
 int few_rows_m_parts(const WeightShape& shape, int multiprocessors);
+// Whether rows of packed weights are rounded once by a launch before the kernel, or by each of its blocks for itself:
+// `splits` parts of K. scaled: rows have a scale of their own.
+bool rounds_rows_first(const WeightShape& shape, int64_t rows, int splits, bool scaled, int multiprocessors);
 
 }  // namespace sluice::sm90

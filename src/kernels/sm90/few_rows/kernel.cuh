@@ -3,7 +3,7 @@
 // weight rows; the blocks of a cluster share its K, and each adds the partial sums of a part of the weight rows, in the
 // order of K. Or K is not shared, and a task may be 64 or 32 weight rows (m_parts).
 // Warps 0 to 7 multiply (two warpgroups of 64 weight rows). Warp 8 streams weights, and starts before the previous
-// kernel has finished. Warps 9 to 11 round rows of x into the stages.
+// kernel has finished. The others round or copy rows of x into the stages.
 #pragma once
 
 #include "kernels/ptx/copy.cuh"
@@ -52,9 +52,9 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm) few_rows(const _
   if (splits > 1) ptx::cluster_arrive_relaxed();
   const Part part = part_of<T>(a);
   static_assert(T::blocks_per_sm == 2);
-  constexpr int kPool = 80;  // registers per thread at entry
-  constexpr int kStreams = 64;
-  constexpr int kMultiplies = kPool + (kPool - kStreams) / 2;
+  constexpr int kPool = 65536 / T::blocks_per_sm / T::threads / 8 * 8;  // registers per thread at entry
+  constexpr int kStreams = T::x_warps > 3 ? 48 : 64;
+  constexpr int kMultiplies = kPool + (kPool - kStreams) * (T::threads - 256) / 256;
   if (warp < 8) {
     ptx::setmaxnreg_inc<kMultiplies>();
     touch_parameters(a);

@@ -8,11 +8,21 @@
 
 namespace sluice::sm90 {
 
+// A warp rounds a piece of a stage at a time: as many rows as its lanes hold, eight columns each.
+template <class T>
+__device__ constexpr int rows_per_piece() {
+  return 256 / (T::k_blocks * k_block_columns(T::op));
+}
+template <class T>
+__device__ constexpr int row_pieces(int rows) {
+  return (rows + rows_per_piece<T>() - 1) / rows_per_piece<T>();
+}
+
 template <class T>
 struct FewShared : Shared<T> {
   uint64_t *sums_full, *maxima_full;
   float* maxima;     // [splits][max_n]: of the rows of x, over each part of K
-  float2* globals;   // [x_warps][max_n] what rows with a scale of their own are divided by, and their decode factor
+  float* divisors;   // [x_warps][max_n] of rows with a scale of their own, a copy per warp that rounds
   uint8_t* partial;  // [splits][rows of a block / 16][max_n / 8][32 lanes][16]
 
   __device__ explicit FewShared(uint8_t* raw) : Shared<T>(raw) {
@@ -21,16 +31,20 @@ struct FewShared : Shared<T> {
     maxima_full = sums_full + 1;
     static_assert(8 * (2 * T::stages + 2 * T::queue + 3 * T::params_slots) + 4 * (T::queue + 2) <= 448);
     maxima = reinterpret_cast<float*>(barriers + 512);
-    globals = reinterpret_cast<float2*>(maxima + kMaxFewRowsSplits * T::max_n);
+    divisors = maxima + kMaxFewRowsSplits * T::max_n;
     partial = this->staging;
   }
-  // [max_n] The copy of `globals` that belongs to this warp, one of those that round rows.
-  __device__ float2* warp_globals() const { return globals + (static_cast<int>(threadIdx.x >> 5) - 9) * T::max_n; }
+  // [max_n] The copy of `divisors` that belongs to this warp, one of those that round rows.
+  __device__ float* warp_divisors() const { return divisors + (static_cast<int>(threadIdx.x >> 5) - 9) * T::max_n; }
   // Called by one thread, before the cluster's barrier.
   __device__ void init(int splits, int rows) const {
     ptx::mbarrier_init(sums_full, 1);
     ptx::mbarrier_init(maxima_full, splits > 1 ? 1 : 8);
-    this->init_barriers();
+    for (int i = 0; i < T::stages; ++i) {
+      ptx::mbarrier_init(this->full + i, 1 + row_pieces<T>(rows));  // the streaming warp, and each piece of the rows
+      ptx::mbarrier_init(this->empty + i, 8 * (T::lanes_read ? 32 : 1));
+    }
+    ptx::fence_mbarrier_init();
     if (splits == 1) return;
     ptx::mbarrier_arrive_expect_tx(sums_full, T::partial_bytes);
     ptx::mbarrier_arrive_expect_tx(maxima_full, splits * rows * 4);

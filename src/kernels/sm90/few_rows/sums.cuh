@@ -111,7 +111,9 @@ __device__ __forceinline__ void multiply_few(const FewRowsArgs& a, const FewShar
   float* factors = smem.epilogue_params->row_factor;
   const float shared = a.scale->factor;
   for (int n = threadIdx.x; n < T::max_n; n += 256)
-    factors[n] = scales_few_rows<T::op>(a.round) ? shared * row_global<T>(a, smem, n).y : shared;
+    factors[n] = scales_few_rows<T::op>(a.round)        ? shared * row_scale<T>(a, smem, n)
+                 : a.row_factor != nullptr && n < count ? shared * __ldcg(a.row_factor + n)
+                                                        : shared;
   ptx::bar_sync(3, 256);
   const bool wide = stores_wide(a);
   const auto store = [&](int m_tile, const RowParams& params, int j, const float(&v)[4], float2 factor) {
