@@ -50,7 +50,7 @@ TEST(FewRowsPlan, RowsAreRoundedFirstWhereBlocksWouldRoundMany) {
   EXPECT_TRUE(first(WeightOperand::nvfp4, 5120, 2048, 8, 4, true));
   EXPECT_TRUE(first(WeightOperand::nvfp4, 151936, 2048, 1, 1, false));
   EXPECT_FALSE(first(WeightOperand::mxfp8, 7168, 16384, 1, 4, false));
-  EXPECT_TRUE(first(WeightOperand::mxfp8, 7168, 16384, 2, 4, false));
+  EXPECT_TRUE(first(WeightOperand::mxfp8, 7168, 16384, 3, 4, false));
   // The others' rows are rounded by each block, or not at all.
   for (const WeightOperand op : {WeightOperand::bf16, WeightOperand::fp8, WeightOperand::fp8_block})
     EXPECT_FALSE(first(op, 151936, 2048, 8, 1, true));
