@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pool that shares one machine politely: tasks are taken one by one from a counter, so a thread
-// that lost its core delays only its own task, and idle threads spin for 20 microseconds, then sleep.
+// that lost its core delays only its own task, and idle threads spin for 20 microseconds, or for 2 where one has lost
+// its core lately, then sleep.
 // OpenMP's barriers spin for milliseconds and split statically: with one other busy process on the
 // machine that costs two-thread decode 97 % of its speed (llama.cpp: 186 -> 4.1 tokens/s).
 // Written by hand for that, with futexes: std::atomic::wait of libstdc++ adds a spin of its own with sched_yield(), and

@@ -53,6 +53,19 @@ TEST(ThreadPool, RunsEveryTaskOnceAfterAnyPause) {
   EXPECT_EQ(sum, 1200 * 21);
 }
 
+// A worker that keeps the caller waiting changes how long threads wait; loops run as before.
+TEST(ThreadPool, RunsEveryTaskOnceAfterALongTask) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> runs{0};
+    pool.parallel_for(6, [&](int64_t, int worker) {
+      if (worker != 0) std::this_thread::sleep_for(std::chrono::microseconds(round % 4 == 0 ? 1500 : 5));
+      ++runs;
+    });
+    ASSERT_EQ(runs, 6) << round;
+  }
+}
+
 TEST(ThreadPool, WritesOfTasksAreSeenByTheCaller) {
   ThreadPool pool(4);
   std::vector<int64_t> out(1000);
