@@ -56,8 +56,8 @@ inline constexpr int64_t kOneTokenValues = 8192, kOneTokenValuesBf16 = 12288;
 // K is cut into parts, each a block's, until this many blocks per multiprocessor stream weights.
 inline constexpr double kFewRowsFilled = 0.9;
 // Values of rows of packed weights that a block rounds for all of its tasks; more are rounded once by a launch before.
-// NVFP4, 8 rows, H200: by each block [4608, 2688] (5,376 values) takes 7.7 us, [2112, 7168] (7,168) 9.4 and [10304, 2688]
-// (10,752) 12.1, by a launch 7.7, 8.9 and 10.8. [7168, 16384] in MXFP8, 2 rows (8,192): 32.5 and 40.
+// NVFP4, 8 rows, H200: by each block [4608, 2688] (5,376 values) takes 7.7 us, [2112, 7168] (7,168) 9.4 and [10304,
+// 2688] (10,752) 12.1, by a launch 7.7, 8.9 and 10.8. [7168, 16384] in MXFP8, 2 rows (8,192): 32.5 and 40.
 inline constexpr int64_t kFewRowsRounded = 8192;
 
 // ---- product of a batch of rows: its cost model (docs/kernels/sm90_batch_rows.md) ----------------------------------
