@@ -37,8 +37,8 @@ constexpr std::chrono::microseconds kSpin{20};
 constexpr std::chrono::microseconds kSharedSpin{2};
 // A loop whose last worker keeps the caller waiting for so long was not cut that badly: something else has that
 // worker's core. For a while threads then sleep as soon as those of a shared pool do, for the time that they spin is
-// taken from their own share of the cores: beside one busy process one token of a layer took 3 to 11 % longer with 20
-// us always, and takes -3 to 4 % so, against waits of 2 us (five formats, two threads of a Xeon).
+// taken from their own share of the cores: beside one busy process one token of a layer took up to 11 % longer with 20
+// us always (bench/results/model_cpu.md).
 constexpr std::chrono::microseconds kLostCore{1000};
 constexpr std::chrono::milliseconds kCrowded{50};
 constexpr int kPauses = 16;  // between two looks at the clock
