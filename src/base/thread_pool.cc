@@ -30,8 +30,8 @@ void pause_core() {
 // How long a thread that waits looks again and again before it sleeps. Longer than most gaps between the parallel loops
 // of one layer (5 to 20 us with one row), shorter than a scheduler's slice by two orders of magnitude: to wake a thread
 // takes microseconds of the caller's and, where its core has gone idle, tens of its own. Two threads of a Xeon decode
-// MXFP4 7 % faster than with 2 us, with 50 us not more. Beside a busy process a layer takes 0 to 5 % longer for one
-// token, with 50 us 3 to 8 %. By the clock, as a pause takes 10 ns on one processor and 50 on another.
+// MXFP4 7 % faster than with 2 us, with 50 us not more. By the clock, as a pause takes 10 ns on one processor and 50 on
+// another.
 constexpr std::chrono::microseconds kSpin{20};
 // Of a pool with more threads than cores: one that sleeps frees its core for another.
 constexpr std::chrono::microseconds kSharedSpin{2};

@@ -127,8 +127,8 @@ TEST(FewRows, ManyTasks) {
   std::mt19937 rng = test::rng();
   Excursion all;
   for (const format::Format f : {format::Format::bf16, format::Format::nvfp4, format::Format::fp8_block})
-    for (const int64_t tokens :
-         {1, 9}) {  // with one row a stage is one warp's work, and there are more warps than stages
+    for (const int64_t tokens : {1, 9}) {
+      // With one row a stage is one warp's work, and there are more warps than stages.
       const sm90::DenseSpec s{90000, 256, f, format::info(f).input, DType::bf16};
       const Dense d = make(s, tokens, false, rng);
       sm90::DenseGemm gemm(s);
