@@ -35,12 +35,14 @@ void pause_core() {
 constexpr std::chrono::microseconds kSpin{20};
 // Of a pool with more threads than cores: one that sleeps frees its core for another.
 constexpr std::chrono::microseconds kSharedSpin{2};
-// A loop whose last worker keeps the caller waiting for so long was not cut that badly: something else has that
-// worker's core. For a while threads then sleep as soon as those of a shared pool do, for the time that they spin is
-// taken from their own share of the cores: beside one busy process one token of a layer took up to 11 % longer with 20
-// us always (bench/results/model_cpu.md).
+// A worker that keeps the caller waiting for so long, and for more than this part of what the caller itself worked in
+// the loop, has not just the last task: something else has its core. For a while threads then sleep as soon as those of
+// a shared pool do, for the time that they spin is taken from their own share of the cores: beside one busy process one
+// token of a layer took up to 11 % longer with 20 us always (bench/results/model_cpu.md). Beside it 20 to 80 ms lie
+// between two such losses (the median, two threads of a Xeon), on an idle machine about a second.
 constexpr std::chrono::microseconds kLostCore{1000};
-constexpr std::chrono::milliseconds kCrowded{50};
+constexpr int kLostPart = 4;
+constexpr std::chrono::milliseconds kCrowded{300};
 constexpr int kPauses = 16;  // between two looks at the clock
 
 using Clock = std::chrono::steady_clock;
@@ -118,12 +120,13 @@ struct ThreadPool::State {
     return now + (now < crowded_until.load(std::memory_order_relaxed) ? kSharedSpin : spin);
   }
 
-  // The caller's wait for the workers inside a closed loop.
-  void wait_for_workers() {
+  // The caller's wait for the workers inside a closed loop that it began at `begin`.
+  void wait_for_workers(Clock::time_point begin) {
     const Clock::time_point start = Clock::now();
     idle.wait_while(0, spin_until(start));
     const Clock::time_point now = Clock::now();
-    if (now - start > kLostCore) crowded_until.store(now + kCrowded, std::memory_order_relaxed);
+    if (now - start > std::max<Clock::duration>(kLostCore, (start - begin) / kLostPart))
+      crowded_until.store(now + kCrowded, std::memory_order_relaxed);
   }
 
   bool join() {
@@ -174,6 +177,7 @@ void ThreadPool::parallel_for(int64_t tasks, TaskBody body) {
     for (int64_t t = 0; t < tasks; ++t) body(t, 0);
     return;
   }
+  const Clock::time_point begin = Clock::now();
   s.tasks = tasks;
   s.body = &body;
   s.error = nullptr;
@@ -183,7 +187,7 @@ void ThreadPool::parallel_for(int64_t tasks, TaskBody body) {
   s.round.set(s.round.load() + 1);
   s.round.wake_all();
   s.drain(0);
-  if (s.gate.fetch_or(State::kClosed, std::memory_order_acq_rel) != 0) s.wait_for_workers();
+  if (s.gate.fetch_or(State::kClosed, std::memory_order_acq_rel) != 0) s.wait_for_workers(begin);
   if (s.error) std::rethrow_exception(s.error);
 }
 
