@@ -106,10 +106,10 @@ def test_dummies_take_a_trainers_tensors(tensors, tmp_path, rng, quantization):
 
 def test_memory_goes_to_the_trainer_and_comes_back(engine, tensors):
     fresh = texts(engine)
-    torch.cuda.synchronize()
-    before = torch.cuda.mem_get_info()[0]
     for _ in range(2):
         engine.pause_generation("abort")
+        torch.cuda.synchronize()
+        before = torch.cuda.mem_get_info()[0]  # just before, since other programs may use the GPU, too
         try:
             engine.release_memory_occupation()
         except sluice_moe.Unsupported as problem:
