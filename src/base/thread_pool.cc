@@ -36,10 +36,10 @@ constexpr std::chrono::microseconds kSpin{20};
 // Of a pool with more threads than cores: one that sleeps frees its core for another.
 constexpr std::chrono::microseconds kSharedSpin{2};
 // A worker that keeps the caller waiting for so long, and for more than this part of what the caller itself worked in
-// the loop, has not just the last task: something else has its core. For a while threads then sleep as soon as those of
-// a shared pool do, for the time that they spin is taken from their own share of the cores: beside one busy process one
-// token of a layer took up to 11 % longer with 20 us always (bench/results/model_cpu.md). Beside it 20 to 80 ms lie
-// between two such losses (the median, two threads of a Xeon), on an idle machine about a second.
+// the loop, does not merely have the last task: something else has its core. For a while threads then sleep as soon as
+// those of a shared pool do, for the time that they spin is taken from their own share of the cores: beside one busy
+// process one token of a layer took up to 11 % longer with 20 us always (bench/results/model_cpu.md). Beside it 20 to
+// 80 ms lie between two such losses (the median, two threads of a Xeon), on an idle machine about a second.
 constexpr std::chrono::microseconds kLostCore{1000};
 constexpr int kLostPart = 4;
 constexpr std::chrono::milliseconds kCrowded{300};
