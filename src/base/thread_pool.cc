@@ -41,7 +41,7 @@ constexpr std::chrono::microseconds kSharedSpin{2};
 // process one token of a layer took up to 11 % longer with 20 us always (bench/results/model_cpu.md). Beside it 20 to
 // 80 ms lie between two such losses (the median, two threads of a Xeon), on an idle machine about a second.
 constexpr std::chrono::microseconds kLostCore{1000};
-constexpr int kLostPart = 4;
+constexpr int kLostPart = 4;  // a quarter
 constexpr std::chrono::milliseconds kCrowded{300};
 constexpr int kPauses = 16;  // between two looks at the clock
 
