@@ -16,7 +16,10 @@ void AttentionLayer::run(const ForwardContext& forward, const ops::LinearInput& 
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(layout.head_dim)));
   forward.ops.norm_rope_attention(forward.batch, layout, forward.angles, projected, keys, values,
                                   {scale, forward.row_invariant}, mixed);
-  o.run(forward, mixed, y);
+  ops::LinearInput rows = mixed;
+  rows.bytes_ahead = 2 * forward.batch.sequences * forward.batch.longest_context * layout.kv_heads * layout.head_dim *
+                     bytes_of(keys.dtype);
+  o.run(forward, rows, y);
 }
 
 AttentionLayer load_attention(const WeightReader& s, const CommonConfig& c, int64_t head_dim,

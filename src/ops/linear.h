@@ -24,6 +24,9 @@ struct LinearOptions {
 struct LinearInput {
   ConstMatrix rows;
   RoundedRows rounded;
+  // What the operation ahead reads, at most. Where that takes long, a GPU lets the product's blocks begin beside it, to
+  // fetch their weights. The bits are the same.
+  int64_t bytes_ahead = 0;
   LinearInput(ConstMatrix x, const RoundedRows& codes = {}) : rows(x), rounded(codes) {}
   LinearInput(Matrix x) : rows(x) {}
 };

@@ -20,15 +20,16 @@ std::vector<BatchRowsChoice> choices_of(const sm90::WeightShape& shape, int part
       if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
     }
   for (const int tile : sm90::kChainTiles)
-    for (const int m_parts : sm90::kChainMParts) {
-      const BatchRowsChoice c{tile, 1, parts, m_parts, true};
-      if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
-    }
+    for (const int m_parts : sm90::kChainMParts)
+      for (const bool leaves_room : {false, true}) {
+        const BatchRowsChoice c{tile, 1, parts, m_parts, true, leaves_room};
+        if (sm90::batch_rows_possible(shape, c)) out.push_back(c);
+      }
   return out;
 }
 std::string name_of(const sm90::DenseSpec& s, int64_t tokens, const BatchRowsChoice& c) {
-  return fmt::format("{} tile={} blocks={} parts={} m_parts={} chain={}", describe(s, tokens), c.tile, c.blocks,
-                     c.parts, c.m_parts, c.chain);
+  return fmt::format("{} tile={} blocks={} parts={} m_parts={} chain={} leaves_room={}", describe(s, tokens), c.tile,
+                     c.blocks, c.parts, c.m_parts, c.chain, c.leaves_room);
 }
 sm90::DenseCall call_of(int64_t tokens, const sm90::DeviceBuffer& x, std::optional<BatchRowsChoice> choice) {
   sm90::DenseCall call;
@@ -157,6 +158,12 @@ TEST(BatchRows, ChainsOfFewRows) {
     gemm.set_weights(d.w, d.input_scale, d.bias, nullptr);
     const sm90::DeviceBuffer x = upload_x(d);
     const auto y = run(gemm, call_of(d.tokens, x, std::nullopt));
+    sm90::DenseCall beside = call_of(sm90::kMostSharedChainRows, x, std::nullopt);
+    beside.leaves_room = true;
+    ASSERT_TRUE(gemm.batch_rows_choice(beside).leaves_room);
+    EXPECT_EQ(run(gemm, beside), first_rows(y, beside.tokens, n));
+    beside.tokens += 1;
+    EXPECT_FALSE(gemm.batch_rows_choice(beside).leaves_room);
     check_result(d, y, all);
     ASSERT_LE(all.worst, 1);
     for (int64_t tokens = 1; tokens <= d.tokens; ++tokens) {

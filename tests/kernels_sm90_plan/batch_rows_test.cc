@@ -28,10 +28,11 @@ BatchRoom batch_room(int multiprocessors, int group) {
 std::vector<BatchRowsChoice> chains_of(const WeightShape& s) {
   std::vector<BatchRowsChoice> out;
   for (const int tile : kChainTiles)
-    for (const int m_parts : kChainMParts) {
-      const BatchRowsChoice c{tile, 1, 1, m_parts, true};
-      if (batch_rows_possible(s, c)) out.push_back(c);
-    }
+    for (const int m_parts : kChainMParts)
+      for (const bool leaves_room : {false, true}) {
+        const BatchRowsChoice c{tile, 1, 1, m_parts, true, leaves_room};
+        if (batch_rows_possible(s, c)) out.push_back(c);
+      }
   return out;
 }
 
@@ -212,9 +213,9 @@ TEST(BatchRowsPlan, ChainsThatWereMeasured) {
 TEST(BatchRowsPlan, ChainRings) {
   for (const WeightOperand op : {WeightOperand::bf16, WeightOperand::fp8, WeightOperand::fp8_block}) {
     const auto chains = chains_of({op, 1, 256, 4096, false, 0});
-    EXPECT_EQ(chains.size(), std::size(kChainTiles) * std::size(kChainMParts));
+    EXPECT_EQ(chains.size(), (std::size(kChainTiles) + 1) * std::size(kChainMParts)) << "one tile can leave room";
     for (const BatchRowsChoice& c : chains) {
-      const ChainRing r = chain_ring(op, c.tile, c.m_parts);
+      const ChainRing r = ring_of(op, c);
       EXPECT_EQ(r.w_share * c.m_parts, k_block_bytes(op));
       EXPECT_EQ(r.w_stage, kChainGroup * r.w_share);
       EXPECT_EQ(r.x_stage, kChainGroup * c.tile * 128);
@@ -223,7 +224,7 @@ TEST(BatchRowsPlan, ChainRings) {
       EXPECT_EQ(r.x_stage / kChainGroup % 1024, 0);
       EXPECT_GE(r.stages, kLeastChainStages);
       EXPECT_LE(r.stages, kMostChainStages);
-      EXPECT_LE(r.smem_bytes(), kMostChainSmem);
+      EXPECT_LE(r.smem_bytes(), c.leaves_room ? kSharedChainSmem : kMostChainSmem);
       const int last = kChainBarrierBytes + r.stages * r.x_stage + (r.stages * kChainGroup - 1) * r.w_share;
       EXPECT_LE(last + 64 * 128, kChainBarrierBytes + r.ring_bytes()) << "64 weight rows of the last k-block";
       EXPECT_EQ((kChainBarrierBytes + r.ring_bytes()) % 16, 0);

@@ -170,8 +170,8 @@ class Problem {
     }
     for (double& v : p) total += v = std::exp(v - largest);
     // Scores are off by at most (width / 16 + 8) units of their terms, probabilities by that much relative and 2^-17
-    // (two bfloat16 parts), sums of `seen` products by as many units of their sizes.
-    const double relative = (2 * reach * (width / 16.0 + 8) + seen + 16) * 0x1p-24 + 0x1p-17;
+    // (two bfloat16 parts; 2^-22 of two halves), sums of `seen` products by as many units of their sizes.
+    const double relative = (2 * reach * (width / 16.0 + 8) + seen + 16) * 0x1p-24 + (e4m3_ ? 0x1p-22 : 0x1p-17);
     for (int c = 0; c < width; ++c) {
       double exact = 0, size = 0, squares = 0;
       for (int j = 0; j < seen; ++j) {

@@ -23,6 +23,18 @@ __device__ inline uint32_t cvt_bf16x2_f32(float high, float low) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
+// The larger magnitude of each half; of a number and NaN the number.
+__device__ inline uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("{\n.reg .b32 x, y;\nabs.bf16x2 x, %1;\nabs.bf16x2 y, %2;\nmax.bf16x2 %0, x, y;\n}\n" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// Round to nearest even; `low` goes to bits 0-15.
+__device__ inline uint32_t cvt_f16x2_f32(float high, float low) {
+  uint32_t d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
 // Round to nearest even, saturating, NaN gives 0x7f; `low` goes to bits 0-7.
 __device__ inline uint16_t cvt_e4m3x2_f32(float high, float low) {
   uint16_t d;

@@ -10,4 +10,11 @@ __device__ inline float ex2_approx(float x) {
   return r;
 }
 
+// The smaller of x and `most`; NaN stays.
+__device__ inline float at_most(float x, float most) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(r) : "f"(x), "f"(most));
+  return r;
+}
+
 }  // namespace sluice::ptx

@@ -3,6 +3,7 @@
 #include "kernels/sm90/attention/attention_cluster.cuh"
 #include "kernels/sm90/attention/attention_f32.cuh"
 #include "kernels/sm90/attention/attention_tokens.cuh"
+#include "kernels/sm90/batch_rows/chain_ring.h"
 #include "kernels/sm90/launch.cuh"
 
 namespace sluice::sm90 {
@@ -31,6 +32,8 @@ void launch_in_clusters(const AttentionArgs& a, Stream stream, bool pdl) {
 
 template <int kWidth, class Page, int kTiles>
 void launch_tokens(const AttentionArgs& a, Stream stream, bool pdl) {
+  // The product after attention begins beside a block of it.
+  static_assert(TokensShared<kWidth, Page, kTiles>::bytes + kSharedChainSmem + 2 * 1024 <= 228 * 1024);
   launch(attention_tokens_kernel<kWidth, Page, kTiles>, static_cast<unsigned>(a.plan.token_blocks), kTokenThreads,
          TokensShared<kWidth, Page, kTiles>::bytes, stream, pdl, a);
 }
@@ -46,8 +49,12 @@ void launch_of(const AttentionArgs& a, dim3 blocks, Stream stream, bool pdl) {
                             : launch_tokens<kWidth, Page, 3>(a, stream, pdl);
   if (!a.plan.split()) return;
   const int64_t items = a.plan.partial_rows * a.shape.heads;
-  launch(attention_fold_kernel<kWidth>, static_cast<unsigned>(ceil_div<int64_t>(items, kAttentionThreads / kWidth)),
-         kAttentionThreads, 0, stream, pdl, a);
+  const auto fold = [&](auto* kernel) {
+    launch(kernel, static_cast<unsigned>(ceil_div<int64_t>(items, kAttentionThreads / kWidth)), kAttentionThreads, 0,
+           stream, pdl, a);
+  };
+  a.plan.results <= kFewResults ? fold(attention_fold_kernel<kWidth, kFewResults>)
+                                : fold(attention_fold_kernel<kWidth, 2 * kFewResults>);
 }
 
 template <class Page>

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on tensor cores: bfloat16 queries, pages of bfloat16 or of e4m3 codes, which are widened to bfloat16 on the
-// way to the products, exactly; sums in float32.
+// Attention on tensor cores: bfloat16 queries, pages of bfloat16 or of e4m3 codes, which are widened to halves on the
+// way to the products, exactly (operands.cuh); sums in float32.
 //
 // A block has four warps and loads one tile of 64 positions after another into shared memory. Every warp takes 16 pairs
 // (row, query head) and computes scores and output of its own. Sequences with few pairs are attention_tokens.cuh's.
 //
-// Probabilities are multiplied as two bfloat16 values, high and low part, which keeps 17 bits of them. Half a unit of
-// bfloat16 per probability would show in the output wherever values cancel. The cost is a third of the products.
+// Probabilities are multiplied as two values, high and low part, which keeps 17 bits of them, or 22 as halves. Half a
+// unit of bfloat16 per probability would show in the output wherever values cancel. The cost is a third of the
+// products.
 #pragma once
 
 #include <type_traits>
 
 #include "base/bf16.h"
-#include "kernels/ptx/bf16x2.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/mbarrier.cuh"
-#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/attention/fold.cuh"
+#include "kernels/sm90/attention/operands.cuh"
 #include "kernels/sm90/attention/task.cuh"
 
 namespace sluice::sm90 {
@@ -166,12 +166,6 @@ __device__ __forceinline__ void load_queries(const AttentionArgs& a, const Atten
   }
 }
 
-// Four codes as float32.
-__device__ __forceinline__ void widen_codes(uint32_t codes, float (&v)[4]) {
-  ptx::cvt_f32x2_f16x2(ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes)), v[0], v[1]);
-  ptx::cvt_f32x2_f16x2(ptx::cvt_f16x2_e4m3x2(static_cast<uint16_t>(codes >> 16)), v[2], v[3]);
-}
-
 // Scores of 8 kTiles positions of the tile from `first` on.
 template <int kWidth, class Page, int kTiles, class Query>
 __device__ __forceinline__ void multiply_keys(Query&& query, uint32_t keys, int first, float (&s)[kTiles][4]) {
@@ -190,11 +184,10 @@ __device__ __forceinline__ void multiply_keys(Query&& query, uint32_t keys, int 
         ptx::ldmatrix_x4(codes, keys + Tile::place(first + 8 * n + (lane & 7), k + lane / 8));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float v[4];
-          widen_codes(codes[i], v);
+          uint32_t first, second;
+          widen_codes(codes[i], first, second);
           const uint4 q = query(k + i);
-          ptx::mma_m16n8k16_bf16(s[n], {q.x, q.y, q.z, q.w}, ptx::cvt_bf16x2_f32(v[1], v[0]),
-                                 ptx::cvt_bf16x2_f32(v[3], v[2]));
+          Operands<Page>::multiply(s[n], {q.x, q.y, q.z, q.w}, first, second);
         }
       }
   } else {
@@ -205,8 +198,8 @@ __device__ __forceinline__ void multiply_keys(Query&& query, uint32_t keys, int 
       for (int n = 0; n < kTiles; ++n) {
         uint32_t b[4];
         ptx::ldmatrix_x4(b, keys + Tile::place(first + 8 * n + (lane & 7), 2 * k + lane / 8));
-        ptx::mma_m16n8k16_bf16(s[n], {q0.x, q0.y, q0.z, q0.w}, b[0], b[1]);
-        ptx::mma_m16n8k16_bf16(s[n], {q1.x, q1.y, q1.z, q1.w}, b[2], b[3]);
+        Operands<Page>::multiply(s[n], {q0.x, q0.y, q0.z, q0.w}, b[0], b[1]);
+        Operands<Page>::multiply(s[n], {q1.x, q1.y, q1.z, q1.w}, b[2], b[3]);
       }
     }
   }
@@ -223,9 +216,9 @@ __device__ __forceinline__ void mask_scores(float (&s)[kTiles][4], int first, co
       if (column + 8 * n + (i & 1) >= seen[i / 2]) s[n][i] = kMinusInfinity;
 }
 
-// The largest scores of the two rows, times `scale`.
+// The largest scores of the two rows, times their scales.
 template <int kTiles>
-__device__ __forceinline__ void row_maxima(const float (&s)[kTiles][4], float scale, float (&maxima)[2]) {
+__device__ __forceinline__ void row_maxima(const float (&s)[kTiles][4], const float (&scale)[2], float (&maxima)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float m = s[0][2 * h];
@@ -233,14 +226,8 @@ __device__ __forceinline__ void row_maxima(const float (&s)[kTiles][4], float sc
     for (int n = 0; n < kTiles; ++n) m = fmaxf(m, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
     m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-    maxima[h] = __fmul_rn(m, scale);
+    maxima[h] = __fmul_rn(m, scale[h]);
   }
-}
-
-// Two probabilities as a pair of high parts and a pair of what these leave over.
-__device__ __forceinline__ void split_probabilities(float p0, float p1, uint32_t& high, uint32_t& low) {
-  high = ptx::cvt_bf16x2_f32(p1, p0);
-  low = ptx::cvt_bf16x2_f32(p1 - __uint_as_float(high & 0xffff0000u), p0 - __uint_as_float(high << 16));
 }
 
 // Adds 16 positions, from `position` of the tile on, to the sums of the columns from `first_column` on.
@@ -248,13 +235,13 @@ template <int kWidth, class Page, int kTiles>
 __device__ __forceinline__ void multiply_values(const uint32_t (&high)[4], const uint32_t (&low)[4], uint32_t values,
                                                 int position, int first_column, AttentionSums<kTiles>& sums) {
   using Tile = PageTile<kWidth, Page>;
-  constexpr uint32_t kOnes = 0x3f803f80u;
+  using Ops = Operands<Page>;
   const int lane = threadIdx.x & 31, row = position + (lane & 15);
   const auto multiply = [&](int n, const uint32_t(&b)[4]) {
-    ptx::mma_m16n8k16_bf16(sums.o[n], high, b[0], b[1]);
-    ptx::mma_m16n8k16_bf16(sums.o[n + 1], high, b[2], b[3]);
-    ptx::mma_m16n8k16_bf16(sums.o[n], low, b[0], b[1]);
-    ptx::mma_m16n8k16_bf16(sums.o[n + 1], low, b[2], b[3]);
+    Ops::multiply(sums.o[n], high, b[0], b[1]);
+    Ops::multiply(sums.o[n + 1], high, b[2], b[3]);
+    Ops::multiply(sums.o[n], low, b[0], b[1]);
+    Ops::multiply(sums.o[n + 1], low, b[2], b[3]);
   };
   if constexpr (Tile::codes) {
     // A piece has 16 columns. Transposed in pairs of codes: those of two neighbouring columns at two positions.
@@ -265,11 +252,12 @@ __device__ __forceinline__ void multiply_values(const uint32_t (&high)[4], const
       ptx::ldmatrix_x4_trans(codes, values + Tile::place(row, piece));
 #pragma unroll
       for (int i = 0; i < (kTiles == 2 ? 1 : 2); ++i) {
-        float first[4], second[4];  // positions 2 (lane % 4) and the next, and those eight further
-        widen_codes(codes[2 * i], first);
-        widen_codes(codes[2 * i + 1], second);
-        multiply(n + 2 * i, {ptx::cvt_bf16x2_f32(first[2], first[0]), ptx::cvt_bf16x2_f32(second[2], second[0]),
-                             ptx::cvt_bf16x2_f32(first[3], first[1]), ptx::cvt_bf16x2_f32(second[3], second[1])});
+        // Positions 2 (lane % 4) and the next, and those eight further: first those of the even column.
+        constexpr uint32_t kByColumn = 0x3120;
+        uint32_t even[2], odd[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) widen_codes(ptx::prmt(codes[2 * i + j], 0u, kByColumn), even[j], odd[j]);
+        multiply(n + 2 * i, {even[0], even[1], odd[0], odd[1]});
       }
     }
   } else {
@@ -281,8 +269,8 @@ __device__ __forceinline__ void multiply_values(const uint32_t (&high)[4], const
     }
   }
   // Sums of the probabilities as they were multiplied, in the same order as the products.
-  ptx::mma_m16n8k16_bf16(sums.weights, high, kOnes, kOnes);
-  ptx::mma_m16n8k16_bf16(sums.weights, low, kOnes, kOnes);
+  Ops::multiply(sums.weights, high, Ops::ones, Ops::ones);
+  Ops::multiply(sums.weights, low, Ops::ones, Ops::ones);
 }
 
 // use(column, sum, next column's sum) for this lane's columns, of the first row (h 0) or the second.
@@ -382,6 +370,7 @@ __device__ __forceinline__ void attend_many(const AttentionArgs& a, const Attent
   const bool full = first_pair + 16 <= t.pairs, split = t.parts.count > 1;
   auto* queries =
       reinterpret_cast<uint4*>(smem + AttentionShared<kWidth, Page>::queries) + warp * (kWidth / 16) * 32 + lane;
+  float scales[2] = {scale, scale};  // of the two rows
   AttentionSums<kTiles> sums, chunk_sums;
   sums.clear();
   chunk_sums.clear();
@@ -389,8 +378,21 @@ __device__ __forceinline__ void attend_many(const AttentionArgs& a, const Attent
       a, t, smem,
       [&] {
         ptx::griddepcontrol_wait();
-        load_queries<kWidth, Page>(a, t, first_pair,
-                                   [&](int k, uint4 q) { queries[k * 32] = q; });  // read by this lane
+        uint32_t max_abs[2] = {};
+        load_queries<kWidth, Page>(a, t, first_pair, [&](int k, uint4 q) {
+          queries[k * 32] = q;  // read by this lane
+          max_abs[0] = ptx::max_abs_bf16x2(max_abs[0], ptx::max_abs_bf16x2(q.x, q.z));
+          max_abs[1] = ptx::max_abs_bf16x2(max_abs[1], ptx::max_abs_bf16x2(q.y, q.w));
+        });
+        if constexpr (PageTile<kWidth, Page>::codes) {
+          const QueryScale rows[2] = {query_scale(max_abs[0]), query_scale(max_abs[1])};
+          for (int k = 0; k < kWidth / 16; ++k) {
+            const uint4 q = queries[k * 32];
+            queries[k * 32] = {query_halves(q.x, rows[0].up), query_halves(q.y, rows[1].up),
+                               query_halves(q.z, rows[0].up), query_halves(q.w, rows[1].up)};
+          }
+          scales[0] *= rows[0].down, scales[1] *= rows[1].down;
+        }
       },
       [&](int tile, uint32_t keys, uint32_t values) {
         if (first_pair >= t.pairs) return;  // no barrier inside
@@ -398,7 +400,7 @@ __device__ __forceinline__ void attend_many(const AttentionArgs& a, const Attent
         multiply_keys<kWidth, Page>([&](int k) { return queries[k * 32]; }, keys, 0, s);
         if (!full || (tile + 1) * kAttentionTile > least) mask_scores(s, tile * kAttentionTile, seen);
         float maxima[2], base[2];
-        row_maxima(s, scale, maxima);
+        row_maxima(s, scales, maxima);
         chunk_sums.raise(maxima, base);
 #pragma unroll
         for (int k = 0; k < kAttentionTile / 16; ++k) {
@@ -406,8 +408,8 @@ __device__ __forceinline__ void attend_many(const AttentionArgs& a, const Attent
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int n = 2 * k + i / 2, h = i % 2;
-            split_probabilities(ptx::ex2_approx(fmaf(s[n][2 * h], scale, -base[h])),
-                                ptx::ex2_approx(fmaf(s[n][2 * h + 1], scale, -base[h])), high[i], low[i]);
+            Operands<Page>::split(ptx::ex2_approx(fmaf(s[n][2 * h], scales[h], -base[h])),
+                                  ptx::ex2_approx(fmaf(s[n][2 * h + 1], scales[h], -base[h])), high[i], low[i]);
           }
           multiply_values<kWidth, Page>(high, low, values, 16 * k, 0, chunk_sums);
         }
@@ -443,10 +445,14 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) attention_bf16_kernel(co
 }
 
 // Folds the results of split sequences in order of their positions. A thread has one column of a row of one head, so
-// that many results are on their way at once.
-template <int kWidth>
+// that many results, kAhead, are on their way at once.
+//
+// All blocks have to begin before those of the kernel that comes next can, and what they begin beside are blocks of
+// attention, which hold three quarters of the registers. So few results have a kernel of 48 registers instead of 84: a
+// step of Qwen3-30B-A3B with 8 contexts of 2048 takes 7.71 ms, 7.83 with 84 (FP8 5.57, 5.64; H200).
+inline constexpr int kFewResults = 8;
+template <int kWidth, int kAhead>
 __global__ void __launch_bounds__(kAttentionThreads) attention_fold_kernel(const __grid_constant__ AttentionArgs a) {
-  constexpr int kAhead = 16;
   ptx::griddepcontrol_launch_dependents();
   const int lane = threadIdx.x & 31, column = static_cast<int>(threadIdx.x) % kWidth;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * (kAttentionThreads / kWidth) + threadIdx.x / kWidth;

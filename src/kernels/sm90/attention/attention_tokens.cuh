@@ -24,7 +24,6 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
   using Shared = TokensShared<kWidth, Page, kTiles>;
   using Queries = PageTile<kWidth, bf16_t>;
   constexpr int kStages = Shared::stages;
-  constexpr int kValueUnroll = PageTile<kWidth, Page>::codes ? 2 : 4;  // all steps of codes take more registers
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int first_column = warp * (kWidth / 4), first_position = 16 * warp;
   const int pair_rows = rows_of_pairs(a.shape.group());
@@ -55,6 +54,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
       ptx::mbarrier_wait(&barriers.queries_ready, parities >> 1);
     parities ^= 2;
     uint32_t q[kWidth / 16][4];
+    float scales[2] = {scale, scale};  // of the two rows
 #pragma unroll
     for (int k = 0; k < kWidth / 16; ++k) {
       if constexpr (PageTile<kWidth, Page>::codes) {  // of each row the four columns that a lane has of the keys
@@ -70,6 +70,21 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
       }
     }
     arrive(&barriers.queries_read);
+    if constexpr (PageTile<kWidth, Page>::codes) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (h > 0 && item.pairs <= 8) break;  // zeros
+        uint32_t max_abs = 0;
+#pragma unroll
+        for (int k = 0; k < kWidth / 16; ++k)
+          max_abs = ptx::max_abs_bf16x2(max_abs, ptx::max_abs_bf16x2(q[k][h], q[k][h + 2]));
+        const QueryScale row = query_scale(max_abs);
+#pragma unroll
+        for (int k = 0; k < kWidth / 16; ++k)
+          q[k][h] = query_halves(q[k][h], row.up), q[k][h + 2] = query_halves(q[k][h + 2], row.up);
+        scales[h] *= row.down;
+      }
+    }
     item_begins();
     AttentionSums<kWidth / 32> sums;
     sums.clear();
@@ -93,7 +108,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
                            lane / 4 + 8 < pairs ? context + ((lane / 4 + 8) * pair_rows >> 16) + 1 : 0};
       mask_scores(s, tile * kAttentionTile + first_position, seen);
       float maxima[2], base[2];
-      row_maxima(s, scale, maxima);
+      row_maxima(s, scales, maxima);
       if (lane % 4 == 0) {
         shared_maxima[warp * kAttentionFewRows + lane / 4] = maxima[0];
         shared_maxima[warp * kAttentionFewRows + lane / 4 + 8] = maxima[1];
@@ -110,8 +125,8 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           uint32_t high, low;
-          split_probabilities(ptx::ex2_approx(fmaf(s[n][2 * h], scale, -base[h])),
-                              ptx::ex2_approx(fmaf(s[n][2 * h + 1], scale, -base[h])), high, low);
+          Operands<Page>::split(ptx::ex2_approx(fmaf(s[n][2 * h], scales[h], -base[h])),
+                                ptx::ex2_approx(fmaf(s[n][2 * h + 1], scales[h], -base[h])), high, low);
           const int row = lane / 4 + 8 * h, piece = 2 * warp + n;
           const int place = row * (kAttentionTile * 2) + ((piece ^ (row & 7)) << 4) + 4 * (lane % 4);
           *reinterpret_cast<uint32_t*>(smem + Shared::high + place) = high;
@@ -123,7 +138,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
         place_row<kWidth, Page>(smem + Shared::values + stage * Shared::tile_bytes, new_row,
                                 warp * (PageTile<kWidth, Page>::pieces / 4), PageTile<kWidth, Page>::pieces / 4,
                                 fresh + kWidth);
-#pragma unroll(kValueUnroll)
+#pragma unroll
       for (int k = 0; k < kAttentionTile / 16; ++k) {
         const int row = lane & 15, piece = 2 * k + lane / 16;
         const int place = row * (kAttentionTile * 2) + ((piece ^ (row & 7)) << 4);

@@ -34,6 +34,11 @@ inline constexpr int kMostChainStages = 16;
 inline constexpr int kChainBarrierBytes = 1024;  // stages follow, which are swizzled
 static_assert(2 * 8 * kMostChainStages <= kChainBarrierBytes);
 inline constexpr int kMostChainSmem = 232448;  // of the one block of a multiprocessor
+// Where BatchRowsChoice::leaves_room: such a block fits beside one of attention of new tokens (of which a
+// multiprocessor holds two; attention.cu asserts it), and begins when the other one has ended.
+inline constexpr int kSharedChainSmem = 116000;
+// Of up to so many rows. With 16 and 32 rows of Qwen3 the smaller ring costs 1 to 2 us more than it gains (H200).
+inline constexpr int kMostSharedChainRows = 8;
 
 // FP8 block: the scales of a k-block in shared memory, those of a tile's rows of x and that of the weights. They keep
 // the alignment of pairs.
@@ -48,14 +53,14 @@ struct ChainRing {
   HD constexpr int ring_bytes() const { return stages * (x_stage + w_stage) + beyond; }
   HD constexpr int smem_bytes() const { return kChainBarrierBytes + ring_bytes() + stages * scale_stage * 4; }
 };
-HD constexpr ChainRing chain_ring(WeightOperand op, int tile, int m_parts) {
+HD constexpr ChainRing chain_ring(WeightOperand op, int tile, int m_parts, int most_smem) {
   ChainRing r;
   r.w_share = k_block_bytes(op) / m_parts;
   r.x_stage = kChainGroup * tile * 128;
   r.w_stage = kChainGroup * r.w_share;
   r.scale_stage = kChainGroup * scale_floats(op, tile);
   r.beyond = k_block_bytes(op) / 2 - r.w_share;
-  const int fit = (kMostChainSmem - kChainBarrierBytes - r.beyond) / (r.x_stage + r.w_stage + r.scale_stage * 4);
+  const int fit = (most_smem - kChainBarrierBytes - r.beyond) / (r.x_stage + r.w_stage + r.scale_stage * 4);
   r.stages = fit < kMostChainStages ? fit : kMostChainStages;
   return r;
 }

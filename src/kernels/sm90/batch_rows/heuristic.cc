@@ -19,7 +19,8 @@ bool among(int value, const auto& values) {
 
 bool chain_possible(const WeightShape& shape, const BatchRowsChoice& c) {
   return cuts_m_tiles(shape.operand) && c.parts == 1 && c.blocks == 1 && among(c.tile, kChainTiles) &&
-         among(c.m_parts, kChainMParts) && chain_ring(shape.operand, c.tile, c.m_parts).stages >= kLeastChainStages;
+         among(c.m_parts, kChainMParts) && (!c.leaves_room || c.tile <= kMostSharedChainRows) &&
+         ring_of(shape.operand, c).stages >= kLeastChainStages;
 }
 
 double chain_us(const WeightShape& shape, int64_t rows, const BatchRoom& room, const BatchRowsChoice& c) {
@@ -107,7 +108,7 @@ bool batch_rows_possible(const WeightShape& shape, const BatchRowsChoice& c) {
   if (c.chain) return chain_possible(shape, c);
   const bool tile = std::any_of(std::begin(kBatchTiles), std::end(kBatchTiles),
                                 [&](const BatchTileSize& t) { return t.rows == c.tile && t.blocks == c.blocks; });
-  return tile && has_batch_tile(shape.operand, {c.tile, c.blocks}) && c.parts >= 1 &&
+  return tile && !c.leaves_room && has_batch_tile(shape.operand, {c.tile, c.blocks}) && c.parts >= 1 &&
          c.parts <= batch_rows_most_parts(shape.operand, c.tile) &&
          ceil_div(shape.k_blocks(), k_blocks_per_copy(shape.operand)) >= c.parts &&
          (c.m_parts == 1 || (cuts_m_tiles(shape.operand) && (c.m_parts == 2 || c.m_parts == kMaxMParts) &&

@@ -24,9 +24,17 @@ struct BatchRowsChoice {
   // Several k-blocks share a stage (chain_ring.h): one of kChainTiles and of kChainMParts, one block per multiprocessor
   // and one part of K, whose sums are those of any other choice of one part.
   bool chain = false;
+  // Of a chain of up to kMostSharedChainRows: blocks begin beside those of the kernel ahead.
+  bool leaves_room = false;
 };
 inline bool operator==(const BatchRowsChoice& a, const BatchRowsChoice& b) {
-  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts && a.m_parts == b.m_parts && a.chain == b.chain;
+  return a.tile == b.tile && a.blocks == b.blocks && a.parts == b.parts && a.m_parts == b.m_parts &&
+         a.chain == b.chain && a.leaves_room == b.leaves_room;
+}
+
+// Of a chain.
+constexpr ChainRing ring_of(WeightOperand op, const BatchRowsChoice& c) {
+  return chain_ring(op, c.tile, c.m_parts, c.leaves_room ? kSharedChainSmem : kMostChainSmem);
 }
 
 struct BatchTileSize {

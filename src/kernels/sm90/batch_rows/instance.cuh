@@ -49,7 +49,7 @@ bool launch_batch_rows_of(const BatchRowsArgs& args, const BatchRowsChoice& choi
     visit_chain_tiles<op>([&]<class T>(T) {
       if (T::rows != choice.tile) return;
       found = true;
-      const ChainRing ring = chain_ring(op, choice.tile, choice.m_parts);
+      const ChainRing ring = ring_of(op, choice);
       BatchRowsArgs chain = args;
       chain.stages = ring.stages;
       chain.w_share = ring.w_share;

@@ -26,6 +26,7 @@ struct DenseCall {
   void* workspace = nullptr;          // 256-byte aligned
   int64_t workspace_size = 0;         // its bytes
   bool pdl = true;
+  bool leaves_room = false;  // of a chosen BatchRowsChoice, where it is possible
   // A forced kernel may add in another order than the spec's `deterministic` promises.
   GemmForce force;
   // Parts of K of the kernel for few rows (few_rows/), a power of two up to 8; 0: the grouped GEMM. Nothing: chosen.

@@ -120,7 +120,9 @@ BatchRowsChoice DenseGemm::batch_rows_choice(const DenseCall& call) const {
   if (call.batch_rows) return *call.batch_rows;
   if (few_rows_parts(call) > 0) return {};
   if (call.tokens > kMaxBatchRows) return choose_batch_rows(matrix_.shape, call.tokens, room_, k_parts_);
-  return batch_rows_[static_cast<size_t>((call.tokens - 1) / kBatchStep)];
+  BatchRowsChoice choice = batch_rows_[static_cast<size_t>((call.tokens - 1) / kBatchStep)];
+  choice.leaves_room = call.leaves_room && choice.chain && choice.tile <= kMostSharedChainRows;
+  return choice;
 }
 
 bool DenseGemm::writes_apart(const DenseCall& call) const {
