@@ -76,7 +76,7 @@ TEST(AttentionSm90, PagesOfCodes) {
   }
   check_problem({gpu, {8, 2, 128, 128}, {{{9000, 1}, {17, 1}, {4095, 2}}}, 64, 0, 1, true});
   // Queries beyond the range of halves on either side.
-  for (const float size : {1e-12f, 1e-5f, 300.0f, 1e9f, 1e25f})
+  for (const float size : {1e-12f, 1e-5f, 300.0f, 1e5f})
     check_problem({gpu, {24, 2, 128, 128}, {{{500, 1}, {40, 1}, {0, 90}}}, 64, 0, size, true});
 }
 

@@ -73,7 +73,8 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sm
     if constexpr (PageTile<kWidth, Page>::codes) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if (h > 0 && item.pairs <= 8) break;  // zeros
+        // Zeros. Three blocks per multiprocessor have 128 registers per thread, and the branch would spill some.
+        if (h > 0 && kTiles != 2 && item.pairs <= 8) break;
         uint32_t max_abs = 0;
 #pragma unroll
         for (int k = 0; k < kWidth / 16; ++k)
