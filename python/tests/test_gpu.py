@@ -202,7 +202,9 @@ def test_a_dense_matrix_in_torchs_memory(rng):
         if format != "bf16":
             coding = inputs or sluice_moe.format_info(format).inputs
             q = sluice_moe.quantize(on_gpu(x), coding)
-            assert torch.equal(matrix(q), matrix(on_gpu(x))), format
+            rounded, plain = matrix(q).double(), matrix(on_gpu(x)).double()
+            # Sums may be in another order, which moves some results to a neighbour in bfloat16.
+            assert (rounded - plain).norm() < 2**-9 * plain.norm(), format
 
 
 def test_arguments_on_the_gpu(rng):
