@@ -39,7 +39,9 @@ constexpr std::chrono::microseconds kSharedSpin{2};
 // the loop, does not merely have the last task: something else has its core. For a while threads then sleep as soon as
 // those of a shared pool do, for the time that they spin is taken from their own share of the cores: beside one busy
 // process one token of a layer took up to 11 % longer with 20 us always (bench/results/model_cpu.md). Beside it 20 to
-// 80 ms lie between two such losses (the median, two threads of a Xeon), on an idle machine about a second.
+// 80 ms lie between two such losses (the median, two threads of a Xeon), on an idle machine about a second. Every
+// worker can lose its core, so the time is divided by their number: one process beside sixteen threads takes little of
+// their share, and sixteen would lose a core so often on an idle virtual machine that they always slept early.
 constexpr std::chrono::microseconds kLostCore{1000};
 constexpr int kLostPart = 4;  // a quarter
 constexpr std::chrono::milliseconds kCrowded{300};
@@ -126,7 +128,7 @@ struct ThreadPool::State {
     idle.wait_while(0, spin_until(start));
     const Clock::time_point now = Clock::now();
     if (now - start > std::max<Clock::duration>(kLostCore, (start - begin) / kLostPart))
-      crowded_until.store(now + kCrowded, std::memory_order_relaxed);
+      crowded_until.store(now + kCrowded / static_cast<int>(threads.size()), std::memory_order_relaxed);
   }
 
   bool join() {
