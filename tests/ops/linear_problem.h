@@ -55,8 +55,8 @@ inline std::unique_ptr<Linear> try_linear(Conformance& t, std::span<const weight
 }
 
 // Runs with a poisoned workspace of exactly the size asked for.
-inline void run(Conformance& t, const Linear& linear, ConstMatrix x, Matrix y) {
-  const int64_t bytes = linear.workspace_bytes(x.rows);
+inline void run(Conformance& t, const Linear& linear, const LinearInput& x, Matrix y) {
+  const int64_t bytes = linear.workspace_bytes(x.rows.rows);
   Memory workspace(*t.queue, bytes);
   linear.run(t.ctx, x, y, workspace.device(), bytes);
   t.queue->wait();

@@ -85,6 +85,27 @@ TEST_P(Conformance, LinearOfLongBatchesAndNoRows) {
   EXPECT_TRUE(y.same_bytes(before));
 }
 
+// Whether blocks leave room for those of the operation ahead does not show. The matrix is wide enough for that.
+TEST_P(Conformance, LinearAfterMuchReading) {
+  for (const auto& [weights, inputs] : {std::pair{Format::bf16, format::InputFormat::plain},
+                                        {Format::fp8_channel, format::InputFormat::fp8_token},
+                                        {Format::fp8_block, format::InputFormat::fp8_group}}) {
+    const std::vector<weights::QuantTensor> parts{random_weights(weights, 2048, 1024)};
+    const auto linear = try_linear(*this, parts, {}, options_for(inputs, DType::bf16));
+    if (linear == nullptr) continue;
+    for (const int64_t tokens : {1, 8, 9, 40}) {
+      SCOPED_TRACE(fmt::format("{} T {}", name(weights, inputs), tokens));
+      Rows x = rows(DType::bf16, tokens, 1024), y = rows(DType::bf16, tokens, 2048), after = y;
+      x.randomize();
+      run(*this, *linear, x.view(), y.view());
+      LinearInput input = x.view();
+      input.bytes_ahead = int64_t{1} << 40;
+      run(*this, *linear, input, after.view());
+      EXPECT_TRUE(after.same_bytes(y));
+    }
+  }
+}
+
 TEST_P(Conformance, LinearBiasInBfloat16) {
   const std::vector<weights::QuantTensor> parts{random_weights(Format::bf16, 21, 32)};
   Tensor narrow(DType::bf16, {21}), wide(DType::f32, {21});
