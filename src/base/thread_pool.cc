@@ -40,8 +40,8 @@ constexpr std::chrono::microseconds kSharedSpin{2};
 // those of a shared pool do, for the time that they spin is taken from their own share of the cores: beside one busy
 // process one token of a layer took up to 11 % longer with 20 us always (bench/results/model_cpu.md). Beside it 20 to
 // 80 ms lie between two such losses (the median, two threads of a Xeon), on an idle machine about a second. Every
-// worker can lose its core, so the time is divided by their number: one process beside sixteen threads takes little of
-// their share, and sixteen would lose a core so often on an idle virtual machine that they always slept early.
+// worker can lose its core, so the time is divided by their number: at that rate one of sixteen threads would lose its
+// core every 70 ms on an idle machine.
 constexpr std::chrono::microseconds kLostCore{1000};
 constexpr int kLostPart = 4;  // a quarter
 constexpr std::chrono::milliseconds kCrowded{300};

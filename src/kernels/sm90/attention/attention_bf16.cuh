@@ -184,10 +184,10 @@ __device__ __forceinline__ void multiply_keys(Query&& query, uint32_t keys, int 
         ptx::ldmatrix_x4(codes, keys + Tile::place(first + 8 * n + (lane & 7), k + lane / 8));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          uint32_t first, second;
-          widen_codes(codes[i], first, second);
+          uint32_t low, high;
+          widen_codes(codes[i], low, high);
           const uint4 q = query(k + i);
-          Operands<Page>::multiply(s[n], {q.x, q.y, q.z, q.w}, first, second);
+          Operands<Page>::multiply(s[n], {q.x, q.y, q.z, q.w}, low, high);
         }
       }
   } else {
