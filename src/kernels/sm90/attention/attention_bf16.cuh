@@ -5,9 +5,8 @@
 // A block has four warps and loads one tile of 64 positions after another into shared memory. Every warp takes 16 pairs
 // (row, query head) and computes scores and output of its own. Sequences with few pairs are attention_tokens.cuh's.
 //
-// Probabilities are multiplied as two values, high and low part, which keeps 17 bits of them, or 22 as halves. Half a
-// unit of bfloat16 per probability would show in the output wherever values cancel. The cost is a third of the
-// products.
+// Probabilities are multiplied as a high and a low part: 17 bits of them, or 22 as halves. Half a unit of bfloat16 each
+// would show in the output wherever values cancel. The cost is a third of the products.
 #pragma once
 
 #include <type_traits>
