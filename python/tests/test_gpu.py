@@ -202,9 +202,11 @@ def test_a_dense_matrix_in_torchs_memory(rng):
         if format != "bf16":
             coding = inputs or sluice_moe.format_info(format).inputs
             q = sluice_moe.quantize(on_gpu(x), coding)
+            # Without `deterministic` sums may be in another order, which moves some results to a neighbour in bfloat16.
             rounded, plain = matrix(q).double(), matrix(on_gpu(x)).double()
-            # Sums may be in another order, which moves some results to a neighbour in bfloat16.
             assert (rounded - plain).norm() < 2**-9 * plain.norm(), format
+            exact = sluice_moe.Gemm(moved, format, inputs=inputs, deterministic=True)
+            assert torch.equal(exact(q), exact(on_gpu(x))), format
 
 
 def test_arguments_on_the_gpu(rng):

@@ -9,9 +9,8 @@
 //   same factor, which the division by the weights takes out again.
 #pragma once
 
-#include <type_traits>
+#include <cstdint>
 
-#include "base/bf16.h"
 #include "kernels/ptx/bf16x2.cuh"
 #include "kernels/ptx/exp2.cuh"
 #include "kernels/ptx/mma.cuh"
