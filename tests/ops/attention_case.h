@@ -20,11 +20,13 @@ struct AttentionData {
   TestBatch batch;
   Rows q;
   PagedRows keys, values;
+  double lost_probability;
   AttentionData(Conformance& t, DType q_type, DType d, const AttentionCase& s, int64_t gap = 3)
       : batch(*t.queue, sequences_of(s), s.block_size),
         q(t.rows(q_type, batch.rows(), s.heads * s.key_width, gap)),
         keys(*t.queue, d, batch.blocks(), s.block_size, s.key_heads, s.key_width, s.key_scale),
-        values(*t.queue, d, batch.blocks(), s.block_size, s.key_heads, s.value_width, s.value_scale) {
+        values(*t.queue, d, batch.blocks(), s.block_size, s.key_heads, s.value_width, s.value_scale),
+        lost_probability(t.lost_probability(q_type, d)) {
     q.randomize(s.query_size);
     for (size_t i = 0; i < batch.sequences().size(); ++i)
       for (int64_t p = 0; p < batch.sequences()[i].context + batch.sequences()[i].rows; ++p)
@@ -67,13 +69,16 @@ inline void check_row(const AttentionCase& s, const AttentionData& data, size_t 
     const double relative =
         (2 * reach * (static_cast<double>(s.key_width) + 8) + static_cast<double>(seen) + 16) * 0x1p-24 +
         (rounded ? 2 * half_ulp(DType::bf16) : 0);  // probabilities, and partial results
-    // A probability below 2^-126 may be zero: where all values but unlikely ones are zero, that is all there is.
-    const double lost = static_cast<double>(seen) * 0x1p-110;
     for (int64_t c = 0; c < s.value_width; ++c) {
       Sum exact;
-      for (int64_t j = 0; j < seen; ++j)
-        exact.add(p[static_cast<size_t>(j)] / total * value_scale *
-                  (s.shared ? data.keys : data.values).at(data.batch.slot(sequence, j), kh, c));
+      double all = 0;
+      for (int64_t j = 0; j < seen; ++j) {
+        const double value = value_scale * (s.shared ? data.keys : data.values).at(data.batch.slot(sequence, j), kh, c);
+        exact.add(p[static_cast<size_t>(j)] / total * value);
+        all += std::abs(value);
+      }
+      // Where all values but unlikely ones are zero, what small probabilities lose is all there is.
+      const double lost = data.lost_probability * all / total;
       ASSERT_NEAR(out.at(row, h * s.value_width + c), exact.value,
                   relative * exact.size + std::abs(exact.value) * half_ulp(out.dtype()) + lost)
           << "sequence " << sequence << " row " << r << " head " << h << " column " << c;

@@ -29,6 +29,7 @@ struct ProjectedData {
   Rows qkv, q_weight, k_weight;
   Angles angles;
   PagedRows keys, values;
+  double lost_probability;
 
   ProjectedData(Conformance& t, DType type, const ProjectedCase& problem)
       : s(problem),
@@ -40,7 +41,8 @@ struct ProjectedData {
         k_weight(t.vector(s.dim, 0.5f, 1)),
         angles(t, d, rows, s.rotary ? s.dim / 2 : 0),
         keys(*t.queue, s.e4m3 ? DType::e4m3 : d, batch.blocks(), s.block_size, s.key_heads, s.dim, key_scale()),
-        values(*t.queue, s.e4m3 ? DType::e4m3 : d, batch.blocks(), s.block_size, s.key_heads, s.dim, value_scale()) {
+        values(*t.queue, s.e4m3 ? DType::e4m3 : d, batch.blocks(), s.block_size, s.key_heads, s.dim, value_scale()),
+        lost_probability(t.lost_probability(d, s.e4m3 ? DType::e4m3 : d)) {
     batch.pad(s.padding, s.padding);
     qkv.randomize(1.5f);
     for (size_t i = 0; i < s.sequences.size(); ++i)
@@ -146,11 +148,15 @@ void check_row(const ProjectedData& data, const PagedRows& keys, const PagedRows
                             (rounded ? 2 * half_ulp(DType::bf16) : 0x1p-17);
     for (int64_t c = 0; c < s.dim; ++c) {
       Sum exact;
-      for (int64_t j = 0; j < seen; ++j)
-        exact.add(p[static_cast<size_t>(j)] / total * double{data.value_scale()} *
-                  values.at(data.batch.slot(sequence, j), kh, c));
+      double all = 0;
+      for (int64_t j = 0; j < seen; ++j) {
+        const double value = double{data.value_scale()} * values.at(data.batch.slot(sequence, j), kh, c);
+        exact.add(p[static_cast<size_t>(j)] / total * value);
+        all += std::abs(value);
+      }
+      const double lost = data.lost_probability * all / total;
       ASSERT_NEAR(out.at(row, h * s.dim + c), exact.value,
-                  relative * exact.size + std::abs(exact.value) * half_ulp(out.dtype()))
+                  relative * exact.size + std::abs(exact.value) * half_ulp(out.dtype()) + lost)
           << "sequence " << sequence << " row " << r << " head " << h << " column " << c;
     }
   }
