@@ -6,16 +6,19 @@ tokens per second.
     bench/plugin_table.py measure --state S.json                         # needs vLLM, sluice-moe and a Hopper GPU
     bench/plugin_table.py measure --state S.json --engine sglang --formats bf16,fp8
     bench/plugin_table.py measure --state S.json --formats nvfp4 --batches 1,64 --layers 12 --seconds 300
+    bench/plugin_table.py measure --state S.json --formats bf16 --batches 1 --rounds 5   # four more processes of either side
     bench/plugin_table.py table --state S.json --commit $(git rev-parse --short HEAD) > table.md
 
 The model is Qwen3-30B-A3B with random weights. Experts are in a row's format, everything else is bfloat16, so that the two
-columns differ in the experts alone. Every format runs twice, in processes of their own: without the plug-in and with it. One
-process imports the engine while the one before it still measures; the GPU belongs to one at a time. Decoding is captured in
-CUDA graphs. torch.compile is off unless --compile is given: it takes a minute per start, and fuses only what is no expert.
-A step's time is that of prompts of 64 tokens with --steps + 1 new tokens less that of the same with 1, divided by --steps;
-each the best of --repeat. Experts are chosen evenly by default (the engine's own simulation), as random weights send every token to the same few.
-The state is written after every number, and cells that it has are not measured again. A format that the engine cannot run has
-its reason in the table.
+columns differ in the experts alone. Every format runs twice, in processes of their own: without the plug-in and with it.
+Processes of the same code differ by more than runs in one of them, so --rounds has several of either side, in turn; a figure is
+then their median, and all are listed below the table. One process imports the engine while the one before it still measures;
+the GPU belongs to one at a time. Decoding is captured in CUDA graphs. torch.compile is off unless --compile is given: it takes a
+minute per start, and fuses only what is no expert.
+A step's time is that of prompts of 64 tokens with --steps + 1 new tokens less that of the same with 1, divided by --steps; each
+the best of --repeat. Experts are chosen evenly by default (the engine's own simulation), as random weights send every token to
+the same few. The state is written after every number, and processes that it has are not measured again. A format that the
+engine cannot run has its reason in the table.
 """
 import argparse
 import fcntl
@@ -26,6 +29,7 @@ import pathlib
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -125,7 +129,7 @@ class Table:
         partial.write_text(json.dumps(self.state, indent=1))
         os.replace(partial, self.o.state)
 
-    def start(self, form, side):
+    def start(self, form, side, number):
         o = self.o
         model = self.folder / form
         model.mkdir(exist_ok=True)
@@ -135,7 +139,7 @@ class Table:
         engine = ENGINES[o.engine]
         environment = {**engine.defaults, **os.environ, **engine.environment(side == "sluice", o.routing == "uniform"),
                        "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-        log = o.logs / f"{form}-{side}.log"
+        log = o.logs / f"{form}-{side}-{number + 1}.log"
         return subprocess.Popen([str(w) for w in words], stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment,
                                 start_new_session=True), log
 
@@ -143,23 +147,28 @@ class Table:
         o = self.o
         o.logs.mkdir(parents=True, exist_ok=True)
         self.state["about"] |= {"engine": o.engine, "layers": o.layers, "routing": o.routing, "compile": o.compile, "steps": o.steps}
-        todo = [(form, side) for form in o.formats for side in sides(o.engine)
-                if set(map(str, o.batches)) - set(self.state["runs"].get(f"{form} {side}", {}).get("tok_s", {}))]
+        todo = [(form, side, number) for number in range(o.rounds) for form in o.formats for side in sides(o.engine)
+                if self.processes(form, side) <= number]
         ahead = None
         for i, key in enumerate(todo):
             if time.monotonic() > self.until:
                 break
             now, ahead = ahead or self.start(*key), None
             time.sleep(1)  # it asks for the GPU first
-            self.follow(key, *now, lambda: None if i + 1 == len(todo) else self.start(*todo[i + 1]), i + 1, len(todo))
+            self.follow(" ".join(key[:2]), *now, lambda: None if i + 1 == len(todo) else self.start(*todo[i + 1]), i + 1, len(todo))
             ahead = self.next
         if ahead:
             stop(ahead[0])
 
+    def processes(self, form, side):
+        """How many have measured each of the batch sizes."""
+        rates = self.state["runs"].get(f"{form} {side}", {}).get("tok_s", {})
+        return min(len(rates.get(str(b), [])) for b in self.o.batches)
+
     def follow(self, key, process, log, start_next, number, count):
         """Reads what a process says; when it has the GPU, the next one begins to import."""
         self.next, begin, seen = None, time.monotonic(), 0
-        run = self.state["runs"].setdefault(" ".join(key), {"tok_s": {}, "ms": {}})
+        run = self.state["runs"].setdefault(key, {"tok_s": {}, "ms": {}})
         run.pop("error", None)
         limit = min(begin + self.o.cell_seconds, self.until)
         while True:
@@ -171,10 +180,11 @@ class Table:
                     self.state["about"] |= {k: what[k] for k in ("gpu", "version", "torch")}
                     self.next = start_next()
                 elif "batch" in what:
-                    run["tok_s"][str(what["batch"])], run["ms"][str(what["batch"])] = what["tok_s"], what["ms"]
+                    for name in ("tok_s", "ms"):
+                        run[name].setdefault(str(what["batch"]), []).append(what[name])
                 else:
                     run |= what
-                print(f"{number}/{count} {' '.join(key)}: {line} ({time.monotonic() - begin:.0f} s)", flush=True)
+                print(f"{number}/{count} {key}: {line} ({time.monotonic() - begin:.0f} s)", flush=True)
                 self.save()
             seen = len(said)
             if ended or time.monotonic() > limit:
@@ -184,7 +194,7 @@ class Table:
             stop(process)
         if not ended or process.returncode:
             run["error"] = "out of time" if not ended else last_error(log) or f"exit code {process.returncode}"
-            print(f"{number}/{count} {' '.join(key)}: {run['error']}", flush=True)
+            print(f"{number}/{count} {key}: {run['error']}", flush=True)
             self.save()
         if self.next is None and time.monotonic() < self.until:
             self.next = start_next()
@@ -218,6 +228,7 @@ def table(state, commit):
     runs = state["runs"]
     batches = sorted({int(b) for run in runs.values() for b in run["tok_s"]})
     yield ""
+    several = []
     yield "| experts | " + " | ".join(f"B = {b}" for b in batches) + " | notes |"
     yield "|" + "---|" * (len(batches) + 2)
     for form in FORMATS:
@@ -226,7 +237,10 @@ def table(state, commit):
             continue
         cells = []
         for b in batches:
-            own, ours = ((run or {"tok_s": {}})["tok_s"].get(str(b)) for run in pair)
+            both = [(run or {"tok_s": {}})["tok_s"].get(str(b), []) for run in pair]
+            own, ours = (statistics.median(rates) if rates else None for rates in both)
+            if max(map(len, both)) > 1:
+                several.append([TITLES[form], str(b), *(", ".join(f"{v:,.0f}" for v in rates) for rates in both)])
             ratio = f" ({ours / own:.2f})" if own and ours else ""
             cells.append(" / ".join("-" if v is None else f"{v:,.0f}" for v in (own, ours)) + ratio)
         notes = [f"{name}: {run['error']}".replace("|", "/") for name, run in zip((title, "plug-in"), pair) if run and run.get("error")]
@@ -235,6 +249,14 @@ def table(state, commit):
         if pair[0] and pair[0].get("sluice_layers"):
             notes.append(f"the plug-in ran in {title}'s own column")
         yield "| " + " | ".join([TITLES[form], *cells, "; ".join(notes)]) + " |"
+    if several:
+        yield ""
+        yield f"Medians of several processes, which are: {title}'s own experts, the plug-in's."
+        yield ""
+        yield f"| experts | B | {title} | plug-in |"
+        yield "|---|---|---|---|"
+        for words in several:
+            yield "| " + " | ".join(words) + " |"
 
 
 def main():
@@ -253,6 +275,7 @@ def main():
         p.add_argument("--memory", type=float, default=0.92, help="part of the GPU's that the engine takes; default: 0.92")
         p.add_argument("--compile", action="store_true", help="the engine's own torch.compile")
     m.add_argument("--formats", type=list_of(str, FORMATS), default=list(FORMATS), metavar="NAME,...", help="of: " + ", ".join(FORMATS))
+    m.add_argument("--rounds", type=int, default=1, help="processes of either side of a format; default: 1")
     m.add_argument("--layers", type=int, default=PUBLISHED_LAYERS, help=f"default: {PUBLISHED_LAYERS}, which need an 80 GB GPU in BF16")
     m.add_argument("--routing", choices=("uniform", "model"), default="uniform", help="who chooses the experts; default: uniform")
     m.add_argument("--seconds", type=float, default=3600, help="for all of it; what is not measured then is left out; default: 3600")
