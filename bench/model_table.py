@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Whole models on one GPU: configurations of published widths for dummy weights, and the tables of
-bench/results/model_h200.md from what `sluice bench model --json` printed for them.
+bench/results/model_h200.md and model_h200_kernels.md from what `sluice bench model --json` printed for them.
 
-    bench/model_table.py configs DIR                        # writes DIR/<model>/config.json
-    bench/model_table.py table OUT/speed-*.log > tables.md  # logs of: tools/gpu.sh run DIR model-speed
-    bench/model_table.py table --no-peers OUT/speed-*.log   # without vLLM's figures and goals, which are an H200's
+    bench/model_table.py configs DIR                            # writes DIR/<model>/config.json
+    bench/model_table.py table OUT/speed-*.log > tables.md      # logs of: tools/gpu.sh run DIR model-speed
+    bench/model_table.py table --no-peers OUT/speed-*.log       # without vLLM's figures and goals, which are an H200's
+    bench/model_table.py kernels OUT/speed-*.log > kernels.md   # the kernels of single steps
 """
 import json
 import pathlib
@@ -220,21 +221,26 @@ def table(found, paths=(), peers=(VLLM, GOALS)):
     for key, rows in found.items():
         if rows and "load_s" in rows[0]:
             yield f"| {' '.join(key)} | {rows[0]['weight_bytes'] / 1e9:.1f} | {rows[0]['load_s']:.2f} |"
-    yield "\n## Kernels of a step"
+
+
+def kernel_tables(found):
     for key, rows in found.items():
-        yield f"\n### {' '.join(key)}"
+        yield f"## {' '.join(key)}"
         yield from kernel_rows(rows)
+        yield ""
 
 
 def main():
     if len(sys.argv) == 3 and sys.argv[1] == "configs":
         return write_configs(sys.argv[2])
-    if len(sys.argv) < 3 or sys.argv[1] != "table":
+    if len(sys.argv) < 3 or sys.argv[1] not in ("table", "kernels"):
         sys.exit(__doc__)
     logs = [a for a in sys.argv[2:] if a != "--no-peers"]
     found = read_logs(logs)
     if not any(found.values()):
         sys.exit("model_table.py: no row of sluice bench model --json in the logs")
+    if sys.argv[1] == "kernels":
+        return print("\n".join(kernel_tables(found)))
     print("\n".join(table(found, logs, () if "--no-peers" in sys.argv else (VLLM, GOALS))))
 
 

@@ -182,6 +182,7 @@ for p in "${parts[@]}"; do
       peers=(--no-peers) # theirs were measured on an H200
       nvidia-smi --query-gpu=name --format=csv,noheader | grep -q H200 && peers=()
       python3 "$root/bench/model_table.py" table "${peers[@]}" "$out"/speed-*.log
+      python3 "$root/bench/model_table.py" kernels "$out"/speed-*.log >"$out/kernels.md"
       ;;
     model-serve)
       python3 "$root/bench/model_table.py" configs "$out/models" || exit 2
