@@ -7,14 +7,15 @@
 # model-speed, whole models of dummy weights, those in SPEED_MODELS ("MODEL:FORMAT[+RUN] ...", RUN: long, deterministic,
 # drafts) if it is set, each for at most SPEED_SECONDS (110); model-serve, one of them in the server; model-load, a
 # checkpoint of LOAD_LAYERS (12); drafts, what they gain on a trained model (tiny-deepseek-v3); widths, against
-# transformers, which with torch has to be there; python, the package's tests, which need pytest and use torch.
+# transformers, which with torch has to be there; sanitizer-models, a few tokens of each checkpoint under the sanitizers
+# but racecheck; python, the package's tests, which need pytest and use torch.
 # SLUICE_TEST_MODELS names a folder of checkpoints (default: models/ of this repository), SLUICE_BENCH_ARGS goes to the
 # benchmark, PERPLEXITY_STATE to experts and models as --state, OUT is where logs go (default: DIR/out).
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 usage() {
-  sed -n '3,12p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '3,13p' "$0" | sed 's/^# \{0,1\}//'
   exit 2
 }
 
@@ -152,6 +153,14 @@ for p in "${parts[@]}"; do
       for tool in "${tools[@]}"; do
         wait "${job[$tool]}"
         row "$tool" $? $((SECONDS - begin))
+      done
+      ;;
+    sanitizer-models) # racecheck reports every read of what cp.async copied (tests/kernels_sm90/sanitize_test.cc)
+      for model in "${SLUICE_TEST_MODELS:-$root/models}"/*/; do
+        for tool in memcheck initcheck synccheck; do
+          part "$tool-$(basename "$model")" compute-sanitizer --tool "$tool" --error-exitcode 9 "$dir/sluice" generate \
+            --model-path "$model" --device cuda --prompt "Once upon a time" --max-new-tokens 6 --temperature 0
+        done
       done
       ;;
     start) part start "$dir/capi_cuda_test" --gtest_filter='CudaStart.*' ;;
