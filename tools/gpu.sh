@@ -72,6 +72,7 @@ speed_of() { # model, format, run
   case $2 in
     bf16) ;;
     fp8 | fp8_block) format=(--quantization "$2" --fp8-sums tensor-core) ;;
+    fp8_f32 | fp8_block_f32) format=(--quantization "${2%_f32}" --fp8-sums float32) ;;
     nvfp4) format=(--quantization nvfp4_online) ;;
     *) format=(--quantization "$2") ;;
   esac
@@ -180,7 +181,7 @@ for p in "${parts[@]}"; do
       ;;
     model-speed)
       python3 "$root/bench/model_table.py" configs "$out/models" || exit 2
-      speeds=({qwen3-30b-a3b,nemotron-3-nano}:{bf16,fp8,nvfp4} qwen3-30b-a3b:{fp8_block,mxfp8,mxfp4,bf16+{long,deterministic}}
+      speeds=({qwen3-30b-a3b,nemotron-3-nano}:{bf16,fp8,nvfp4} qwen3-30b-a3b:{fp8_block,fp8_f32,fp8_block_f32,mxfp8,mxfp4,bf16+{long,deterministic}}
         deepseek-v3-4-layers:{bf16,fp8_block} deepseek-v3-4-layers-mtp:bf16+drafts)
       [[ -z ${SPEED_MODELS:-} ]] || read -ra speeds <<<"$SPEED_MODELS"
       for speed in "${speeds[@]}"; do
