@@ -4,8 +4,8 @@
 
 usage: manylinux.py WHEEL FOLDER   prints the versioned symbols that decide, and the new file last
 
-manylinux_2_28 is the oldest tag: a library built with a glibc of 2.28 (AlmaLinux 8, Red Hat's toolsets) gets it. A newer
-glibc puts newer versions into the library (pthread_create is GLIBC_2.34 since 2.34), and the tag says so.
+manylinux_2_28 is the oldest tag, and what cmake/OldGlibc.cmake links for. A symbol that it does not know shows here: a
+newer glibc puts newer versions into the library (pthread_create is GLIBC_2.34 since 2.34), and the tag says so.
 """
 import base64
 import hashlib
