@@ -3,13 +3,13 @@
 # system's own tool chain: no container with an old one, and CUDA's compiler stays the one that is there.
 #
 # glibc gives a function a new version when it moves it (2.34 took pthread_* and dl* into libc.so.6) or changes it (the
-# functions of libm stopped to set errno by a wrapper). The old version stays for programs that were linked before. So
+# functions of libm no longer set errno through a wrapper). The old version stays for programs that were linked before. So
 # calls of the functions below go to a jump to the old one (ld --wrap, .symver), which lies in libpthread.so.0,
 # libdl.so.2 or librt.so.1 where glibc is old; a new one has these libraries too, without contents. What 2.28 does not
 # have at all is in cmake/old_glibc.c. A symbol that is in neither shows in the wheel's tag (python/manylinux.py).
 #
-# By the glibc that has a newer version of it. Where this system's does not, the linker must not be asked for the old one:
-# mold takes a default version for none and leaves a null pointer.
+# Listed by the glibc that has a newer version. Where the system has none, the linker must not be asked for the old one:
+# mold does not find a default version by name and leaves a null pointer.
 set(SLUICE_RENEWED_IN_2.29 exp log pow)
 set(SLUICE_RENEWED_IN_2.32 pthread_sigmask)
 set(SLUICE_RENEWED_IN_2.34
