@@ -147,15 +147,15 @@ class Table:
         o = self.o
         o.logs.mkdir(parents=True, exist_ok=True)
         self.state["about"] |= {"engine": o.engine, "layers": o.layers, "routing": o.routing, "compile": o.compile, "steps": o.steps}
-        todo = [(form, side, number) for number in range(o.rounds) for form in o.formats for side in sides(o.engine)
+        left = [(form, side, number) for number in range(o.rounds) for form in o.formats for side in sides(o.engine)
                 if self.processes(form, side) <= number]
         ahead = None
-        for i, key in enumerate(todo):
+        for i, process in enumerate(left):
             if time.monotonic() > self.until:
                 break
-            now, ahead = ahead or self.start(*key), None
+            now, ahead = ahead or self.start(*process), None
             time.sleep(1)  # it asks for the GPU first
-            self.follow(" ".join(key[:2]), *now, lambda: None if i + 1 == len(todo) else self.start(*todo[i + 1]), i + 1, len(todo))
+            self.follow(" ".join(process[:2]), *now, lambda: None if i + 1 == len(left) else self.start(*left[i + 1]), i + 1, len(left))
             ahead = self.next
         if ahead:
             stop(ahead[0])

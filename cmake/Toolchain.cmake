@@ -7,7 +7,7 @@ option(SLUICE_FUZZ "build the libFuzzer targets (clang only)" OFF)
 set(SLUICE_CUDA "AUTO" CACHE STRING "build the sm_90a backend: AUTO (when nvcc is found), ON, OFF")
 set(SLUICE_KV_EVENTS "AUTO" CACHE STRING "let the server publish KV events: AUTO (when zmq.h is found), ON, OFF")
 set(SLUICE_SANITIZE "" CACHE STRING "sanitizers, e.g. address,undefined")
-option(SLUICE_OLD_GLIBC "link libsluice.so for glibc 2.28, whatever the one of this system (the wheel)" OFF)
+option(SLUICE_OLD_GLIBC "link libsluice.so so that it runs on glibc 2.28 and newer (the wheel)" OFF)
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the library uses of glibc and 2.28 does not have (OldGlibc.cmake). The linker takes these for every reference in
-// the library, those of libstdc++.a, libgcc_eh.a and libcudart_static.a included; none leaves it.
+// the library, those of libstdc++.a, libgcc_eh.a and libcudart_static.a included; none leaves it. Each is by the glibc
+// that has it first; a system with an older one does without.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <link.h>
@@ -14,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#if __GLIBC_PREREQ(2, 30)
 // 2.30.
 pid_t gettid(void) { return (pid_t)syscall(SYS_gettid); }
 
@@ -31,10 +33,14 @@ int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, cl
   if (end.tv_nsec >= 1000000000) end.tv_nsec -= 1000000000, ++end.tv_sec;
   return pthread_cond_timedwait(condition, mutex, &end);
 }
+#endif
 
+#if __GLIBC_PREREQ(2, 32)
 // 2.32; libstdc++ leaves atomic operations out where it says so.
 char __libc_single_threaded = 0;
+#endif
 
+#if __GLIBC_PREREQ(2, 33)
 // 2.33; inline functions before.
 int stat(const char* path, struct stat* out) { return (int)syscall(SYS_newfstatat, AT_FDCWD, path, out, 0); }
 int lstat(const char* path, struct stat* out) {
@@ -42,7 +48,9 @@ int lstat(const char* path, struct stat* out) {
 }
 int fstat(int fd, struct stat* out) { return (int)syscall(SYS_fstat, fd, out); }
 int fstat64(int fd, struct stat64* out) { return (int)syscall(SYS_fstat, fd, out); }
+#endif
 
+#if __GLIBC_PREREQ(2, 35)
 // 2.35; how libgcc's unwinder finds the tables of the object that holds an address. By dl_iterate_phdr, as it did
 // before.
 struct search {
@@ -71,7 +79,9 @@ int _dl_find_object(void* address, struct dl_find_object* result) {
   struct search search = {(uintptr_t)address, result};
   return dl_iterate_phdr(holds, &search) == 1 ? 0 : -1;
 }
+#endif
 
+#if __GLIBC_PREREQ(2, 36)
 // 2.36; std::random_device.
 uint32_t arc4random(void) {
   uint32_t out = 0;
@@ -81,6 +91,7 @@ uint32_t arc4random(void) {
   }
   return out;
 }
+#endif
 
 // 2.38; what its headers make of strtol() and sscanf(), which then know C23's binary numbers. These do not.
 #define PARSE(type, name)                                          \
