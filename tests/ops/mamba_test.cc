@@ -28,7 +28,7 @@ const std::vector<std::vector<Chunk>> kSteps = {
     // Prompts of several lengths.
     {{0, 0, 5, -1, {2}}, {1, 0, 1, -1, {0}}, {2, 0, 3, -1, {5}}},
     // A decoded row in place, drafts with a place each, a chunk whose state moves and whose last two rows store theirs.
-    {{1, 1, 1, 0, {0}}, {0, 5, 3, 2, {4, 6, 3}}, {2, 3, 4, 5, {2, 1}}},
+    {{1, 1, 1, 0, {0}}, {0, 5, 3, 2, {4, 6, 3}}, {2, 3, 4, 5, {7, 1}}},
     // Two of the three drafts counted; none of these will. A chunk in place.
     {{0, 7, 2, 6, {2, 3}}, {1, 2, 6, 0, {0}}},
     {{2, 7, 3, 1, {4, 7, 5}}, {0, 7, 5, 6, {6}}},

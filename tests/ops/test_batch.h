@@ -2,8 +2,12 @@
 // Batches of plain sequences, as a step of the engine would describe them, with blocks in scrambled order.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <stdexcept>
 #include <vector>
 
 #include "ops/batch.h"
@@ -21,6 +25,7 @@ class TestBatch {
  public:
   TestBatch(Queue& queue, std::vector<SequenceRows> sequences, int64_t block_size = 16)
       : queue_(&queue), sequences_(std::move(sequences)), block_size_(block_size) {
+    check_places();
     int64_t needed = 0;
     for (const SequenceRows& s : sequences_) needed += blocks_for(s.context + s.rows);
     blocks_ = needed + 3;  // some belong to no sequence
@@ -117,6 +122,20 @@ class TestBatch {
   }
 
  private:
+  // Throws std::invalid_argument where the sequences break what batch.h asks of states: sequences run side by side, so
+  // a place that one reads and another writes gives results that depend on which came first.
+  void check_places() const {
+    std::set<int32_t> written;
+    for (const SequenceRows& s : sequences_)
+      for (const int32_t place : s.state_out)
+        if (!written.insert(place).second) throw std::invalid_argument(fmt::format("place {} is stored twice", place));
+    for (const SequenceRows& s : sequences_) {
+      const bool own = std::ranges::find(s.state_out, s.state_in) != s.state_out.end();
+      if (!own && written.contains(s.state_in))
+        throw std::invalid_argument(fmt::format("place {} is read by one sequence and stored by another", s.state_in));
+    }
+  }
+
   int64_t blocks_for(int64_t positions) const { return (positions + block_size_ - 1) / block_size_; }
 
   Queue* queue_;
