@@ -34,6 +34,11 @@ std::optional<Event> EventStream::next(std::chrono::milliseconds timeout) {
   return std::move(entry->event);
 }
 
+namespace {
+// A held engine runs no steps, which look at the time limits of requests; they act this late there.
+constexpr std::chrono::milliseconds kHeldLimits{50};
+}  // namespace
+
 struct AsyncEngine::Impl {
   struct Submission {
     Request request;
@@ -51,6 +56,8 @@ struct AsyncEngine::Impl {
   void loop();
   void start(const Submission& s);
   void apply(std::unique_lock<std::mutex>& lock);
+  void rest(std::unique_lock<std::mutex>& lock);
+  void expire(std::unique_lock<std::mutex>& lock);
   void end(std::unique_lock<std::mutex>& lock);
   void count(const Metrics& now);
   void count_now();
@@ -103,15 +110,13 @@ void AsyncEngine::Impl::count_now() {
 void AsyncEngine::Impl::loop() {
   std::unique_lock lock(mutex);
   for (;;) {
-    asleep = true;
-    if (holds != 0) idle_changed.notify_all();
-    wake.wait(lock, [&] { return stopping || has_commands() || (!idle && holds == 0); });
-    asleep = false;
+    rest(lock);
     if (idle) last_step = Clock::now();
     idle = false;
     apply(lock);
     if (stopping) break;
     if (holds != 0) {
+      expire(lock);
       idle = engine->idle() && !has_commands();
       continue;
     }
@@ -134,6 +139,28 @@ void AsyncEngine::Impl::loop() {
     if (idle) idle_changed.notify_all();
   }
   end(lock);
+}
+
+// Until there is something to do.
+void AsyncEngine::Impl::rest(std::unique_lock<std::mutex>& lock) {
+  const auto ready = [&] { return stopping || has_commands() || (!idle && holds == 0); };
+  asleep = true;
+  if (holds != 0) idle_changed.notify_all();
+  if (holds != 0 && engine->timed())
+    wake.wait_for(lock, kHeldLimits, ready);
+  else
+    wake.wait(lock, ready);
+  asleep = false;
+}
+
+// Of an engine that is held: its requests wait, but no longer than they may.
+void AsyncEngine::Impl::expire(std::unique_lock<std::mutex>& lock) {
+  if (!engine->timed()) return;
+  lock.unlock();
+  engine->expire();
+  const Metrics now = engine->metrics();
+  lock.lock();
+  count(now);
 }
 
 // A job may take minutes (a reload). Requests and jobs that arrive meanwhile arrive after the loop has ended, and each

@@ -236,6 +236,11 @@ void Engine::cancel_all() {
   impl_->finish_begun_step();
   impl_->requests.cancel_all();
 }
+void Engine::expire() {
+  impl_->finish_begun_step();
+  impl_->requests.expire(Clock::now());
+}
+bool Engine::timed() const { return impl_->requests.timed(); }
 bool Engine::idle() const { return impl_->scheduler.idle(); }
 const std::string& Engine::fault() const { return impl_->fault; }
 int64_t Engine::queued() const { return impl_->metrics.queued; }

@@ -42,6 +42,9 @@ class Engine {
   // the next pass may be under way on return; whatever changes sequences, cache or model ends it first.
   bool step();
   bool idle() const;  // no request is left
+  // Ends the requests that have passed a time limit of theirs, as every step() does: for whoever runs no steps.
+  void expire();
+  bool timed() const;  // whether an open request has a time limit
   // What the device says since an error that it does not recover from (a kernel fault, a device that is gone): every
   // step ends with an error from then on. Empty: nothing.
   const std::string& fault() const;

@@ -212,7 +212,7 @@ io::Checkpoint LiveEngine::weights() const {
 
 void LiveEngine::check_available() const {
   const std::lock_guard lock(mutex_);
-  if (released_.weights || released_.kv_cache)
+  if (released_.any())
     fail(ErrorCode::busy, "the memory of {} is released; resuming it brings it back",
          released_.weights && released_.kv_cache ? "weights and kv_cache"
          : released_.weights                     ? "weights"
@@ -230,10 +230,11 @@ void LiveEngine::check_available() const {
 
 // With the mutex.
 void LiveEngine::let_go_if_complete() {
-  if (!released_.weights && !released_.kv_cache && awaited_.empty()) async_->release(AsyncEngine::Hold::released);
+  if (!released_.any() && awaited_.empty()) async_->release(AsyncEngine::Hold::released);
 }
 
 void LiveEngine::release_memory(MemoryTags tags) {
+  if (!tags.any()) return;
   // First of all, so that no request begins in between; taken back if this fails.
   async_->hold(AsyncEngine::Hold::released);
   try {

@@ -23,6 +23,8 @@ enum class PauseMode : uint8_t { abort, retract, in_place };
 
 struct MemoryTags {
   bool weights = false, kv_cache = false;
+
+  bool any() const { return weights || kv_cache; }
 };
 
 // All calls that replace weights: the new ones are complete before the old ones go, which stay if anything throws.
@@ -76,7 +78,7 @@ class LiveEngine {
   // The tensors that the running weights were made of. Those that wait for end_update() are not among them.
   io::Checkpoint weights() const;
 
-  // Gives memory back. Throws busy while anything runs. Until all of it is resumed, and every tensor that update() had
+  // Gives memory back; no tags: does nothing. Throws busy while anything runs. Until all of it is resumed, and every tensor that update() had
   // brought has been brought again, requests are refused (busy). Dummies are made again, with nothing of what had come
   // for a model that was not complete.
   void release_memory(MemoryTags tags);

@@ -8,7 +8,8 @@
 namespace sluice::server {
 
 namespace {
-// {"tags": ["weights", "kv_cache"]}; both when there are none.
+// {"tags": ["weights", "kv_cache"]}; both when there are none. Recorded steps ("cuda_graph") have no memory that could
+// go alone: nothing is named then.
 engine::MemoryTags read_tags(Service& service, const std::string& body_text) {
   const io::JsonValue body = parse_optional_body(body_text);
   Fields fields(body);
@@ -19,7 +20,7 @@ engine::MemoryTags read_tags(Service& service, const std::string& body_text) {
       out.weights = true;
     else if (tag == "kv_cache")
       out.kv_cache = true;
-    else if (tag != "cuda_graph")  // of which the CPU has none
+    else if (tag != "cuda_graph")
       fields.refuse("tags", fmt::format("has {}; accepted: weights, kv_cache, cuda_graph", io::quote(tag)));
   }
   if (tags.empty()) out = {true, true};
@@ -34,14 +35,17 @@ void answer(const ExchangePtr& exchange, const char* message) {
 
 void release_memory_occupation(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
-  service.engine()->release_memory(read_tags(service, exchange->request().body));
-  answer(exchange, "the memory is released; requests get 503 until /resume_memory_occupation");
+  const engine::MemoryTags tags = read_tags(service, exchange->request().body);
+  service.engine()->release_memory(tags);
+  answer(exchange, tags.any() ? "the memory is released; requests get 503 until /resume_memory_occupation"
+                              : "nothing is released: cuda_graph has no memory of its own");
 }
 
 void resume_memory_occupation(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
-  service.engine()->resume_memory(read_tags(service, exchange->request().body));
-  answer(exchange, "the memory is back");
+  const engine::MemoryTags tags = read_tags(service, exchange->request().body);
+  service.engine()->resume_memory(tags);
+  answer(exchange, tags.any() ? "the memory is back" : "nothing was released: cuda_graph has no memory of its own");
 }
 
 }  // namespace sluice::server

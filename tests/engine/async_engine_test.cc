@@ -108,6 +108,49 @@ TEST(AsyncEngine, AnAnswerIsCountedBeforeItsReaderHearsOfIt) {
   engine->release(Hold::paused);
 }
 
+TEST(AsyncEngine, TimeLimitsActWhileTheEngineIsHeld) {
+  const auto engine = make_async({.max_running = 1});
+  Request runs = request(kPrompt, 900), waits = request(kPrompt, 3), both = waits;
+  runs.timeout = both.timeout = 0.05;
+  waits.queue_timeout = 0.05;
+  engine->hold(Hold::paused);
+  const auto waiting = engine->submit(waits), second = engine->submit(both),
+             patient = engine->submit(request(kPrompt, 3));
+  for (const auto& stream : {&waiting, &second}) {
+    const Answer a = read(**stream);
+    EXPECT_EQ(a.reason(), FinishReason::timed_out);
+    EXPECT_NE(a.last.error.find("waited"), std::string::npos);
+  }
+  EXPECT_EQ(engine->metrics().waiting, 1);
+  engine->release(Hold::paused);
+  EXPECT_EQ(read(*patient).reason(), FinishReason::length);
+
+  // One that runs keeps what it has. Its first step ends when the engine is held; on a busy machine its time may be
+  // over before that step.
+  for (int ms = 100;; ms *= 2) {
+    ASSERT_LT(ms, 100000);
+    runs.timeout = ms / 1000.0;
+    Answer a;
+    std::promise<void> first, ended;
+    engine->submit(runs, [&](const Event& e) {
+      a.tokens.insert(a.tokens.end(), e.tokens.begin(), e.tokens.end());
+      a.last = e;
+      if (a.events++ == 0) first.set_value();
+      if (e.reason != FinishReason::none) return ended.set_value();
+      while (!engine->held(Hold::paused)) std::this_thread::sleep_for(milliseconds(1));
+    });
+    first.get_future().wait();
+    engine->hold(Hold::paused);
+    ended.get_future().wait();
+    engine->release(Hold::paused);
+    if (a.reason() == FinishReason::timed_out) continue;
+    EXPECT_EQ(a.reason(), FinishReason::cancelled);
+    EXPECT_EQ(a.tokens.size(), 1u);
+    EXPECT_EQ(engine->metrics().blocks_used, 0);
+    return;
+  }
+}
+
 TEST(AsyncEngine, DroppingAStreamCancels) {
   Metrics m;
   for (int attempt = 0; attempt < kAttempts && m.finished_cancelled == 0; ++attempt) {

@@ -87,6 +87,12 @@ class Memory(Control):
         self.assertEqual(self.answer(), updated)
         self.ok("/update_weights_from_disk", {"model_path": str(MODEL)})
 
+    def test_graphs_have_no_memory_of_their_own(self):
+        before = self.answer()
+        for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+            self.assertIn("cuda_graph", self.ok(path, {"tags": ["cuda_graph"]})["message"])
+            self.assertEqual(self.answer(), before)  # nothing waits
+
     def test_bad_input(self):
         for path in ("/release_memory_occupation", "/resume_memory_occupation"):
             for body in ({"tags": ["x"]}, {"tags": 7}, {"tags": [7]}, {"tag": "weights"}):

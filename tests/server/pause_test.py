@@ -76,6 +76,16 @@ class Pauses(Control):
         thread.join(TIMEOUT)
         self.assertEqual(out[1]["meta_info"]["finish_reason"]["type"], "abort")
 
+    def test_time_limits_act_while_paused(self):
+        thread, out = self.running(timeout=2.5)
+        self.server.wait_for_metric("num_running_reqs", 1)
+        self.ok("/pause_generation", {"mode": "in_place"})
+        body = {"prompt": "a", "max_tokens": 3}
+        self.refused("/v1/completions", {**body, "queue_timeout": 0.1}, status=503, needle="waited")
+        self.refused("/v1/completions", {**body, "timeout": 0.1}, status=503, needle="waited")
+        thread.join(TIMEOUT)
+        self.assertEqual(out[1]["meta_info"]["finish_reason"]["type"], "abort")
+
     def test_a_stream_pauses_in_its_middle(self):
         with self.server.connect() as s:
             body = json.dumps(NEVER_ENDS).encode()
