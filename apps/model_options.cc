@@ -15,7 +15,7 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--model-path,--model", o.path, "folder of a Hugging Face checkpoint")->required()->group(group);
   command
       .add_option("--load-format", o.load_format,
-                  "auto reads the checkpoint's safetensors; dummy needs only its configurations and fills the weights "
+                  "auto reads the checkpoint's safetensors; dummy needs only its configurations (and, for text, its tokenizer) and fills the weights "
                   "with random numbers, always the same")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str()
@@ -70,7 +70,7 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command
       .add_option("--fp8-sums", o.fp8_sums,
                   "FP8 experts on Hopper: float32 decodes weights to bfloat16 and adds as Blackwell and the CPU do, "
-                  "tensor-core adds 128 products in 14 bits and is 1 to 2 times as fast")
+                  "tensor-core adds 128 products in 14 bits and is up to 2.6 times as fast")
       ->check(CLI::IsMember({"float32", "tensor-core"}))
       ->capture_default_str()
       ->group(group);

@@ -23,15 +23,20 @@ namespace {
 constexpr std::chrono::seconds kFaultDrain{5};  // for the answers that say so
 
 // Every connection is a descriptor, and so are the checkpoint's files and the standard streams.
-void raise_descriptor_limit(int& max_connections) {
+void raise_descriptor_limit(int& max_connections, const Context& ctx) {
   constexpr int kOthers = 80;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < rlim_t{1} << 30)
-    max_connections = std::max(1, std::min(max_connections, static_cast<int>(limit.rlim_cur) - kOthers));
+  if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= rlim_t{1} << 30) return;
+  const int most = std::max(1, static_cast<int>(limit.rlim_cur) - kOthers);
+  if (max_connections <= most) return;
+  ctx.log(LogLevel::warning,
+          fmt::format("--max-connections is {} and not {}: {} files may be open, of which {} are kept for other things",
+                      most, max_connections, limit.rlim_cur, kOthers));
+  max_connections = most;
 }
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
@@ -89,7 +94,7 @@ void print_ready(const std::string& url, const server::ServedModel& model) {
 
 // What follows from the options and is not one of them.
 void complete(ServeOptions& o, const Context& ctx) {
-  raise_descriptor_limit(o.http.max_connections);
+  raise_descriptor_limit(o.http.max_connections, ctx);
   o.model.deterministic = o.model.deterministic || o.deterministic;
   o.engine.speculative_steps = o.speculative.steps();
   o.engine.adaptive_drafts = !o.speculative.fixed_steps;

@@ -122,7 +122,7 @@ void add_server_options(CLI::App& command, ServeOptions& o) {
             ""))
         ->group(group);
   };
-  key("--api-key", o.service.api_key, "requests must carry it, except for / and /health");
+  key("--api-key", o.service.api_key, "requests must carry it, except for /, /health and /ping");
   key("--admin-api-key", o.service.admin_api_key,
       "what controls the server (requests of others, weights, memory, the cache) needs this one");
   command.add_option("--chat-template", o.chat_template, "file with a Jinja template instead of the checkpoint's")

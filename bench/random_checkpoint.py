@@ -3,7 +3,7 @@
 """A Qwen3-MoE checkpoint of random BF16 weights as published ones are stored, expert by expert in several files: for timing how
 fast it loads.
 
-    bench/random_checkpoint.py DIR [LAYERS]      # Qwen3-30B-A3B's widths; 12 layers are 15.6 GB
+    bench/random_checkpoint.py DIR [LAYERS]      # Qwen3-30B-A3B's widths; 12 layers are 16.2 GB
 """
 import json
 import os

@@ -108,12 +108,12 @@ constexpr FormatInfo info(Format f) {
   return found;
 }
 
-// Whether weights of format `w` are published, or run by anyone, with input rows of format `x`. `plain` goes with all.
 // e4m3 codes under float scales.
 constexpr bool is_fp8(Format f) {
   return f == Format::fp8_tensor || f == Format::fp8_channel || f == Format::fp8_block;
 }
 
+// Whether weights of format `w` are published, or run by anyone, with input rows of format `x`. `plain` goes with all.
 constexpr bool fits(Format w, InputFormat x) {
   switch (x) {
     case InputFormat::plain:
