@@ -156,6 +156,7 @@ class EngineOptions(Struct):
         ("max_queued", c_int), ("prefill_chunk", c_int64), ("cache_tokens", c_int64), ("block_size", c_int64),
         ("no_prefix_cache", c_int), ("state_snapshots", c_int), ("speculative_steps", c_int),
         ("speculative_fixed_steps", c_int), ("mem_fraction_static", c_double),
+        ("graph_max_sequences", c_int), ("no_overlap", c_int),
     ]
 
 

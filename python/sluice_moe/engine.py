@@ -48,6 +48,12 @@ class Engine(Control):
     enable_deterministic_inference: an answer depends on its prompt, parameters and seed alone; the cpu always works so.
     nvfp4_per_token_activation: beside NVFP4 weights, activations are scaled by each token, and the checkpoint's input scales are
         not used. quantization="nvfp4_online" always does so.
+    fp8_sums: of FP8 weights on a GPU: "float32" adds as Blackwell and the CPU do; "tensor-core" adds 128 products in 14 bits, and is
+        quicker. fp8_block_numerics: "exact", or "trtllm", which rounds the first product's result to FP8 before the activation.
+    page_size: tokens that the prefix cache shares at a time; default: 64.
+    disable_cuda_graph, cuda_graph_max_bs, disable_overlap_schedule: on a GPU: launch the kernels of every step one by one; the
+        most sequences of a step that is replayed from a CUDA graph (default: 256); wait for the tokens of each step before
+        the next one is launched. The CPU does the first and the last always.
     random_seed: of answers whose parameters give no sampling_seed; None: the operating system's.
     threads: of the host; 0: every usable core.
     progress: True draws bars on standard error (tqdm's where it is installed); or a function of what is done, how much, of
@@ -67,7 +73,9 @@ class Engine(Control):
                  disable_radix_cache: bool = False, speculative_algorithm: str | None = None,
                  speculative_num_steps: int = 3, speculative_fixed_steps: bool = False,
                  enable_deterministic_inference: bool = False,
-                 nvfp4_per_token_activation: bool = False, random_seed: int | None = None, threads: int = 0,
+                 nvfp4_per_token_activation: bool = False, fp8_sums: str = "float32", fp8_block_numerics: str = "exact",
+                 page_size: int | None = None, disable_cuda_graph: bool = False, cuda_graph_max_bs: int | None = None,
+                 disable_overlap_schedule: bool = False, random_seed: int | None = None, threads: int = 0,
                  progress: bool | ProgressFn = False, log: Callable[[str, str], None] | None = None) -> None:
         super().__init__()
         folder = _library.text("model_path", os.fspath(model_path))
@@ -81,6 +89,8 @@ class Engine(Control):
             kv_cache_dtype=_name("kv_cache_dtype", kv_cache_dtype),
             moe_backend=_name("moe_runner_backend", moe_runner_backend), load_format=_name("load_format", load_format),
             nvfp4_per_token_activation=bool(nvfp4_per_token_activation),
+            fp8_tensor_core_sums=_second_of("fp8_sums", fp8_sums, "float32", "tensor-core"),
+            fp8_block_trtllm=_second_of("fp8_block_numerics", fp8_block_numerics, "exact", "trtllm"),
             deterministic=bool(enable_deterministic_inference) or speculates)
         self._progress = progress_of(progress)
         self._callbacks = callbacks_of(self._progress, log)  # as long as the engine: loading again uses them, too
@@ -92,7 +102,9 @@ class Engine(Control):
             prefill_chunk=-1 if chunked_prefill_size == -1 else _size("chunked_prefill_size", chunked_prefill_size, 2**20),
             cache_tokens=_size("max_total_tokens", max_total_tokens, 2**30),
             mem_fraction_static=_share("mem_fraction_static", mem_fraction_static),
-            no_prefix_cache=bool(disable_radix_cache),
+            no_prefix_cache=bool(disable_radix_cache), block_size=_size("page_size", page_size, 4096),
+            graph_max_sequences=-1 if disable_cuda_graph else _size("cuda_graph_max_bs", cuda_graph_max_bs, 4096),
+            no_overlap=bool(disable_overlap_schedule),
             speculative_steps=count("speculative_num_steps", speculative_num_steps, 1, 64) if speculates else 0,
             speculative_fixed_steps=bool(speculative_fixed_steps),
             **self._callbacks)
@@ -294,6 +306,12 @@ class Engine(Control):
 # What the library takes for None: its own default.
 def _size(name: str, value: int | None, most: int = 2**62) -> int:
     return 0 if value is None else count(name, value, 1, most)
+
+
+def _second_of(name: str, value: str, first: str, second: str) -> bool:
+    if value not in (first, second):
+        raise ValueError(f"{name} is {value!r}; accepted: {first!r}, {second!r}")
+    return value == second
 
 
 def _share(name: str, value: float | None) -> float:

@@ -45,6 +45,10 @@ def test_engines_are_checked(tmp_path):
          "mem_fraction_static is 0.5 beside 4096 tokens of keys and values; accepted: one of them"),
         ({"max_total_tokens": 2**30}, sluice_moe.OutOfMemory, "the cache takes"),
         ({"progress": 3}, TypeError, "progress is int"),
+        ({"fp8_sums": "bfloat16"}, ValueError, "fp8_sums is 'bfloat16'; accepted: 'float32', 'tensor-core'"),
+        ({"fp8_block_numerics": 1}, ValueError, "fp8_block_numerics is 1; accepted: 'exact', 'trtllm'"),
+        ({"page_size": 0}, ValueError, "page_size is 0; accepted: 1 to 4096"),
+        ({"cuda_graph_max_bs": 5000}, ValueError, "cuda_graph_max_bs is 5000; accepted: 1 to 4096"),
     ]:
         with pytest.raises(kind, match=sentence):
             sluice_moe.Engine(**{"model_path": BUNDLED, "threads": 1, **options})
@@ -60,6 +64,33 @@ def test_the_cache_is_a_share_of_the_memory():
                            chunked_prefill_size=-1) as engine:
         assert engine.get_server_info()["max_total_num_tokens"] == 4 * 512  # more is no use
         assert engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 3})["text"] == " he went down"
+
+
+def test_prefixes_are_shared_by_pages():
+    ids = list(range(20, 120))
+    for page, shared in ((None, 64), (16, 96), (128, 0)):
+        with sluice_moe.Engine(BUNDLED, threads=1, page_size=page, max_total_tokens=2048, max_running_requests=2) as engine:
+            first, second = (engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 1, "temperature": 0})
+                             for _ in range(2))
+            assert (first["meta_info"]["cached_tokens"], second["meta_info"]["cached_tokens"]) == (0, shared)
+
+
+def test_numerics_of_fp8_blocks():
+    seen = {}
+    for numerics in ("exact", "trtllm"):
+        with sluice_moe.Engine(BUNDLED, threads=2, quantization="fp8_block", fp8_block_numerics=numerics) as engine:
+            answer = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 1}, return_logprob=True)
+            seen[numerics] = answer["meta_info"]["output_token_logprobs"][0][0]
+    # Another rounding moves the result, as little as a rounding does.
+    assert 0 < abs(seen["exact"] - seen["trtllm"]) < 0.1
+
+
+def test_options_of_a_gpu_change_nothing_on_the_cpu():
+    with sluice_moe.Engine(BUNDLED, threads=2, quantization="fp8", fp8_sums="tensor-core", disable_cuda_graph=True,
+                           disable_overlap_schedule=True) as one, \
+         sluice_moe.Engine(BUNDLED, threads=2, quantization="fp8", cuda_graph_max_bs=8) as other:
+        texts = [engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 16})["text"] for engine in (one, other)]
+        assert texts[0] == texts[1]
 
 
 def test_keys_and_values_in_fp8():

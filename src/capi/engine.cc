@@ -43,6 +43,11 @@ engine::EngineConfig read_config(const sluice_engine_options& o) {
   if (o.state_snapshots != 0) config.state_snapshots = o.state_snapshots == -1 ? 0 : o.state_snapshots;
   config.speculative_steps = o.speculative_steps;
   config.adaptive_drafts = o.speculative_fixed_steps == 0;
+  if (o.graph_max_sequences == -1)
+    config.recording.enabled = false;
+  else
+    take(config.recording.max_sequences, o.graph_max_sequences);
+  if (o.no_overlap != 0) config.overlap = false;
   return config;
 }
 

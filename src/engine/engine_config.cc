@@ -54,6 +54,8 @@ void validate(const EngineConfig& c, const model::ModelInfo& info) {
   }
   check(c.state_snapshots >= 0 && c.state_snapshots <= 65536, "state_snapshots is {}; accepted: 0 to 65536",
         c.state_snapshots);
+  check(c.recording.max_sequences >= 1 && c.recording.max_sequences <= 4096,
+        "recording.max_sequences is {}; accepted: 1 to 4096", c.recording.max_sequences);
   check(c.speculative_steps >= 0 && c.speculative_steps <= 64, "speculative_steps is {}; accepted: 0 to 64",
         c.speculative_steps);
   if (c.speculative_steps > 0 && !info.has_draft)

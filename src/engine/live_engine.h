@@ -78,9 +78,9 @@ class LiveEngine {
   // The tensors that the running weights were made of. Those that wait for end_update() are not among them.
   io::Checkpoint weights() const;
 
-  // Gives memory back; no tags: does nothing. Throws busy while anything runs. Until all of it is resumed, and every tensor that update() had
-  // brought has been brought again, requests are refused (busy). Dummies are made again, with nothing of what had come
-  // for a model that was not complete.
+  // Gives memory back; no tags: does nothing. Throws busy while anything runs. Until all of it is resumed, and every
+  // tensor that update() had brought has been brought again, requests are refused (busy). Dummies are made again, with
+  // nothing of what had come for a model that was not complete.
   void release_memory(MemoryTags tags);
   void resume_memory(MemoryTags tags);
 

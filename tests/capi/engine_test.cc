@@ -157,6 +157,10 @@ TEST_F(CapiEngine, RefusalsAreSentences) {
   auto options = SLUICE_INIT(sluice_engine_options);
   options.device = "abacus";
   EXPECT_EQ(sluice_engine_create(kFolder.c_str(), &options, &none), SLUICE_INVALID_ARGUMENT);
+  options = SLUICE_INIT(sluice_engine_options);
+  options.graph_max_sequences = 5000;
+  EXPECT_EQ(sluice_engine_create(kFolder.c_str(), &options, &none), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "recording.max_sequences is 5000; accepted: 1 to 4096");
   auto model = SLUICE_INIT(sluice_model_options);
   model.dtype = "float16";  // a type, but not one that a model runs in
   options = SLUICE_INIT(sluice_engine_options);

@@ -35,6 +35,9 @@ typedef struct sluice_engine_options {
   int speculative_fixed_steps; /* 1: always speculative_steps drafts */
   /* In place of cache_tokens: what weights and cache may take of the device's memory together, at most 1: none. */
   double mem_fraction_static;
+  /* On a GPU; the CPU records nothing and reads the tokens of each step. */
+  int graph_max_sequences; /* the most sequences of a step that is replayed from a CUDA graph: 256; -1: no graphs */
+  int no_overlap;          /* 1: a step begins after the tokens of the one before were read */
 } sluice_engine_options;
 
 /* options NULL: all defaults. */
