@@ -281,15 +281,23 @@ def check_apart(written: Sequence[tuple[str, View | None]], others: Sequence[tup
         taken.append((name, begin, end))
 
 
-def empty(kind: str, shape: Sequence[int], like: Any) -> Any:
+def empty(kind: str, shape: Sequence[int], like: Any, stream: int | None = None) -> Any:
     """A new tensor of the library's type `kind`, of the same library and on the same device as `like`.
+
+    stream: the cudaStream_t that will use it; None: torch's current one. torch's allocator gives freed memory to the next
+    tensor of the stream that it was asked on, while another stream's kernels may still use it.
 
     Without a torch tensor it is numpy's; bfloat16 and float8 are then ml_dtypes' if `like` is, else their bits as
     uint16 and uint8.
     """
     if is_torch(like):
         torch = sys.modules["torch"]
-        return torch.empty(tuple(shape), dtype=getattr(torch, kind, torch.uint8), device=like.device)
+        dtype = getattr(torch, kind, torch.uint8)
+        if stream is None or like.device.type != "cuda" or stream == torch.cuda.current_stream(like.device).cuda_stream:
+            return torch.empty(tuple(shape), dtype=dtype, device=like.device)
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device) if stream != 0 else
+                               torch.cuda.default_stream(like.device)):
+            return torch.empty(tuple(shape), dtype=dtype, device=like.device)
     import numpy
     own = getattr(like, "dtype", None)
     if kind in ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu"):

@@ -122,7 +122,7 @@ class FusedMoE:
         inputs = [("hidden", x), *_read_routing(spec, args, read, logits, bias, topk_ids, topk_weights)]
         shape = (tokens, spec.hidden) if spec.finalize else (tokens, spec.top_k, spec.hidden)
         if out is None:
-            out = _tensor.empty(spec.dtype, shape, hidden)
+            out = _tensor.empty(spec.dtype, shape, hidden, None if stream is None else on)
         written: list[tuple[str, Any]] = [("out", read(out, "out", spec.dtype, shape, True))]
         args.output = written[0][1].pointer
         if chosen_ids is not None:
@@ -133,7 +133,7 @@ class FusedMoE:
                             read(chosen_weights, "chosen_weights", "float32", (tokens, spec.top_k), True, 0)))
             args.chosen_weights = written[-1][1].pointer
         if workspace is None and device != CPU:
-            workspace = _device_workspace(self.workspace_size(tokens), hidden)
+            workspace = _device_workspace(self.workspace_size(tokens), hidden, None if stream is None else on)
         if workspace is not None:
             space = read(workspace, "workspace", "uint8", (None,), True, 64 if device == CPU else 256)
             args.workspace, args.workspace_size = space.pointer, space.bytes
@@ -196,10 +196,10 @@ def _device_of(weights: Any) -> tuple[str, int]:
     return _tensor.view(codes, "weights.up").device
 
 
-def _device_workspace(size: int, like: Any) -> Any:
+def _device_workspace(size: int, like: Any, stream: int | None) -> Any:
     if not _tensor.is_torch(like):
         raise ValueError(f"workspace is None; on a GPU without torch tensors give uint8 of {size} bytes")
-    return _tensor.empty("uint8", (size,), like)
+    return _tensor.empty("uint8", (size,), like, stream)
 
 
 def shard(spec: SpecLike, weights: MoeWeights, *, tp_rank: int = 0, tp_size: int = 1, ep_rank: int = 0,

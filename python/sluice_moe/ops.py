@@ -143,7 +143,7 @@ def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: st
         shapes["scales"] = c.scale_type, scale_shape(coding, layout, rows, cols)
     if c.row_scales:
         shapes["row_scales"] = "float32", (rows,)
-    given = {name: _tensor.empty(kind, shape, x) if out is None else getattr(out, name)
+    given = {name: _tensor.empty(kind, shape, x, None if stream is None else on) if out is None else getattr(out, name)
              for name, (kind, shape) in shapes.items()}
     written = [(name, _tensor.read(given[name], f"out.{name}", kind, shape, device=device, write=True,
                                    align=align if name == "codes" else 0, stream=on))
@@ -356,11 +356,11 @@ class Gemm:
                                                          device=device, stream=on)))
         tokens = views[0][1].shape[0]
         if out is None:
-            out = _tensor.empty(self.dtype, (tokens, self.rows), like)
+            out = _tensor.empty(self.dtype, (tokens, self.rows), like, None if stream is None else on)
         y = _tensor.read(out, "out", self.dtype, (tokens, self.rows), device=device, write=True, align=align, stream=on)
         written = [("out", y)]
         if workspace is None and device != CPU:
-            workspace = _device_workspace(self.workspace_size(tokens), like)
+            workspace = _device_workspace(self.workspace_size(tokens), like, None if stream is None else on)
         space = None
         if workspace is not None:
             space = _tensor.read(workspace, "workspace", "uint8", (None,), device=device, write=True,

@@ -160,6 +160,27 @@ def test_cupy_and_jax_come_by_dlpack(rng):
         layer(x, logits, out=out)
 
 
+def test_memory_of_a_call_belongs_to_its_stream(rng, monkeypatch):
+    p = Problem(rng)
+    layer = sluice_moe.FusedMoE(SPEC, p.weights())
+    x, logits, side = on_gpu(p.x), on_gpu(p.logits), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    asked_on, real = [], torch.empty
+
+    def empty(*args, **options):
+        asked_on.append(torch.cuda.current_stream())
+        return real(*args, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    for stream in (side, torch.cuda.default_stream()):
+        asked_on.clear()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = layer(x, logits, stream=stream)
+        assert [one.cuda_stream for one in asked_on] == 2 * [stream.cuda_stream]  # of the result and of the workspace
+        stream.synchronize()
+        p.check(y)
+
+
 def test_a_captured_call_reads_how_many_rows_are_real(rng):
     p = Problem(rng)
     layer = sluice_moe.FusedMoE(SPEC, p.weights())

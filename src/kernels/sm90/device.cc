@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+#include <vector>
+
 #include "base/error.h"
 
 namespace sluice::sm90 {
@@ -102,6 +105,10 @@ void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream
     check_cuda(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
                                static_cast<cudaStream_t>(stream)),
                "cudaMemcpyAsync to the device");
+}
+void send_to_device(void* device, const void* host, int64_t bytes, Stream stream) {
+  const auto* from = static_cast<const std::byte*>(host);
+  copy_to_device(device, std::vector<std::byte>(from, from + bytes).data(), bytes, stream);
 }
 void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream) {
   if (bytes > 0)
