@@ -200,17 +200,19 @@ def test_refusals(rng, monkeypatch):
 
 def test_dense_product(rng):
     """mm_fp4 takes rows and weights that were quantised so, and is nearer to the product for it."""
-    a, w = rng.normal(size=(32, 256)).astype(F), rng.normal(size=(48, 256)).astype(F)
-    encode = [np.array([F(2688) / np.abs(v).max()]) for v in (a, w)]
-    errors = []
-    for how in (None, config(FourOverSix(error="mse"))):
-        (qa, sa), (qw, sw) = (fi.nvfp4_quantize(v, e, nvfp4_4over6=how) for v, e in zip((a, w), encode))
-        got = bf16(fi.mm_fp4(qa, qw.T, sa, sw.T, alpha=1 / (encode[0] * encode[1])))
-        x, y = (E2M1[unpack(q)] * E4M3[linear_scales(s, len(q), 16)].repeat(16, 1) / e.astype(float)
-                for q, s, e in zip((qa, qw), (sa, sw), encode))
-        assert (np.abs(got - x @ y.T) <= (2.0**-8 + 260 * 2.0**-24) * (np.abs(x) @ np.abs(y).T)).all()
-        errors.append(np.linalg.norm(got - a.astype(float) @ w.T))
-    assert errors[1] < 0.97 * errors[0]
+    squares = np.zeros(2)
+    for _ in range(20):
+        a, w = rng.normal(size=(32, 256)).astype(F), rng.normal(size=(48, 256)).astype(F)
+        encode = [np.array([F(2688) / np.abs(v).max()]) for v in (a, w)]
+        for i, how in enumerate((None, config(FourOverSix(error="mse")))):
+            (qa, sa), (qw, sw) = (fi.nvfp4_quantize(v, e, nvfp4_4over6=how) for v, e in zip((a, w), encode))
+            got = bf16(fi.mm_fp4(qa, qw.T, sa, sw.T, alpha=1 / (encode[0] * encode[1])))
+            x, y = (E2M1[unpack(q)] * E4M3[linear_scales(s, len(q), 16)].repeat(16, 1) / e.astype(float)
+                    for q, s, e in zip((qa, qw), (sa, sw), encode))
+            assert (np.abs(got - x @ y.T) <= (2.0**-8 + 260 * 2.0**-24) * (np.abs(x) @ np.abs(y).T)).all()
+            squares[i] += np.square(got - a.astype(float) @ w.T).sum()
+    # The ratio of a pair is 0.918 with a standard deviation of 0.0195 (18,707 pairs), that of 20 pairs one of 0.0044.
+    assert squares[1] < 0.97**2 * squares[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

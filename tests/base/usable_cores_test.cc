@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/usable_cores.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
@@ -26,7 +28,7 @@ class CpuQuota : public testing::Test {
 
   const std::filesystem::path root_ =
       std::filesystem::path(testing::TempDir()) /
-      ("sluice_cpu_quota_" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
+      fmt::format("sluice_cpu_quota_{}_{}", ::getpid(), testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 TEST_F(CpuQuota, Version2) {

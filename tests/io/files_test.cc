@@ -109,8 +109,11 @@ TEST(MappedFile, ForgottenPagesLeaveTheProcessAndReadTheSame) {
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 2654435761u >> 13);
   const MappedFile file(dir.put("f", text));
   const auto is_text = [&] { return std::memcmp(file.data(), text.data(), text.size()) == 0; };
-  ASSERT_TRUE(is_text());
-  const int64_t all = mapped_pages(file);
+  int64_t all = 0;
+  for (int i = 0; i < 100 && all < 258; ++i) {  // a system short of memory takes pages away
+    ASSERT_TRUE(is_text());
+    all = mapped_pages(file);
+  }
   EXPECT_EQ(all, 258);
   file.forget(file.data() + 70001, 0);
   EXPECT_EQ(mapped_pages(file), all) << "no byte";

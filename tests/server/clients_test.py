@@ -127,7 +127,7 @@ class PeersFields(WithServer):
         self.assertEqual([list(d.items()) for d in zero["top_logprobs"]],
                          [[(token, p)] for token, p in zip(zero["tokens"], zero["token_logprobs"])])
         self.assertEqual([len(d) for d in two["top_logprobs"]], [2] * 4)
-        chat = self.ok("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2, "logprobs": True, "top_logprobs": 0})
+        chat = self.ok("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2, "ignore_eos": True, "logprobs": True, "top_logprobs": 0})
         self.assertEqual([t["top_logprobs"] for t in chat["choices"][0]["logprobs"]["content"]], [[], []])
 
     def test_no_tokens_and_no_prompt(self):

@@ -25,9 +25,10 @@ from serve_driver import Server  # noqa: E402
 TIMEOUT = 60
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return s.getsockname()[1]
+def free_ports():
+    """Two; others may take them before they are used."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 class WithRouter(unittest.TestCase):
@@ -39,15 +40,11 @@ class WithRouter(unittest.TestCase):
         self.servers = [Server(PROGRAM, model, "--served-model-name", "tiny", "--dtype", "float32", *self.words) for _ in range(2)]
         for server in self.servers:
             self.addCleanup(server.close)
-        self.port = free_port()
-        words = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(self.port),
-                 "--policy", self.policy, "--prometheus-port", str(free_port()), "--health-check-interval-secs", "1",
-                 "--worker-startup-check-interval", "1", "--worker-urls", *(f"http://127.0.0.1:{s.port}" for s in self.servers)]
-        self.router = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.addCleanup(self.router.wait, TIMEOUT)
-        self.addCleanup(self.router.kill)
+        self.start_router()
         begin = time.monotonic()
         while True:
+            if self.router.poll() is not None:
+                self.start_router()
             try:
                 status, answer = self.request("GET", "/workers")
                 healthy = status == 200 and [w["is_healthy"] for w in answer["workers"]]
@@ -57,6 +54,15 @@ class WithRouter(unittest.TestCase):
                 pass
             self.assertLess(time.monotonic() - begin, TIMEOUT, "the router is not ready")
             time.sleep(0.2)
+
+    def start_router(self):
+        self.port, prometheus = free_ports()
+        words = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(self.port),
+                 "--policy", self.policy, "--prometheus-port", str(prometheus), "--health-check-interval-secs", "1",
+                 "--worker-startup-check-interval", "1", "--worker-urls", *(f"http://127.0.0.1:{s.port}" for s in self.servers)]
+        self.router = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(self.router.wait, TIMEOUT)
+        self.addCleanup(self.router.kill)
 
     def request(self, method, path, body=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)

@@ -34,7 +34,7 @@ class Versions(Control):
             self.assertEqual(sum("metadata" in event for event in events), 2)
         status, events = self.server.stream("/generate", LOGPROBS)
         self.assertEqual({e["meta_info"]["weight_version"] for e in events}, {"step-3"})
-        message, response = {"messages": CHAT, "max_tokens": 2}, {"input": "a", "max_output_tokens": 2, "metadata": {"a": "b"}}
+        message, response = {"messages": CHAT, "max_tokens": 2}, {"input": "a", "max_output_tokens": 2, "temperature": 0, "metadata": {"a": "b"}}
         self.assertEqual(self.ok("/v1/messages", message)["weight_version"], "step-3")
         got = self.ok("/v1/responses", response)
         self.assertEqual((got["weight_version"], got["metadata"]), ("step-3", {"a": "b"}))
