@@ -69,7 +69,8 @@ def test_quantisers(rng):
     assert fi.nvfp4_quantize(x, encode, fi.SfLayout.layout_8x4)[1].shape == (40, 8)
     assert fi.mxfp4_quantize(x)[1].shape == (128, 4)
     assert (linear_scales(fi.nvfp4_quantize(x, encode, fi.SfLayout.layout_8x4)[1], 37, 6, "8x4") == scales).all()
-    assert (fi.fp4_quantize(x, 1 / encode, is_global_scale_inversed=True)[0] == codes).all()
+    again = 1 / (1 / encode)  # in float32 not always what it was
+    assert (fi.fp4_quantize(x, 1 / encode, is_global_scale_inversed=True)[0] == fi.fp4_quantize(x, again)[0]).all()
     weights = rng.normal(size=(128, 64)).astype(np.float32)
     shuffled, sf = fi.nvfp4_quantize(weights, encode, do_shuffle=True)
     plain, plain_sf = fi.fp4_quantize(weights, encode, is_sf_swizzled_layout=False)

@@ -158,14 +158,14 @@ def test_old_weights_stay(engine, tensors):
 
 def test_what_runs_goes_on_with_the_new_weights(engine, tensors):
     engine.update_weight_version("old")
-    stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 200}, stream=True)
+    stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 1500, "ignore_eos": True}, stream=True)
     first = next(stream)
     assert first["meta_info"]["weight_version"] == "old"
     engine.pause_generation("in_place")
     engine.update_weights_from_tensor({n: halved(t) for n, t in tensors.items() if "in_proj" in n}, weight_version="new")
     engine.continue_generation()
     *_, last = stream
-    assert len(last["output_ids"]) == 200
+    assert len(last["output_ids"]) == 1500
     assert last["meta_info"]["weight_version"] == "new"  # that of the last token
     # Without a pause, or with abort_all_requests, what runs is aborted.
     for more in ({}, {"abort_all_requests": True}):

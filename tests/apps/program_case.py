@@ -37,10 +37,10 @@ def memory_limit(megabytes):
 
 
 def wait_until_it_listens(process):
-    """Until the program has its handler of SIGINT: a loaded machine may take seconds to get that far."""
+    """Until the program has its handlers of SIGINT and, after it, SIGTERM: a loaded machine may take seconds to get there."""
     while process.poll() is None:
         status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-        if int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGINT - 1) & 1:
+        if int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGTERM - 1) & 1:
             return
         time.sleep(0.001)
 
