@@ -209,7 +209,8 @@ def table(found, paths=(), peers=(VLLM, GOALS)):
     yield "## Decoding"
     yield ""
     yield "Prompts of 64 tokens, then 128 steps at temperature 1; above B = 1 experts are chosen at random. Floors: bytes of touched weights and caches"
-    yield f"at the {max(copies):.2f} TB/s of copies in the same run." if copies else "at the rate of copies."
+    rate = f"at the {max(copies):.2f} TB/s of copies in the same run." if copies else "at the rate of copies."
+    yield rate + (" Goals are figures that were set before the work (`GOALS` in `bench/model_table.py`)." if peers else "")
     yield ""
     yield "| model | B | ms | floor ms | x floor | tok/s |" + peer_columns(peers) + "\n|" + "---|" * (6 + 2 * len(peers))
     yield from decode_rows(found, peers)

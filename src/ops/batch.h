@@ -4,8 +4,9 @@
 //
 // All arrays lie in the memory of the device that runs the step, at addresses that stay from step to step
 // (model::BatchBuilder), so that a step is one upload and recorded work can read the next one. They are written by
-// copies, or by Ops::move_batch() ahead of recorded work, and never by another operation: a GPU's operations read them,
-// and pages of positions before a sequence's new rows, while the operation ahead still runs. Paged memory is described
+// copies, or by Ops::move_batch() ahead of recorded work, and never by another operation, but for token ids, which
+// Ops::take_sampled() completes and only the embedding reads: a GPU's operations read the others, and pages of
+// positions before a sequence's new rows, while the operation ahead still runs. Paged memory is described
 // as FlashInfer describes it (begin offsets into one list of blocks): what travels is what is used, not a table of
 // sequences x the longest context.
 #pragma once

@@ -37,6 +37,10 @@ SLUICE_API void sluice_cuda_moe_destroy(sluice_cuda_moe* moe);
 /* The workspace bytes that a call of up to `tokens` tokens needs; the caller owns the memory, aligned to 256 bytes. */
 SLUICE_API sluice_status sluice_cuda_moe_workspace_bytes(const sluice_cuda_moe* moe, int64_t tokens, int64_t* out);
 
+/* With programmatic dependent launch the library's kernels let the kernel after them begin before they have ended, and
+ * wait for all kernels ahead of them. A kernel of yours that is launched with that attribute beside them must call
+ * cudaGridDependencySynchronize() in at least one thread, and before it reads or writes what kernels ahead of it use.
+ */
 typedef struct sluice_cuda_queue {
   size_t struct_size;
   void* stream;              /* cudaStream_t */
