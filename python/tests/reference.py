@@ -152,6 +152,8 @@ def layer(x, ids, weights, up, gate, down, act, rounded, raw=lambda y: y, biases
             for signs in itertools.product((0, 1, -1), repeat=len(first)):
                 y = act(*(raw((f + sign * tiny * s)[None])[0] for f, s, sign in zip(first, sizes, signs)))
                 versions += [rounded((y * (1 + step * 2.0**-16))[None])[0] for step in (0, 1, -1)]
+                if not any(signs):  # values and the largest of their block, which makes its scale, err each by itself
+                    versions += [rounded((y * (1 + d))[None])[0] for d in _against_the_largest(y, 2.0**-16)]
             middle = versions[0]
             slack = np.max([np.abs(v - middle) for v in versions], 0)
             row = down[e] @ middle + (biases[2][e] if biases else 0)
@@ -159,6 +161,15 @@ def layer(x, ids, weights, up, gate, down, act, rounded, raw=lambda y: y, biases
             # bfloat16: the row, the router weight and the sum.
             bound[t] += abs(w) * (np.abs(down[e]) @ slack + 2.0**-7 * np.abs(row) + tiny * (np.abs(down[e]) @ np.abs(middle)))
     return out, bound + 2.0**-8 * np.abs(out) + 1e-30
+
+
+def _against_the_largest(y, step):
+    """Factors' distances from 1, in both signs: one for the largest value of each block of any size, the opposite for the others."""
+    size = np.abs(y)
+    for block in (16, 32, 128, len(y)):
+        starts = np.arange(0, len(y), block)
+        largest = size == np.maximum.reduceat(size, starts).repeat(np.diff([*starts, len(y)]))
+        yield from (np.where(largest, step, -step), np.where(largest, -step, step))
 
 
 def swiglu(up, gate, alpha=1.0, beta=0.0, limit=np.inf):
