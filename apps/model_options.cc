@@ -16,8 +16,7 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command
       .add_option("--load-format", o.load_format,
                   "auto reads the checkpoint's safetensors; dummy needs only its configurations (and, for text, its "
-                  "tokenizer) and fills the weights "
-                  "with random numbers, always the same")
+                  "tokenizer) and fills the weights with random numbers, always the same")
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str()
       ->group(group);

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only a Hopper GPU shows: models on it, weights out of torch's memory there, graphs, other libraries' tensors."""
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,14 @@ def test_the_gpus_greedy_text_is_the_cpus(engine):
         np.testing.assert_allclose(*([v for v, *_ in each] for each in logprobs), atol=0.1)
     *_, last = engine.generate(PROMPTS[0], GREEDY, stream=True)
     assert last["output_ids"] == texts(engine)[0]
+
+
+def test_texts_do_not_depend_on_how_steps_are_launched():
+    seen = []
+    for options in ({}, {"disable_cuda_graph": True}, {"cuda_graph_max_bs": 1}, {"disable_overlap_schedule": True}):
+        with make("cuda", enable_deterministic_inference=True, **options) as engine:
+            seen.append(texts(engine))
+    assert all(one == seen[0] for one in seen)
 
 
 def test_weights_from_torch_tensors_of_the_gpu(engine, tensors):
@@ -179,6 +189,21 @@ def test_memory_of_a_call_belongs_to_its_stream(rng, monkeypatch):
         assert [one.cuda_stream for one in asked_on] == 2 * [stream.cuda_stream]  # of the result and of the workspace
         stream.synchronize()
         p.check(y)
+
+
+def test_page_locked_tensors_may_change_after_a_refit(rng):
+    p = Problem(rng)
+    shapes = {"bias_up": (E, I), "bias_gate": (E, I), "bias_down": (E, H)}
+    bias = {n: torch.from_numpy(rng.normal(size=s).astype(np.float32)).pin_memory() for n, s in shapes.items()}
+    weights = dataclasses.replace(p.weights(), **bias)
+    layer = sluice_moe.FusedMoE(SPEC + " bias=1", weights)
+    x, logits = on_gpu(p.x), on_gpu(p.logits)
+    want = layer(x, logits)
+    torch.cuda._sleep(10**8)  # cycles, in which the stream does not come to the refit
+    layer.refit(weights)
+    for t in bias.values():
+        t.fill_(float("nan"))
+    assert torch.equal(layer(x, logits), want)
 
 
 def test_a_captured_call_reads_how_many_rows_are_real(rng):

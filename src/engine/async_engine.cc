@@ -157,7 +157,11 @@ void AsyncEngine::Impl::rest(std::unique_lock<std::mutex>& lock) {
 void AsyncEngine::Impl::expire(std::unique_lock<std::mutex>& lock) {
   if (!engine->timed()) return;
   lock.unlock();
-  engine->expire();
+  try {
+    engine->expire();
+  } catch (const std::exception&) {  // as for a step
+    engine->cancel_all();
+  }
   const Metrics now = engine->metrics();
   lock.lock();
   count(now);

@@ -59,8 +59,7 @@ class AsyncEngine {
   void run(const std::function<void(Engine&)>& job);
 
   // While any reason holds the engine no step is run: requests are taken and wait, jobs, cancellations and the time
-  // limits of requests take effect.
-  // On return of hold() no step is running any more.
+  // limits of requests take effect. On return of hold() no step is running any more.
   enum class Hold : uint8_t { paused = 1, released = 2 };
   void hold(Hold reason);
   void release(Hold reason);
