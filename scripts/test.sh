@@ -33,9 +33,9 @@ stage "sanitizers: tests"
 # Without the full checkpoints: the small golden fixtures take the same paths, and model_test takes 15 s instead of 333.
 env -u SLUICE_TEST_MODELS ctest --preset asan 2>&1 | tee build/logs/ctest-asan.txt
 
-# On request: it adds six minutes on two cores.
+# On request: it adds a quarter of an hour on two cores.
 if [[ -n ${SLUICE_TEST_THREADS:-} ]]; then
-  # Only the tests with several threads: the engine's others take many minutes with it.
+  # Only tests of what threads share: pools, operations, the layer, the engine, the server.
   stage "thread sanitizer: build"
   cmake --preset tsan >/dev/null
   cmake --build --preset tsan
