@@ -30,8 +30,7 @@ def test_the_guide_runs(monkeypatch, capsys):
     names = {"buckets": [[("backbone.norm_f.weight", np.full(256, 0x3F80, np.uint16))]]}  # 1 in bfloat16
     model, training, layer = blocks(SOURCE / "docs" / "python.md")
     exec(model, names)
-    assert names["answer"]["meta_info"]["finish_reason"]["type"] in ("stop", "length")
-    assert isinstance(names["text"], str)  # which may end at once: no temperature is given
+    assert names["answer"]["meta_info"]["finish_reason"]["type"] in ("stop", "length") and names["text"]
     exec(training, names)
     with names["engine"] as engine:
         assert engine.get_server_info()["weight_version"] == "step-12"

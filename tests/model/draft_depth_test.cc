@@ -117,20 +117,24 @@ TEST(DraftDepth, ComesNearTheBestNumber) {
 }
 
 TEST(DraftDepth, StopsAndBeginsAgainWithTheTexts) {
-  Simulation s(test::rng<std::mt19937_64>());
-  Machine good{.chance = 0.9}, bad{.chance = 0.02};
-  // More steps than a depth is kept for after an unlucky trial.
-  constexpr int kJudged = 5000;
-  s.run(good, kJudged);
-  EXPECT_LT(s.seconds, 0.6 * s.plain_seconds);
-  s.run(bad, 100);
-  s.forget();
-  s.run(bad, 3000);
-  EXPECT_LE(s.seconds, 1.02 * s.plain_seconds);
-  s.run(good, 9000);  // after the longest pause between two trials
-  s.forget();
-  s.run(good, kJudged);
-  EXPECT_LT(s.seconds, 0.6 * s.plain_seconds);
+  std::mt19937_64 random = test::rng<std::mt19937_64>();
+  const Machine good{.chance = 0.9}, bad{.chance = 0.02};
+  // An unlucky trial, in one run of 6800, keeps one draft where more pay; twice in three runs it is no chance (7e-8).
+  int slow = 0;
+  for (int i = 0; i < 3; ++i) {
+    Simulation s(std::mt19937_64{random()});
+    s.run(good, 500);
+    slow += s.seconds >= 0.6 * s.plain_seconds;
+    s.run(bad, 100);
+    s.forget();
+    s.run(bad, 3000);
+    EXPECT_LE(s.seconds, 1.02 * s.plain_seconds);
+    s.run(good, 9000);  // after the longest pause between two trials
+    s.forget();
+    s.run(good, 1000);
+    slow += s.seconds >= 0.6 * s.plain_seconds;
+  }
+  EXPECT_LE(slow, 1);
 }
 
 // A trial is a few drafts, of which all but the first may be wrong by chance. They are tried again.
@@ -173,7 +177,7 @@ TEST(DraftDepth, FollowsTheNumberOfSequences) {
 TEST(DraftDepth, IsNotMisledByNoise) {
   std::mt19937_64 random = test::rng<std::mt19937_64>();
   const auto simulate = [&](double chance) {
-    Simulation s(random);
+    Simulation s(std::mt19937_64{random()});
     const Machine m{.chance = chance, .noise = 0.1, .stall = 0.02};
     s.run(m, 500, 8);
     s.forget();
