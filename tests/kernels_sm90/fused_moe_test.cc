@@ -13,6 +13,7 @@
 #include "moe/backend_sm90.h"
 #include "routing/route.h"
 #include "tests/support/random.h"
+#include "tests/support/reference_routing.h"
 #include "weights/requantize.h"
 
 namespace sluice {
@@ -40,6 +41,19 @@ Tensor random_tensor(std::mt19937_64& rng, DType d, Shape shape, float scale) {
       t.as<float>()[i] = v;
   }
   return t;
+}
+
+// Two right routings in float32 choose the same experts only where double precision tells the scores apart.
+void draw_until_certain(Tensor& logits, const Tensor& bias, const MoeSpec& spec, std::mt19937_64& rng) {
+  const auto doubles = [](const Tensor& t) {
+    return t.empty() ? std::vector<double>() : std::vector<double>(t.as<float>(), t.as<float>() + t.elements());
+  };
+  for (int64_t t = 0; t < logits.dim(0); ++t) {
+    Tensor row = logits.slice(t);
+    while (!test::reference_route(spec.routing, spec.routing_params(), doubles(row), doubles(bias)).certain)
+      std::memcpy(row.data(), random_tensor(rng, DType::f32, {spec.experts}, 1.5f).data(),
+                  static_cast<size_t>(row.bytes()));
+  }
 }
 
 Problem make_problem(Context& ctx, MoeSpec spec, int64_t tokens, uint64_t seed) {
@@ -78,6 +92,7 @@ Problem make_problem(Context& ctx, MoeSpec spec, int64_t tokens, uint64_t seed) 
   p.hidden = random_tensor(rng, spec.dtype, {tokens, spec.hidden}, 1.0f);
   p.logits = random_tensor(rng, DType::f32, {tokens, spec.experts}, 1.5f);
   if (routing::takes_bias(spec.routing)) p.bias = random_tensor(rng, DType::f32, {spec.experts}, 0.2f);
+  if (!spec.routed) draw_until_certain(p.logits, p.bias, spec, rng);
   if (spec.routed) {
     p.ids = Tensor(DType::i32, {tokens, spec.top_k});
     p.ids_weights = random_tensor(rng, DType::f32, {tokens, spec.top_k}, 0.3f);

@@ -21,6 +21,15 @@ __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Registers));
 }
 
+// A value that a kernel wrote which has completed, for a thread that reads it before its own griddepcontrol.wait. The
+// value is in the L2 cache, but only the wait promises that a weak load sees it: the L1 cache of the multiprocessor may
+// still hold what was there before. A load of GPU scope goes past L1.
+__device__ inline int ld_relaxed(const int* p) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(p));
+  return value;
+}
+
 // A named barrier of a block, for a multiple of 32 threads.
 __device__ inline void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");

@@ -106,7 +106,7 @@ void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream
                                static_cast<cudaStream_t>(stream)),
                "cudaMemcpyAsync to the device");
 }
-void send_to_device(void* device, const void* host, int64_t bytes, Stream stream) {
+void copy_to_device_now(void* device, const void* host, int64_t bytes, Stream stream) {
   const auto* from = static_cast<const std::byte*>(host);
   copy_to_device(device, std::vector<std::byte>(from, from + bytes).data(), bytes, stream);
 }

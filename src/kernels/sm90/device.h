@@ -90,7 +90,7 @@ DeviceBuffer device_memory(const CallerMemory& given, int64_t needed);
 // this returns.
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream);
 // The same of a caller's small tensor, which may change as soon as this returns, wherever it lies on the host.
-void send_to_device(void* device, const void* host, int64_t bytes, Stream stream);
+void copy_to_device_now(void* device, const void* host, int64_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream);
 void synchronize(Stream stream);
 

@@ -100,10 +100,9 @@ struct WeightShape {
 };
 
 // The tokens of a call: `num_tokens` in device memory, whatever it holds, within the captured maximum.
+HD inline int64_t tokens_within(int64_t n, int64_t most) { return n < 0 ? 0 : n < most ? n : most; }
 HD inline int64_t real_tokens(const int32_t* num_tokens, int64_t most) {
-  if (num_tokens == nullptr) return most;
-  const int64_t n = *num_tokens;
-  return n < 0 ? 0 : n < most ? n : most;
+  return num_tokens == nullptr ? most : tokens_within(*num_tokens, most);
 }
 
 // A part of one block of memory.

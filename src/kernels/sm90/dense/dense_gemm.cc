@@ -72,7 +72,7 @@ void DenseGemm::set_weights(const weights::QuantTensor& w, float scale, const Te
   check(!filled_ || bias.bytes() == bias_.bytes(), "a refit cannot add or drop the bias");
   matrix_.fill(w, nullptr, stream);
   if (!filled_ && !bias.empty()) bias_ = DeviceBuffer(memory_, memory_at_.bias);
-  send_to_device(bias_.data(), bias.data(), bias.bytes(), stream);
+  copy_to_device_now(bias_.data(), bias.data(), bias.bytes(), stream);
   InputScale scales[2];
   const Round round = round_of(spec_.inputs);
   if (is_static(round)) scales[0] = input_scale(round, scale);

@@ -18,8 +18,8 @@ template <class X>
 struct Eight {
   uint4 words[sizeof(X) / 2];
 };
-// kWide: the row's elements come in whole eights, aligned. Zeros beyond the row. Past the L1 cache, where a kernel that
-// ran beside this one's start may have left what the row held before.
+// kWide: the row's elements come in whole eights, aligned. Zeros beyond the row. Past the L1 cache: a block reads each
+// value once.
 template <bool kWide, class X>
 __device__ __forceinline__ Eight<X> load_eight(const X* row, int column, int columns, bool real) {
   Eight<X> v{};

@@ -69,7 +69,7 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
     if (!filled_ && from.bytes() > 0) to = DeviceBuffer(memory_, at);
     check(to.bytes() == from.bytes(), "{} was {} before this refit and is {} now; captured graphs could not follow",
           name, to.bytes() > 0 ? "given" : "absent", from.bytes() > 0 ? "given" : "absent");
-    send_to_device(to.data(), from.data(), from.bytes(), stream);
+    copy_to_device_now(to.data(), from.data(), from.bytes(), stream);
   };
   upload(bias_up_, w.bias_up, memory_at_.bias_up, "the up bias");
   upload(bias_gate_, w.bias_gate, memory_at_.bias_gate, "the gate bias");

@@ -3,6 +3,7 @@
 // itself. So the block streams weights while routing, tables and rounding run (5 us at one token).
 #pragma once
 
+#include "kernels/ptx/sync.cuh"
 #include "kernels/sm90/grouped_gemm/task.cuh"
 #include "kernels/sm90/route/expert_tiles.cuh"
 #include "routing/route.h"
@@ -16,8 +17,8 @@ struct FirstTask {
 };
 
 // Called by a whole warp. It finds the same tiles in the same order as the tables will have. It reads the ids and a
-// captured number of tokens and draws a ticket: all of these were complete, and the counter zero, before the kernel
-// that makes the tables let this one start (route_permute.cu).
+// captured number of tokens, past the L1 cache, and draws a ticket: all of these were complete, and the counter zero,
+// before the kernel that makes the tables let this one start (route_permute.cu).
 template <class T>
 __device__ __forceinline__ FirstTask first_task(const GroupedGemmArgs& args, const Shared<T>& smem) {
   static_assert(T::staging_bytes >= 4 * kEarlyExperts);
@@ -31,14 +32,16 @@ __device__ __forceinline__ FirstTask first_task(const GroupedGemmArgs& args, con
   int* counts = reinterpret_cast<int*>(smem.staging);
   for (int e = lane; e < g.locals; e += 32) counts[e] = 0;
   __syncwarp();
-  const int pairs = static_cast<int>(real_tokens(g.num_tokens, g.tokens)) * g.top_k;
+  const int64_t tokens = g.num_tokens == nullptr ? g.tokens : tokens_within(ptx::ld_relaxed(g.num_tokens), g.tokens);
+  const int pairs = static_cast<int>(tokens) * g.top_k;
   constexpr int kBatch = 4;
   for (int base = 0; base < pairs; base += 32 * kBatch) {
     int ids[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int at = base + 32 * i + lane;
-      ids[i] = at >= pairs ? -1 : g.packed ? routing::packed_id(g.ids[at]) : g.ids[at];
+      ids[i] = at >= pairs ? -1 : ptx::ld_relaxed(g.ids + at);
+      if (g.packed && at < pairs) ids[i] = routing::packed_id(ids[i]);
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {

@@ -293,7 +293,7 @@ __global__ void __maxnreg__(FirstTile<op>::registers)
   // In this order: one_token_second reads the ids without a wait of its own.
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
-  if (a.num_tokens != nullptr && *a.num_tokens <= 0) return;
+  if (no_token(a)) return;
   // The token and block scales are asked for before the weights, which would be ahead of them.
   const TokenRow<op> row(a);
   const InputScale scale = *g.x.scale;

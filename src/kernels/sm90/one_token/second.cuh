@@ -30,7 +30,7 @@ struct SecondTask {
       : a(a),
         plan(plan),
         g(a.gemm[1]),
-        none(a.num_tokens != nullptr && *a.num_tokens <= 0),
+        none(no_token(a)),
         pairs(a),
         rank(static_cast<int>(blockIdx.x) % plan.cluster),
         group(static_cast<int>(blockIdx.x) / plan.cluster),

@@ -11,14 +11,20 @@
 
 namespace sluice::sm90 {
 
+// There is no token. Read like the ids of LanePairs.
+__device__ inline bool no_token(const OneTokenArgs& a) {
+  return a.num_tokens != nullptr && ptx::ld_relaxed(a.num_tokens) <= 0;
+}
+
 // Lane i knows the i-th pair whose expert is here. A pair is a row of its own, so an expert that is given twice is read
-// twice.
+// twice. The ids are read past the L1 cache: one_token_second does not wait for them itself.
 struct LanePairs {
   int expert = 0, pair = 0, num;
   uint32_t here;  // bit p: pair p's expert is
   __device__ explicit LanePairs(const OneTokenArgs& a) {
     const int lane = static_cast<int>(threadIdx.x) & 31;
-    const int id = lane < a.top_k ? a.pairs.id(lane) : -1, local = id >= 0 && id < a.experts ? id - a.local_offset : -1;
+    const int id = lane < a.top_k ? a.pairs.id_in(ptx::ld_relaxed(a.pairs.ids + lane)) : -1,
+              local = id >= 0 && id < a.experts ? id - a.local_offset : -1;
     here = __ballot_sync(0xffffffffu, local >= 0 && local < a.locals);
     num = __popc(here);
     for (int p = 0, n = 0; p < a.top_k; ++p)

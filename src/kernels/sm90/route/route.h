@@ -69,7 +69,8 @@ struct RouteArgs {
 struct TopkPairs {
   const int32_t* ids;
   routing::Values weights;  // nothing: packed with the ids
-  HD int32_t id(int64_t pair) const { return weights ? ids[pair] : routing::packed_id(ids[pair]); }
+  HD int32_t id_in(int32_t word) const { return weights ? word : routing::packed_id(word); }  // word: ids[pair]
+  HD int32_t id(int64_t pair) const { return id_in(ids[pair]); }
   HD float weight(int64_t pair) const { return weights ? weights[pair] : routing::packed_weight(ids[pair]); }
 };
 // As the caller gave them, or as route_kernel chose them.
