@@ -16,9 +16,15 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("SLUICE_TEST_SEED") or random.SystemRandom().getrandbits(32))
 
 
+def installed(package):
+    """A folder of that name, such as a checkout that a test is started beside, is a namespace without an origin."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
 def _no_hopper():
     """Why there are no tests on a GPU; None where there are."""
-    if importlib.util.find_spec("torch") is None:
+    if not installed("torch"):
         return "torch is not installed: no tensors on a GPU"
     import torch
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):

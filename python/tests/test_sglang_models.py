@@ -4,7 +4,6 @@
 As test_vllm_models.py, whose measures it has. All of SGLang's engines run at once, one for each format and side, and share the
 GPU. SLUICE_TEST_REPORT names a file for the table of all numbers.
 """
-import importlib.util
 import json
 import os
 import pathlib
@@ -15,7 +14,7 @@ import tempfile
 
 import pytest
 
-from conftest import hopper
+from conftest import hopper, installed
 from sglang_logprobs import MARK
 from test_vllm_models import BAR, ERRORS, MODELS, PROGRAM, apart, by_engine, quantised, rows, windows_of
 
@@ -26,7 +25,7 @@ FIRST_PORT, PORTS = 31000, 100
 
 pytestmark = [
     hopper,
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
+    pytest.mark.skipif(not installed("sglang"), reason="SGLang is not installed"),
     pytest.mark.skipif(not MODELS, reason="SLUICE_TEST_MODELS does not name the trained checkpoints"),
     pytest.mark.skipif(not PROGRAM, reason="no sluice on the path, and SLUICE_PROGRAM does not name it"),
 ]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plug-in of vLLM: against vLLM's own classes where it is installed (it needs no GPU for that), and against stand-ins."""
-import importlib.util
+import importlib
+import logging
 import sys
 import types
 
@@ -9,12 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: no layers of vLLM")
 
 import sluice_moe.vllm as plugin  # noqa: E402
+from conftest import installed  # noqa: E402
 from sluice_moe import _experts  # noqa: E402
 from test_experts import ROUNDINGS, SCALE1, SCALE2, Case, E, H, I, K, T  # noqa: E402
 from reference import round_nvfp4  # noqa: E402
 import numpy as np  # noqa: E402
 
-HAVE = importlib.util.find_spec("vllm") is not None
+HAVE = installed("vllm")
 real = pytest.mark.skipif(not HAVE, reason="vLLM is not installed")
 
 
@@ -23,6 +25,8 @@ def hopper(monkeypatch):
     """The plug-in's code runs on the CPU, too; only its gate asks for the GPU."""
     monkeypatch.setattr(_experts, "on_hopper", lambda: True)
     plugin._left.cache_clear()
+    # Where vLLM is installed its logger keeps messages from the root's, which caplog listens to.
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
 
 
 def moe_config(gated=True, **parallel):
@@ -175,7 +179,6 @@ class Own:
 
 
 def test_what_cannot_run_is_left_to_vllm(rng, caplog):
-    import logging
     caplog.set_level(logging.WARNING, "vllm.sluice_moe")
     for more, sentence in (({"use_all2all_kernels": True}, "all2all kernels"), ({"enable_eplb": True}, "enable_eplb is set")):
         method = plugin.take_over(Own(moe_config(**more)))

@@ -9,7 +9,6 @@ A checkpoint's text is too short for a bar of 5e-4: where sums in another order 
 expert, and the standard error of 36 windows is up to 1.7e-3. So ten continuations of every window are scored with it. The model
 samples them in float32 on the CPU: text that one side's bfloat16 has sampled is likelier to that side, by 5e-4 to 1e-3.
 """
-import importlib.util
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import tempfile
 
 import pytest
 
-from conftest import hopper
+from conftest import hopper, installed
 from vllm_logprobs import MARK
 
 MODELS = os.environ.get("SLUICE_TEST_MODELS")
@@ -39,7 +38,7 @@ CASES = [(model, form) for model, forms in FORMATS.items() for form in forms]
 
 pytestmark = [
     hopper,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.skipif(not installed("vllm"), reason="vLLM is not installed"),
     pytest.mark.skipif(not MODELS, reason="SLUICE_TEST_MODELS does not name the trained checkpoints"),
     pytest.mark.skipif(not PROGRAM, reason="no sluice on the path, and SLUICE_PROGRAM does not name it"),
 ]
