@@ -108,7 +108,9 @@ def test_sglang_takes_the_configuration_and_the_names(mxfp8):
     method = object.__new__(Fp8LinearMethod)  # without the choice of a GPU's kernel
     vars(method).update(quant_config=config, block_quant=True, use_mxfp8=True, is_checkpoint_fp8_serialized=True)
     loaded = {}
-    model = types.SimpleNamespace(quant_config=config, load_weights=loaded.update)
-    DefaultModelLoader.load_weights_only(model, iter(tensors.items()), torch.device("cpu"))
+    model = types.SimpleNamespace(quant_config=config, load_weights=loaded.update, named_modules=list)
+    # In 0.5.19 loading and preparing are one function.
+    load = getattr(DefaultModelLoader, "load_weights_only", None) or DefaultModelLoader.load_weights_and_postprocess
+    load(model, iter(tensors.items()), torch.device("cpu"))
     for module, found in linears(loaded).items():
         assert parameters(method, found, skip_block_quant_check=True) == found, module  # which asks for the ranks

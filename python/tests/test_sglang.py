@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plug-in of SGLang: against SGLang's own classes where it is installed (it needs no GPU for that), and against
 stand-ins with the names and arguments that SGLang 0.5.23 has."""
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -260,10 +261,22 @@ METHODS = {  # format: where, class, its constructor's attributes, the configura
 }
 
 
+@pytest.fixture
+def settings():
+    """SGLang's default settings, published as its own tests do, where a version keeps them in a context."""
+    try:
+        from sglang.srt.runtime_context import get_context
+        context = get_context().override_server_args()
+    except (ImportError, AttributeError):
+        context = contextlib.nullcontext()
+    with context:
+        yield
+
+
 @real
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("format", METHODS)
-def test_sglangs_own_methods(rng, monkeypatch, format, gated):
+def test_sglangs_own_methods(rng, monkeypatch, settings, format, gated):
     """Parameters as SGLang's create_weights() makes them, filled, prepared and run through SGLang's runner."""
     runner = pytest.importorskip("sglang.srt.layers.moe.moe_runner.runner", reason="SGLang does not load here", exc_type=Exception)
     from sglang.srt.layers.moe import utils
@@ -279,6 +292,8 @@ def test_sglangs_own_methods(rng, monkeypatch, format, gated):
         for function, answer in (("get_moe_runner_backend", chosen), ("get_moe_a2a_backend", utils.MoeA2ABackend.NONE)):
             if hasattr(at, function):
                 monkeypatch.setattr(at, function, lambda answer=answer: answer)
+    if not torch.cuda.is_available():  # SGLang 0.5.19 orders NVFP4's scales on the GPU while it makes them
+        monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
     own = getattr(module, name)
     method = object.__new__(own)
     vars(method).update({**attributes, "quant_config": types.SimpleNamespace(**quant)})
