@@ -17,7 +17,7 @@ SEED = int(os.environ.get("SLUICE_TEST_SEED") or random.SystemRandom().getrandbi
 
 
 def installed(package):
-    """A folder of that name, such as a checkout that a test is started beside, is a namespace without an origin."""
+    """Whether a package can be imported. A folder of its name beside the tests, such as a checkout, is a namespace: it has no origin."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 

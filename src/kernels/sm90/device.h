@@ -89,7 +89,7 @@ DeviceBuffer device_memory(const CallerMemory& given, int64_t needed);
 // Page-locked `host` memory is read in the stream's order and must not change until then; other memory is read before
 // this returns.
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream);
-// The same of a caller's small tensor, which may change as soon as this returns, wherever it lies on the host.
+// Of a caller's small tensor: `host` may change as soon as this returns, page-locked or not.
 void copy_to_device_now(void* device, const void* host, int64_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream);
 void synchronize(Stream stream);
