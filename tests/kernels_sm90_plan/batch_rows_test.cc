@@ -56,7 +56,7 @@ TEST(BatchRowsPlan, ChoicesArePossibleAndTheQuickest) {
                 ASSERT_EQ(c.chain, cuts_m_tiles(op) && rows <= kMostChainRows);
               }
               ASSERT_TRUE(!c.chain || rows <= kMostChainRows);
-              if (c.chain && rows > c.tile) continue;  // a short router, which is not chosen by cost
+              if (c.chain && rows > c.tile) continue;  // a short router, or two tiles: not chosen by cost
               if (c.chain) {
                 for (const BatchRowsChoice& other : chains_of(s)) {
                   if (rows > other.tile || other.m_parts < c.m_parts) continue;
@@ -143,11 +143,40 @@ TEST(BatchRowsPlan, ChainsBesideParts) {
     EXPECT_TRUE(chosen(5120, 2048, rows).chain);
     EXPECT_EQ(chosen(5120, 2048, rows).tile, rows <= 48 ? 48 : 64);
   }
-  EXPECT_FALSE(choose_batch_rows({WeightOperand::fp8, 1, 5120, 2048, false, 0}, 64, room, 0).chain);
+  const auto chosen_fp8 = [&](int64_t n, int64_t k, int64_t rows) {
+    return choose_batch_rows({WeightOperand::fp8, 1, n, k, false, 0}, rows, room, 0);
+  };
+  for (const int64_t rows : {33, 64}) {
+    EXPECT_TRUE(chosen_fp8(5120, 2048, rows).chain);
+    EXPECT_TRUE(chosen_fp8(7168, 16384, rows).chain);
+    EXPECT_FALSE(chosen_fp8(10304, 2688, rows).chain);
+    EXPECT_FALSE(chosen_fp8(32768, 512, rows).chain);
+  }
   EXPECT_FALSE(chosen(151936, 2048, 64).chain);
   for (const auto& [n, k] :
        {std::pair<int64_t, int64_t>{128, 2688}, {256, 7168}, {576, 7168}, {1024, 4096}, {1920, 2048}})
     for (const int64_t rows : {1, 16, 17, 32}) EXPECT_GT(chosen(n, k, rows).parts, 1) << n << " " << k << " " << rows;
+}
+
+// Of few M-tiles, 33 to 64 rows are two tiles where the tasks of both have a multiprocessor each. In BF16 that is so
+// from 49 rows on, and only with four tasks per M-tile.
+TEST(BatchRowsPlan, ChainsOfTwoTiles) {
+  const BatchRoom room = batch_room(132, 16);
+  const BatchRowsChoice four{32, 1, 1, 4, true}, two{32, 1, 1, 2, true};
+  for (const int parts : {0, 1})
+    for (const WeightOperand op : {WeightOperand::bf16, WeightOperand::fp8, WeightOperand::fp8_block}) {
+      const auto chosen = [&](int64_t n, int64_t k, int64_t rows) {
+        return choose_batch_rows({op, 1, n, k, false, 0}, rows, room, parts);
+      };
+      const bool bf16 = op == WeightOperand::bf16;
+      for (const int64_t rows : {33, 48, 49, 64}) {
+        const bool one = bf16 && rows <= 48;
+        EXPECT_EQ(chosen(2048, 4096, rows) == four, !one) << rows;
+        EXPECT_EQ(chosen(2688, 4096, rows) == two, !bf16) << rows;
+        EXPECT_EQ(chosen(5120, 2048, rows).tile, rows <= 48 ? 48 : 64) << rows;
+      }
+      EXPECT_EQ(chosen(2048, 4096, 32).tile, 32);
+    }
 }
 
 // Short routers are chains of several tiles; of long ones M-tiles are cut as well as K, up to as many rows as were

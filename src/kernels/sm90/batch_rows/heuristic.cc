@@ -67,15 +67,35 @@ struct Quickest {
     if (choice.tile == 0 || expected < us) choice = c, us = expected;
   }
 };
+
+// Whether every task has a multiprocessor of its own.
+bool all_at_once(const WeightShape& shape, int m_parts, int row_tiles, const BatchRoom& room) {
+  return shape.m_tiles() * m_parts * row_tiles <= room.multiprocessors;
+}
+
+// More than kFewChainRows rows as two tiles of that many: the tasks of an M-tile, 0 where one tile is quicker. Before a
+// block may read x it fetches as many of its weights as its ring holds beside x. Of o of Qwen3 these are a half (FP8)
+// or a quarter (BF16) beside 64 rows, three quarters or three eighths beside 32.
+int m_parts_in_two_tiles(const WeightShape& shape, int64_t rows, const BatchRoom& room) {
+  const bool fp8 = is_fp8(shape.operand);
+  if (rows <= (fp8 ? kFewChainRows : kOneTileBf16Rows)) return 0;
+  if (all_at_once(shape, kChainMParts[1], 2, room)) return kChainMParts[1];
+  return fp8 && all_at_once(shape, kChainMParts[0], 2, room) ? kChainMParts[0] : 0;
+}
+
 Quickest quickest_chain(const WeightShape& shape, int64_t rows, const BatchRoom& room) {
   Quickest q{shape, rows, room};
+  if (const int m_parts = m_parts_in_two_tiles(shape, rows, room); m_parts > 0) {
+    q.consider({kFewChainRows, 1, 1, m_parts, true});
+    return q;
+  }
   // Calls one after the other share the multiprocessors, so that few tasks look quick (o of Qwen3 with 8 rows 6.3 us in
   // 32 tasks, 6.6 in 64). In a model's step they do not: with as many tasks as have a multiprocessor each, decoding 8
   // sequences is 1.7 % quicker in BF16, 3.6 % with NVFP4 experts.
-  const bool all_at_once = shape.m_tiles() * kChainMParts[1] <= room.multiprocessors;
+  const bool most_tasks = all_at_once(shape, kChainMParts[1], 1, room);
   for (const int tile : kChainTiles)
     for (const int m_parts : kChainMParts)
-      if (rows <= tile && (m_parts == kChainMParts[1] || !all_at_once)) q.consider({tile, 1, 1, m_parts, true});
+      if (rows <= tile && (m_parts == kChainMParts[1] || !most_tasks)) q.consider({tile, 1, 1, m_parts, true});
   return q;
 }
 Quickest quickest_in_parts(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
@@ -93,8 +113,8 @@ Quickest quickest_in_parts(const WeightShape& shape, int64_t rows, const BatchRo
 bool is_chain(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts) {
   if (!cuts_m_tiles(shape.operand) || rows > kMostChainRows || k_parts > 1) return false;
   if (k_parts == 1) return true;
-  const bool full = shape.m_tiles() <= kMostFullChainMTiles && shape.operand != WeightOperand::fp8;
-  if (rows > kFewChainRows && !full) return false;
+  const int most = shape.operand == WeightOperand::fp8 ? kMostFullFp8ChainMTiles : kMostFullChainMTiles;
+  if (rows > kFewChainRows && shape.m_tiles() > most) return false;
   // The smallest matrix that was timed beside the kernel for few rows in parts of K: 6.3 us and 6.7 (o of Qwen3, H200).
   constexpr int kLeastMTiles = 16;
   if (shape.m_tiles() < kLeastMTiles) return false;

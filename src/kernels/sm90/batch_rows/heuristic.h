@@ -67,9 +67,9 @@ double batch_rows_us(const WeightShape& shape, int64_t rows, const BatchRoom& ro
 // The quickest by that, of those with as many parts of K; 0: with any number. Up to kMostChainRows rows with one part
 // are a chain, where the operand has chains. With any number of parts, up to kFewChainRows rows are one too, unless the
 // matrix has few M-tiles or parts are expected to be quicker for kFewChainRows rows. That does not depend on the number
-// of rows, so a row has the same bits beside any others up to kFewChainRows. In BF16 and FP8 block that is so up to
-// kMostChainRows, if the matrix has at most kMostFullChainMTiles M-tiles. Short and long routers have rules of their
-// own (chain_ring.h).
+// of rows, so a row has the same bits beside any others up to kFewChainRows. That is so up to kMostChainRows, if the
+// matrix has at most kMostFullChainMTiles M-tiles (FP8: kMostFullFp8ChainMTiles). Short and long routers have rules of
+// their own (chain_ring.h).
 BatchRowsChoice choose_batch_rows(const WeightShape& shape, int64_t rows, const BatchRoom& room, int k_parts);
 
 // Parts of K of a deterministic product, whatever the rows: several only if the matrix is narrow, as a router is, so
