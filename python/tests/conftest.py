@@ -2,7 +2,8 @@
 """What the tests share. SLUICE_LIBRARY names the library under test (ctest sets it); unset, it is the installed wheel's.
 
 SLUICE_TEST_SEED=N repeats the random data of a run; a failing run prints its seed at its top. Tests on a GPU need torch and
-a Hopper GPU, and say so where they skip.
+a Hopper GPU, and say so where they skip. SLUICE_TEST_REQUIRE names packages that must be there: a test that needs one of them
+fails where it would skip (scripts/test.sh with SLUICE_TEST_ENGINES).
 """
 import importlib.util
 import os
@@ -13,6 +14,7 @@ import numpy
 import pytest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
+REQUIRED = os.environ.get("SLUICE_TEST_REQUIRE", "").split()
 SEED = int(os.environ.get("SLUICE_TEST_SEED") or random.SystemRandom().getrandbits(32))
 
 
@@ -35,6 +37,34 @@ def _no_hopper():
 NO_HOPPER = _no_hopper()
 hopper = pytest.mark.skipif(NO_HOPPER is not None, reason=NO_HOPPER or "")
 DEVICES = ["cpu", pytest.param("cuda", marks=hopper)]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "needs(package): the test skips where the package is not installed")
+    missing = [package for package in REQUIRED if not installed(package)]
+    if missing:
+        raise pytest.UsageError(f"SLUICE_TEST_REQUIRE names {', '.join(missing)}, which this Python does not have")
+
+
+def _needed(item):
+    return [mark.args[0] for mark in item.iter_markers("needs")]
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for package in _needed(item):
+            if not installed(package):
+                item.add_marker(pytest.mark.skip(reason=f"{package} is not installed"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """An engine that is installed and cannot be imported must not pass by skipping where it is required."""
+    report = (yield).get_result()
+    required = [package for package in _needed(item) if package in REQUIRED]
+    if report.skipped and required:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} skips, but SLUICE_TEST_REQUIRE names {', '.join(required)}: {report.longrepr[-1]}"
 
 
 def pytest_report_header():

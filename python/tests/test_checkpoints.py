@@ -13,15 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no layers of vLLM and SGLang")
 
-from conftest import SOURCE, installed  # noqa: E402
+from conftest import SOURCE  # noqa: E402
 from test_vllm import one_rank  # noqa: E402
 
 PROGRAM = os.environ.get("SLUICE_PROGRAM") or shutil.which("sluice")
 BUNDLED = SOURCE / "models" / "tiny-nemotron-h"
 
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="no sluice on the path, and SLUICE_PROGRAM does not name it")
-vllm = pytest.mark.skipif(not installed("vllm"), reason="vLLM is not installed")
-sglang = pytest.mark.skipif(not installed("sglang"), reason="SGLang is not installed")
+vllm = pytest.mark.needs("vllm")
+sglang = pytest.mark.needs("sglang")
 TYPES = {"F8_E4M3": torch.float8_e4m3fn, "U8": torch.uint8, "BF16": torch.bfloat16, "F32": torch.float32}
 
 

@@ -18,14 +18,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: no layers of SGLang")
 
 import sluice_moe.sglang as plugin  # noqa: E402
-from conftest import installed  # noqa: E402
 from reference import round_nvfp4  # noqa: E402
 from sluice_moe import _experts  # noqa: E402
 from test_experts import ROUNDINGS, SCALE1, SCALE2, Case, E, H, I, K, to_static  # noqa: E402
 from test_vllm import fill  # noqa: E402
 
-HAVE = installed("sglang")
-real = pytest.mark.skipif(not HAVE, reason="SGLang is not installed")
+real = pytest.mark.needs("sglang")
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: no layers of vLLM")
 
 import sluice_moe.vllm as plugin  # noqa: E402
-from conftest import installed  # noqa: E402
 from sluice_moe import _experts  # noqa: E402
 from test_experts import ROUNDINGS, SCALE1, SCALE2, Case, E, H, I, K, T  # noqa: E402
 from reference import round_nvfp4  # noqa: E402
 import numpy as np  # noqa: E402
 
-HAVE = installed("vllm")
-real = pytest.mark.skipif(not HAVE, reason="vLLM is not installed")
+real = pytest.mark.needs("vllm")
 
 
 @pytest.fixture(autouse=True)
