@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing on Debian 12 or Ubuntu 24.04: `scripts/setup.sh` for building, `scripts/setup.sh test` for
-# the tests too, `scripts/setup.sh gpu` for building with CUDA. Works as root or with sudo; says what it does; touches no network when everything is there.
+# the tests too, `scripts/setup.sh gpu` for building with CUDA, `scripts/setup.sh engines` for the tests inside vLLM and
+# SGLang. Works as root or with sudo; says what it does; touches no network when everything is there.
 set -euo pipefail
 
 # A row is: what to look for (a command, or a file), and the package that has it.
@@ -139,14 +140,17 @@ fi
 
 # Python packages of tests, in environments of their own; without PyPI their tests say so and skip. The versions are those
 # that the tests were tried with: a package that changes must not fail a commit that has not.
-python_environment() { # folder, package==version...
-  local folder=$1
+python_environment() { # folder, package==version... (or: folder, -r, a file that lists them, pip's options)
+  local folder=$1 wanted
   shift
-  [[ "$(cat "$folder/pinned" 2>/dev/null)" != "$*" ]] || return 0
+  wanted=$*
+  if [[ $1 == -r ]]; then wanted=$(cat "$2"); fi
+  [[ "$(cat "$folder/pinned" 2>/dev/null)" != "$wanted" ]] || return 0
   python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
   echo "setup: installing $* from PyPI into $folder"
+  rm -f "$folder/pinned"
   if python3 -m venv "$folder" && "$folder/bin/pip" install -q --disable-pip-version-check "$@"; then
-    echo "$*" >"$folder/pinned"
+    echo "$wanted" >"$folder/pinned"
   else
     echo "setup: PyPI cannot be reached; the tests of these packages will skip"
   fi
@@ -161,6 +165,11 @@ if [[ ${1:-} == test ]]; then
   python_environment "$environments/evaluators" "lm-eval[api]==0.4.13" transformers==5.17.0 guidellm==0.3.1
   python_environment "$environments/python" numpy==2.3.5 ml_dtypes==0.6.0 pytest==9.0.1 scikit-build-core==1.1.2 \
     mypy==2.4.1
+fi
+if [[ ${1:-} == engines ]]; then
+  # 7 GB, two minutes. Without dependencies beyond the list: the engines ask for many that these tests do not import, and for
+  # different versions of some. Not through pip's cache, which would keep the archives.
+  python_environment "$environments/engines" -r "$(dirname "$0")/engines.txt" --no-deps --no-cache-dir
 fi
 
 # FlashInfer's attention kernels, and the headers of CUTLASS and CCCL that come with them (cmake/FlashInfer.cmake).

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every test on a fresh machine: packages, the full build (with CUDA code where nvcc is found), ctest with the style
 # checks, the same tests under ASan and UBSan, and the fuzz targets for a bounded time. SLUICE_TEST_THREADS=1: also the
-# tests with several threads under TSan.
+# tests with several threads under TSan. SLUICE_TEST_ENGINES=1: also the Python tests beside torch, vLLM and SGLang, on the CPU.
 # SLUICE_TEST_MODELS names the folder of the full trained checkpoints; tests that need it say so when they skip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,6 +25,22 @@ mkdir -p build/logs
 
 stage "tests"
 ctest --preset ci 2>&1 | tee build/logs/ctest.txt
+
+# On request: it installs 7 GB of packages and adds three minutes.
+if [[ -n ${SLUICE_TEST_ENGINES:-} ]]; then
+  stage "engines: packages"
+  scripts/setup.sh engines
+  if [[ -e build/engines/pinned ]]; then
+    stage "engines: tests"
+    # Without a GPU, also where there is one: on a GPU the engines import more packages than the list has. Without the full
+    # checkpoints, which the tests above read.
+    env -u SLUICE_TEST_MODELS CUDA_VISIBLE_DEVICES= SLUICE_PROGRAM="$PWD/build/ci/bin/sluice" \
+      SLUICE_TEST_PYTHON=build/engines/bin/python SLUICE_TEST_REQUIRE="torch vllm sglang" \
+      python3 python/tests/run.py build/ci/lib/libsluice.so . python/tests 2>&1 | tee build/logs/engines.txt
+  else
+    echo "skipped: not installed" >build/logs/engines.txt
+  fi
+fi
 
 stage "sanitizers: build"
 cmake --preset asan >/dev/null
@@ -55,5 +71,6 @@ tests/fuzz/run.sh "$fuzz_seconds"
 
 stage "done"
 echo "sanitized: $(summary_of build/logs/ctest-asan.txt)"
+[[ -z ${SLUICE_TEST_ENGINES:-} ]] || echo "engines: $(grep -E '^(=+ .*passed|skipped)' build/logs/engines.txt | tr -d '=')"
 [[ -z ${SLUICE_TEST_THREADS:-} ]] || echo "threads: $(summary_of build/logs/ctest-tsan.txt)"
 summary_of build/logs/ctest.txt
