@@ -5,6 +5,7 @@
 
 #include "kernels/sm90/flashinfer/kernels.h"
 #include "kernels/sm90/flashinfer/page_mainloop.cuh"
+#include "kernels/sm90/flashinfer/tile_epilogue.cuh"
 #include "kernels/sm90/launch.cuh"
 
 namespace sluice::sm90 {
@@ -19,7 +20,7 @@ using FlashTraits = fi::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/kPages, kFlash
 
 template <class Traits, class Mainloop>
 struct FlashKernel {
-  using Epilogue = fi::CollectiveEpilogue<Traits>;
+  using Epilogue = TileEpilogue<Traits>;
   using Scheduler = fi::BatchPrefillPersistentTileScheduler<int32_t>;
   static constexpr int kSharedBytes = sizeof(typename Traits::SharedStorage);
 
