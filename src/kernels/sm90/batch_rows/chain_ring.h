@@ -11,7 +11,7 @@ namespace sluice::sm90 {
 
 // Of equal costs the first one is taken.
 inline constexpr int kChainTiles[] = {8, 16, 32, 48, 64};  // rows of x
-// Of a call that is not forced: one tile.
+// Of a call that is not forced: one tile, or two of kFewChainRows (heuristic.cc).
 inline constexpr int kMostChainRows = 64;
 // Up to here a chain is taken also where K may be cut.
 inline constexpr int kFewChainRows = 32;
