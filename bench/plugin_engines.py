@@ -126,7 +126,7 @@ def draws_by_layer(simulate):
     """
     @functools.wraps(simulate)
     def drawn(*arguments, layer_id=None, **named):
-        return simulate(*arguments, layer_id=layer_id, **named, seed=layer_id)
+        return simulate(*arguments, layer_id=layer_id, **{**named, "seed": layer_id})
     return drawn
 
 
