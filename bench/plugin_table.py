@@ -16,9 +16,9 @@ then their median, and all are listed below the table. One process imports the e
 the GPU belongs to one at a time. Decoding is captured in CUDA graphs. torch.compile is off unless --compile is given: it takes a
 minute per start, and fuses only what is no expert.
 A step's time is that of prompts of 64 tokens with --steps + 1 new tokens less that of the same with 1, divided by --steps; each
-the best of --repeat. Experts are chosen evenly by default (the engine's own simulation), as random weights send every token to
-the same few. The state is written after every number, and processes that it has are not measured again. A format that the
-engine cannot run has its reason in the table.
+the best of --repeat. Experts are chosen evenly by default (the engine's own simulation, in SGLang with the same draws on both sides),
+as random weights send every token to the same few. The state is written after every number, and processes that it has are not
+measured again. A format that the engine cannot run has its reason in the table.
 """
 import argparse
 import fcntl

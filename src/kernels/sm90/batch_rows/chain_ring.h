@@ -15,12 +15,14 @@ inline constexpr int kChainTiles[] = {8, 16, 32, 48, 64};  // rows of x
 inline constexpr int kMostChainRows = 64;
 // Up to here a chain is taken also where K may be cut.
 inline constexpr int kFewChainRows = 32;
+static_assert(kMostChainRows <= 2 * kFewChainRows);
 // Up to kMostChainRows it is taken there for matrices of so many M-tiles: heads have more, and gain nothing.
 inline constexpr int kMostFullChainMTiles = 256;
 // FP8, 64 rows, a chain and parts of K: kv_b of DeepSeek-V3 (256 M-tiles) 14.5 us and 10.1, o (56) 33.6 and 33.5, qkv
-// of Qwen3 (40) 5.6 and 6.9. Steps of Nano take 0.6 % longer if its in_proj (81) is a chain (H200).
+// of Qwen3 (40) 5.6 and 6.9. With in_proj (81) and qkv as chains steps of Nano took 0.5 to 0.8 % longer, with qkv alone
+// 0.0 to 0.1 (H200).
 inline constexpr int kMostFullFp8ChainMTiles = 64;
-// BF16: up to here the rows of a matrix of few M-tiles are one tile of 48, beyond two of 32. In steps of Qwen3 two
+// BF16: up to here the rows of a matrix of few M-tiles are one tile, beyond two of kFewChainRows. In steps of Qwen3 two
 // tiles of o cost 0.7 % with 40 rows, and gain 1.1 % with 64 (H200). FP8 and FP8 block gain from kFewChainRows on.
 inline constexpr int kOneTileBf16Rows = 48;
 // The router of Qwen3 (32 k-blocks) with 64 rows takes 3.5 us in chains and 3.9 in eight parts of K (H100); steps of 24
