@@ -40,7 +40,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=hopper)]
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "needs(package): the test skips where the package is not installed")
+    config.addinivalue_line("markers", "needs(package): the test asks for the package and for nothing else, no GPU; it skips without it")
     missing = [package for package in REQUIRED if not installed(package)]
     if missing:
         raise pytest.UsageError(f"SLUICE_TEST_REQUIRE names {', '.join(missing)}, which this Python does not have")
