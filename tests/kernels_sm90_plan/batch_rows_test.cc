@@ -158,8 +158,7 @@ TEST(BatchRowsPlan, ChainsBesideParts) {
     for (const int64_t rows : {1, 16, 17, 32}) EXPECT_GT(chosen(n, k, rows).parts, 1) << n << " " << k << " " << rows;
 }
 
-// Of few M-tiles, 33 to 64 rows are two tiles where the tasks of both have a multiprocessor each. In BF16 that is so
-// from 49 rows on, and only with four tasks per M-tile.
+// In FP8, 33 to 64 rows of few M-tiles are two tiles where the tasks of both have a multiprocessor each.
 TEST(BatchRowsPlan, ChainsOfTwoTiles) {
   const BatchRoom room = batch_room(132, 16);
   const BatchRowsChoice four{32, 1, 1, 4, true}, two{32, 1, 1, 2, true};
@@ -168,12 +167,12 @@ TEST(BatchRowsPlan, ChainsOfTwoTiles) {
       const auto chosen = [&](int64_t n, int64_t k, int64_t rows) {
         return choose_batch_rows({op, 1, n, k, false, 0}, rows, room, parts);
       };
-      const bool bf16 = op == WeightOperand::bf16;
+      const bool one = op == WeightOperand::bf16;
       for (const int64_t rows : {33, 48, 49, 64}) {
-        const bool one = bf16 && rows <= 48;
         EXPECT_EQ(chosen(2048, 4096, rows) == four, !one) << rows;
-        EXPECT_EQ(chosen(2688, 4096, rows) == two, !bf16) << rows;
+        EXPECT_EQ(chosen(2688, 4096, rows) == two, !one) << rows;
         EXPECT_EQ(chosen(5120, 2048, rows).tile, rows <= 48 ? 48 : 64) << rows;
+        if (one) EXPECT_EQ(chosen(2048, 4096, rows).tile, rows <= 48 ? 48 : 64) << rows;
       }
       EXPECT_EQ(chosen(2048, 4096, 32).tile, 32);
     }

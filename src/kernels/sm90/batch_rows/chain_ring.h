@@ -11,7 +11,7 @@ namespace sluice::sm90 {
 
 // Of equal costs the first one is taken.
 inline constexpr int kChainTiles[] = {8, 16, 32, 48, 64};  // rows of x
-// Of a call that is not forced: one tile, or two of kFewChainRows (heuristic.cc).
+// Of a call that is not forced: one tile, in FP8 also two of kFewChainRows (heuristic.cc).
 inline constexpr int kMostChainRows = 64;
 // Up to here a chain is taken also where K may be cut.
 inline constexpr int kFewChainRows = 32;
@@ -22,9 +22,6 @@ inline constexpr int kMostFullChainMTiles = 256;
 // of Qwen3 (40) 5.6 and 6.9. With in_proj (81) and qkv as chains steps of Nano took 0.5 to 0.8 % longer, with qkv alone
 // 0.0 to 0.1 (H200).
 inline constexpr int kMostFullFp8ChainMTiles = 64;
-// BF16: up to here the rows of a matrix of few M-tiles are one tile, beyond two of kFewChainRows. In steps of Qwen3 two
-// tiles of o cost 0.7 % with 40 rows, and gain 1.1 % with 64 (H200). FP8 and FP8 block gain from kFewChainRows on.
-inline constexpr int kOneTileBf16Rows = 48;
 // The router of Qwen3 (32 k-blocks) with 64 rows takes 3.5 us in chains and 3.9 in eight parts of K (H100); steps of 24
 // to 64 sequences are 0 to 1 % quicker (H200). That of Nano (42) takes as long as in parts.
 inline constexpr int kShortRouterKBlocks = 32;
