@@ -44,8 +44,8 @@ PROMPT = 64
 # Steps of few sequences differ from run to run: in one process of vLLM five took 3.82 to 4.14 ms with one sequence, 6.73 to
 # 7.02 with 8, 11.38 and 11.56 with 64 (FP8, H200). Medians of two processes agree to 0.06 ms, the best of two runs were up to
 # 0.13 apart.
-FEW = 8
-RUNS_OF_MORE = 3
+FEW_SEQUENCES = 8
+MOST_RUNS_OF_MORE = 3
 PUBLISHED_LAYERS = 48
 
 # What a checkpoint's config.json says of each format, and the key of the modules that it leaves in bfloat16.
@@ -113,7 +113,7 @@ def cell(o):
         run(1, 4)
         for batch in o.batches:
             run(batch, 1)
-            runs = o.repeat if batch <= FEW else min(o.repeat, RUNS_OF_MORE)
+            runs = o.repeat if batch <= FEW_SEQUENCES else min(o.repeat, MOST_RUNS_OF_MORE)
             first, whole = (statistics.median(run(batch, answers) for _ in range(runs)) for answers in (1, o.steps + 1))
             step = (whole - first) / o.steps
             say(batch=batch, ms=round(step * 1e3, 3), tok_s=round(batch / step, 1))
@@ -276,7 +276,7 @@ def main():
     for p in (m, c):
         p.add_argument("--batches", type=list_of(int), default=[1, 8, 32, 64, 256], metavar="N,...", help="default: 1,8,32,64,256")
         p.add_argument("--repeat", type=int, default=5,
-                       help=f"runs of which the median counts; default: 5, of more than {FEW} sequences {RUNS_OF_MORE}")
+                       help=f"runs of which the median counts; default: 5, of more than {FEW_SEQUENCES} sequences {MOST_RUNS_OF_MORE}")
         p.add_argument("--steps", type=int, default=128, help="that are measured; default: 128")
         p.add_argument("--engine", choices=list(ENGINES), default="vllm", help="default: vllm")
         p.add_argument("--memory", type=float, default=0.92, help="part of the GPU's that the engine takes; default: 0.92")

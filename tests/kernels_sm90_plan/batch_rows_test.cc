@@ -167,12 +167,12 @@ TEST(BatchRowsPlan, ChainsOfTwoTiles) {
       const auto chosen = [&](int64_t n, int64_t k, int64_t rows) {
         return choose_batch_rows({op, 1, n, k, false, 0}, rows, room, parts);
       };
-      const bool one = op == WeightOperand::bf16;
+      const bool one_tile = op == WeightOperand::bf16;
       for (const int64_t rows : {33, 48, 49, 64}) {
-        EXPECT_EQ(chosen(2048, 4096, rows) == four, !one) << rows;
-        EXPECT_EQ(chosen(2688, 4096, rows) == two, !one) << rows;
+        EXPECT_EQ(chosen(2048, 4096, rows) == four, !one_tile) << rows;
+        EXPECT_EQ(chosen(2688, 4096, rows) == two, !one_tile) << rows;
         EXPECT_EQ(chosen(5120, 2048, rows).tile, rows <= 48 ? 48 : 64) << rows;
-        if (one) EXPECT_EQ(chosen(2048, 4096, rows).tile, rows <= 48 ? 48 : 64) << rows;
+        if (one_tile) EXPECT_EQ(chosen(2048, 4096, rows).tile, rows <= 48 ? 48 : 64) << rows;
       }
       EXPECT_EQ(chosen(2048, 4096, 32).tile, 32);
     }
