@@ -20,6 +20,16 @@ void allow_shared_memory(void (*kernel)(Params...), int most) {
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "cudaFuncSetAttribute");
 }
 
+// On the current device, before the first launch: a multiprocessor on which the kernel runs has as much shared memory
+// as it can, and the least L1 cache. Left alone, the driver gives a kernel of little shared memory more cache. Then the
+// next kernel, if it needs more, cannot begin on a multiprocessor before the last block there has ended.
+template <class... Params>
+void prefer_shared_memory(void (*kernel)(Params...)) {
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+      "cudaFuncSetAttribute");
+}
+
 // `pdl` lets the kernel start before the one ahead of it in the stream has finished; it must call griddepcontrol.wait
 // before it touches anything that an earlier kernel wrote. Before that it may read only what was complete
 // before the kernel ahead let it start. `cluster` neighbouring blocks share their memory. smem
