@@ -50,6 +50,9 @@ struct MoeArgs {
   float* chosen_weights = nullptr;
   Trace* trace = nullptr;  // only on the host
   bool pdl = true;  // CUDA: programmatic dependent launch between the kernels of a call; the results are the same
+  // CUDA: the first kernel warms up its instruction cache before it waits for the kernel ahead in the queue. That pays
+  // where the kernel ahead lets the next one start before it ends, as this library's do; the results are the same.
+  bool warms_up = true;
 };
 
 // Whether a call adds up the K results of a token.

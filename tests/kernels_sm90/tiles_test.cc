@@ -88,6 +88,8 @@ void check_case(const Case& c, const sm90::GemmForce& force, std::mt19937& rng, 
   all.values += here.values;
   all.equal += here.equal;
   EXPECT_EQ(got, d.run(*moe, force, false)) << "without programmatic dependent launch";
+  d.call.warms_up = false;
+  EXPECT_EQ(got, d.run(*moe, force)) << "without a warm-up";
 }
 
 class Tiles : public ::testing::TestWithParam<size_t> {

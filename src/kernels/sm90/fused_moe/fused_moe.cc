@@ -183,19 +183,20 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
         call.tokens, p.bytes);
   const RouteArgs route = route_args(call, p);
   GroupedGemmArgs gemm = gemm_args(call, p);
+  const WarmUp warm_up{warm_up_.data(), call.warms_up};
   if (p.one_token) {
-    if (route.logits != nullptr) launch_choose(route, warm_up_.data(), stream, call.pdl);
+    if (route.logits != nullptr) launch_choose(route, warm_up, stream, call.pdl);
     return multiply_one_token(call, p, gemm, route, stream);
   }
   const RowsArgs rows = row_args(call, p, route);
   if (route_permute_fits(route)) {  // few tokens: one or two launches before the GEMMs
     const bool early = starts_early(spec_, p.choice.instance, call.tokens) && call.logits == nullptr;
-    launch_route_permute(route, rows, early, warm_up_.data(), stream, call.pdl);
+    launch_route_permute(route, rows, early, warm_up, stream, call.pdl);
     if (early)
       gemm.given = {call.topk_ids, call.topk_weights == nullptr, call.tokens,   call.num_tokens, spec_.top_k,
                     spec_.experts, spec_.local_offset,           spec_.locals()};
   } else {
-    if (route.logits != nullptr) launch_choose(route, warm_up_.data(), stream, call.pdl);
+    if (route.logits != nullptr) launch_choose(route, warm_up, stream, call.pdl);
     launch_tables(route, stream, call.pdl);
     launch_gather(rows, stream, call.pdl);
   }

@@ -30,7 +30,8 @@ struct MoeCall {
   int32_t* chosen_ids = nullptr;
   float* chosen_weights = nullptr;
   bool pdl = true;
-  GemmForce force;  // of tile and splits, for tests and benchmarks
+  bool warms_up = true;  // the first kernel, before it waits for the kernel ahead (moe::MoeArgs)
+  GemmForce force;       // of tile and splits, for tests and benchmarks
 };
 
 struct RowsArgs;

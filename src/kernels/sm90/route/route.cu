@@ -173,13 +173,13 @@ RouteArgs warm_up_route(const RouteArgs& args, const void* warm_up) {
   return r;
 }
 
-void launch_choose(const RouteArgs& args, const void* warm_up, Stream stream, bool pdl) {
+void launch_choose(const RouteArgs& args, const WarmUp& warm_up, Stream stream, bool pdl) {
   // From 32,768 tokens on a warp takes several, one after another. 62 blocks for each of 132 multiprocessors keep the
   // last round a small part of the time; no measurement of other numbers is kept.
   constexpr int64_t kMostBlocks = 8192;
   const int64_t blocks = std::min(ceil_div<int64_t>(args.tokens, kRouteWarps), kMostBlocks);
   launch(route_kernel, static_cast<unsigned>(blocks), kRouteThreads, scores_bytes(args.params.experts), stream, pdl,
-         ChooseArgs{{args, warm_up_route(args, warm_up)}, pdl});
+         ChooseArgs{{args, warm_up_route(args, warm_up.memory)}, pdl && warm_up.of_first});
 }
 
 void launch_tables(const RouteArgs& args, Stream stream, bool pdl) {

@@ -108,9 +108,13 @@ constexpr int64_t warm_up_bytes(int experts) {
 }
 // The arguments of such a run: one token of zeros, for which the first expert is chosen.
 RouteArgs warm_up_route(const RouteArgs& args, const void* warm_up);
+struct WarmUp {
+  const void* memory;  // of warm_up_bytes()
+  bool of_first;       // the first kernel of a layer has one too
+};
 
-// Experts and weights of all pairs, from logits, to the tables' ids and weights.
-void launch_choose(const RouteArgs& args, const void* warm_up, Stream stream, bool pdl);
+// Experts and weights of all pairs, from logits, to the tables' ids and weights. The first kernel of a layer.
+void launch_choose(const RouteArgs& args, const WarmUp& warm_up, Stream stream, bool pdl);
 // Numbers pairs and makes the tables.
 void launch_tables(const RouteArgs& args, Stream stream, bool pdl);
 

@@ -356,8 +356,9 @@ __global__ void __launch_bounds__(kOneThreads) one_token_kernel(const __grid_con
   }
 }
 
-RoutePermuteArgs with_warm_up(const RouteArgs& route, const RowsArgs& rows, bool early, const void* warm_up, bool pdl) {
-  RoutePermuteArgs args{{route, warm_up_route(route, warm_up)}, {rows, rows}, pdl, early};
+RoutePermuteArgs with_warm_up(const RouteArgs& route, const RowsArgs& rows, bool early, const void* warm_up,
+                              bool warms_up) {
+  RoutePermuteArgs args{{route, warm_up_route(route, warm_up)}, {rows, rows}, warms_up, early};
   RowsArgs& a = args.rows[1];
   auto* written = reinterpret_cast<uint8_t*>(args.route[1].tables.header);
   a.source.columns = 0;
@@ -395,18 +396,19 @@ bool route_permute_fits(const RouteArgs& r) {
   return r.tokens * r.params.top_k <= tuning::kPermutePairs && r.locals <= kMaxPermuteLocals;
 }
 
-void launch_route_permute(const RouteArgs& route, const RowsArgs& rows, bool early, const void* warm_up, Stream stream,
-                          bool pdl) {
-  const RoutePermuteArgs args = with_warm_up(route, rows, early, warm_up, pdl);
-  const bool chooses = route.logits != nullptr;
+void launch_route_permute(const RouteArgs& route, const RowsArgs& rows, bool early, const WarmUp& warm_up,
+                          Stream stream, bool pdl) {
+  const bool chooses = route.logits != nullptr, chosen_before = chooses && route.tokens > kMaxRoutedTokens;
+  const bool warms_up = pdl && (warm_up.of_first || chosen_before);
+  const RoutePermuteArgs args = with_warm_up(route, rows, early, warm_up.memory, warms_up);
   if (route.tokens == 1 && route.params.top_k <= kOneTokenPairs) {
     const int smem = 4 * std::max(chooses ? route.params.experts : 0, kOneTokenPairs);
     launch(one_token_kernel, dim3(static_cast<unsigned>(1 + row_parts(rows, kOneThreads))), kOneThreads, smem, stream,
            pdl, args);
     return;
   }
-  if (chooses && route.tokens <= kMaxRoutedTokens) return launch_several<true>(args, stream, pdl);
-  if (chooses) launch_choose(route, warm_up, stream, pdl);
+  if (chooses && !chosen_before) return launch_several<true>(args, stream, pdl);
+  if (chosen_before) launch_choose(route, warm_up, stream, pdl);
   launch_several<false>(args, stream, pdl);
 }
 

@@ -18,8 +18,7 @@ bool route_permute_fits(const RouteArgs& route);
 void allow_route_permute(int experts, int locals);
 
 // early: the next kernel may start, and read the given ids, as soon as all kernels before this one are complete.
-// warm_up: memory of warm_up_bytes().
-void launch_route_permute(const RouteArgs& route, const RowsArgs& rows, bool early, const void* warm_up, Stream stream,
-                          bool pdl);
+void launch_route_permute(const RouteArgs& route, const RowsArgs& rows, bool early, const WarmUp& warm_up,
+                          Stream stream, bool pdl);
 
 }  // namespace sluice::sm90
