@@ -61,7 +61,9 @@ class Vllm:
 
     @staticmethod
     def environment(sluice, uniform):
-        out = {"SLUICE_VLLM": str(int(sluice)), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
+        # The engine has a process of its own, which is vLLM's default: what it does for answers beside a step is not a part
+        # of the step then. It is forked, so that it has the loader below.
+        out = {"SLUICE_VLLM": str(int(sluice)), "VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_NO_USAGE_STATS": "1",
                "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # apply_model() takes a function
         return out | ({"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"} if uniform else {})
 
@@ -96,7 +98,7 @@ class Vllm:
         self.llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, use_tqdm=False)
 
     def close(self):
-        pass  # it ends with the process
+        self.llm.llm_engine.engine_core.shutdown()  # its process holds the GPU
 
 
 def run_scheduler(*arguments, **named):

@@ -83,6 +83,14 @@ def config_of(form, layers):
 # ---- one process: one format with or without the plug-in
 
 
+def gpu():
+    """(name, free MiB, MiB) of the first visible one. By nvidia-smi: a process that has begun to use CUDA cannot be forked."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    words = subprocess.run(["nvidia-smi", "-i", visible, "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader,nounits"],
+                           stdout=subprocess.PIPE, check=True, text=True).stdout.split(",")
+    return words[0].strip(), int(words[1]), int(words[2])
+
+
 def cell(o):
     """Runs in a process of its own; answers are lines of standard output."""
     begin = time.monotonic()
@@ -92,11 +100,11 @@ def cell(o):
     with open(o.lock, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends
         got = time.monotonic()
-        free, total = torch.cuda.mem_get_info()  # the process before may still be giving its memory back
-        while free < o.memory * total and time.monotonic() < got + 20:
+        name, free, total = gpu()
+        while free < o.memory * total and time.monotonic() < got + 20:  # the process before may still give its memory back
             time.sleep(0.2)
-            free, total = torch.cuda.mem_get_info()
-        say(gpu=torch.cuda.get_device_name(), version=package.__version__, torch=torch.__version__, import_s=round(imported - begin, 1))
+            name, free, total = gpu()
+        say(gpu=name, version=package.__version__, torch=torch.__version__, import_s=round(imported - begin, 1))
         engine = ENGINES[o.engine](o)
         say(load_s=round(time.monotonic() - got, 1))
         rng = random.Random(1)
@@ -104,10 +112,8 @@ def cell(o):
 
         def run(batch, answers):
             prompts = [[rng.randrange(100, vocabulary - 100) for _ in range(PROMPT)] for _ in range(batch)]
-            torch.cuda.synchronize()
             start = time.perf_counter()
             engine.generate(prompts, answers)
-            torch.cuda.synchronize()
             return time.perf_counter() - start
 
         run(1, 4)
@@ -196,8 +202,7 @@ class Table:
             if ended or time.monotonic() > limit:
                 break
             time.sleep(0.2)
-        if not ended:
-            stop(process)
+        stop(process)  # and what it started
         if not ended or process.returncode:
             run["error"] = "out of time" if not ended else last_error(log) or f"exit code {process.returncode}"
             print(f"{number}/{count} {key}: {run['error']}", flush=True)
