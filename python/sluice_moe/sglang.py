@@ -7,9 +7,13 @@ the option asks for it. Weights stay as the checkpoint has them, gate first; SGL
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import logging
 from dataclasses import dataclass
 from typing import Any
+
+from .errors import Unsupported
 
 NAME = "sluice"
 _QUANT = "sglang.srt.layers.quantization."
@@ -21,6 +25,14 @@ METHODS = (
 )
 # Whose instances are of MXFP8 and of other FP8 formats.
 MXFP8 = "fp8.Fp8Config"
+# Through which every tensor of a layer's experts comes, at the start and in an update.
+LAYER = "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE"
+LOADERS = ("weight_loader", "weight_loader_fused")
+# What writes a running model's weights. PREPARING ones prepare them as after a start. So does end_weight_update(), which
+# follows the others in 0.5.23; in 0.5.19 nothing does.
+UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+PREPARING = ("update_weights_from_disk", "update_weights_from_ipc")
+UPDATES = (*PREPARING, "update_weights_from_tensor", "update_weights_from_distributed", "load_weights_from_distributed")
 _log = logging.getLogger("sglang.sluice_moe")
 _done = False
 
@@ -47,6 +59,10 @@ def register() -> None:
     register_moe_runner_core(NAME, make_core)
     for method in METHODS:
         HookRegistry.register(f"{_QUANT}{method}.create_weights", take_over, HookType.AROUND)
+    for loader in LOADERS:
+        HookRegistry.register(f"{LAYER}.{loader}", load_weight, HookType.AROUND)
+    for update in updates():
+        HookRegistry.register(f"{UPDATER}.WeightUpdater.{update}", update_weights, HookType.AROUND)
     HookRegistry.register(f"{_QUANT}{METHODS[0]}.__init__", _make_nvfp4, HookType.AROUND)
     HookRegistry.register(f"{_QUANT}{MXFP8}.get_min_capability", _least_capability, HookType.AROUND)
 
@@ -106,11 +122,65 @@ def held_of(layer: Any, method: Any) -> Any:
     if limit is None:
         limit = getattr(config, "swiglu_limit", None)
     quant = getattr(method, "quant_config", None)
-    mxfp4 = "Mxfp4" in type(method).__name__
     return _experts.Held(
         top_k=int(config.top_k), activation=str(config.activation), gated=bool(config.is_gated), alpha=alpha, beta=beta,
-        limit=limit, per_token=bool(getattr(quant, "use_per_token_activation", False)),
-        interleaved=bool(config.is_gated and alpha is not None and mxfp4 and getattr(config, "gate_up_interleaved", True)))
+        limit=limit, per_token=bool(getattr(quant, "use_per_token_activation", False)), interleaved=interleaved(layer, method))
+
+
+def interleaved(layer: Any, method: Any) -> bool:
+    """Whether a row of w13_weight is the gate's and the next one the other half's, in turn. By the rules of SGLang's own
+    backends: in NVFP4 a model sets it (Inkling), in other formats it is how gpt-oss's activation reads its input."""
+    config = layer.moe_runner_config
+    marked = bool(getattr(layer, "inference_moe_w13_interleaved", False))
+    if "NvFp4" in type(method).__name__:
+        return marked
+    if marked:
+        raise Unsupported("inference_moe_w13_interleaved is set on a layer that is not NVFP4; accepted: NVFP4")
+    return bool(config.is_gated and getattr(config, "gemm1_alpha", None) is not None
+                and getattr(config, "gate_up_interleaved", True))
+
+
+FREED = ("weights of the experts are loaded again, and the engine's copy was freed when they were prepared; accepted with "
+         "SLUICE_KEEP_WEIGHTS=1, which keeps it")
+
+
+def load_weight(original: Any, self: Any, *arguments: Any, **named: Any) -> Any:
+    """A loader of SGLang's layer. What it writes after the experts were prepared is prepared at the end of the update."""
+    if getattr(self, "sluice_experts", None) is not None:
+        from . import _experts
+        if not _experts.keeps_weights():
+            raise RuntimeError(FREED)
+        self.sluice_written = True
+    return original(self, *arguments, **named)
+
+
+def updates() -> list[str]:
+    """Which of UPDATES this SGLang has."""
+    try:
+        own = importlib.import_module(UPDATER).WeightUpdater
+    except (ImportError, AttributeError) as problem:
+        _log.warning("sluice_moe: this SGLang updates weights elsewhere (%s); updates are not seen, and experts stay as they are.",
+                     problem)
+        return []
+    return [name for name in UPDATES if hasattr(own, name)]
+
+
+def update_weights(original: Any, self: Any, *arguments: Any, **named: Any) -> Any:
+    """An update of SGLang's, (success, message): refused before anything is written where its copy of the experts was freed,
+    else followed by preparing the layers that it wrote."""
+    from . import _experts
+    layers = [m for m in self.get_model().modules() if getattr(m, "sluice_experts", None) is not None]
+    if layers and not _experts.keeps_weights():
+        return False, FREED
+    answer = original(self, *arguments, **named)
+    if not answer[0] or original.__name__ in PREPARING or hasattr(self, "end_weight_update"):
+        return answer
+    how = inspect.signature(original).bind(self, *arguments, **named).arguments.get("load_format")
+    for layer in layers:
+        # The other formats do not write by the layer's loaders, so what they wrote is not known.
+        if getattr(layer, "sluice_written", False) or how not in (None, "flattened_bucket"):
+            layer.quant_method.process_weights_after_loading(layer)
+    return answer
 
 
 class Method:
@@ -140,10 +210,10 @@ class Method:
                 Method._said = True  # type: ignore[attr-defined]
                 _log.info("sluice_moe runs the experts: %s", layer.sluice_experts.spec)
         elif not _experts.keeps_weights():
-            raise RuntimeError(f"weights are loaded again, and those of layer {layer.layer_id} were freed when they were prepared; "
-                               f"accepted with {_experts.KEEP}=1, which keeps them")
+            raise RuntimeError(FREED)
         else:
             found.load(layer)
+        layer.sluice_written = False
         for name in ("w13_blockscale_swizzled", "w2_blockscale_swizzled"):
             if getattr(layer, name, None) is not None:
                 setattr(layer, name, None)

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import re
 import subprocess
 import sys
 import types
@@ -17,8 +18,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: no layers of SGLang")
 
+import sluice_moe  # noqa: E402
 import sluice_moe.sglang as plugin  # noqa: E402
-from reference import round_nvfp4  # noqa: E402
+from reference import round_nvfp4, swiglu  # noqa: E402
 from sluice_moe import _experts  # noqa: E402
 from test_experts import ROUNDINGS, SCALE1, SCALE2, Case, E, H, I, K, to_static  # noqa: E402
 from test_vllm import fill  # noqa: E402
@@ -98,11 +100,37 @@ class StandIns:
         kinds = types.SimpleNamespace(AROUND="around")
         module("sglang.srt.plugins.hook_registry", HookType=kinds, HookRegistry=types.SimpleNamespace(
             register=lambda target, hook, kind: self.hooks.update({target: (hook, kind)})))
+        module(plugin.UPDATER, WeightUpdater=Updater)
         module("sglang.srt.server_args", add_moe_runner_backend_choices=self.choices.extend,
                add_mxfp8_moe_runner_backend_choices=self.mxfp8_choices.extend)
         monkeypatch.setattr(plugin, "_done", False)
         plugin._core_class.cache_clear()
         plugin._info_class.cache_clear()
+
+
+class Updater:
+    """Stands for SGLang 0.5.19's WeightUpdater: tensors go through the loaders of the layers, and nothing follows."""
+
+    def __init__(self, model):
+        self.get_model = lambda: model
+        self.begun = 0
+
+    def update_weights_from_disk(self, model_path, load_format):
+        raise AssertionError("begun")
+
+    def update_weights_from_tensor(self, named_tensors, load_format=None):
+        self.begun += 1
+        for layer, case in named_tensors:
+            (fill if load_format == "direct" else load)(layer, case)
+        return True, "Success"
+
+    def update_weights_from_ipc(self, recv_req):
+        raise AssertionError("begun")
+
+
+def load(layer, case):
+    """As SGLang's load_weights(): by the layer's loader, over which the plug-in stands."""
+    plugin.load_weight(fill, layer, case)
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +180,9 @@ def test_registration(monkeypatch):
     assert all(f"sglang.srt.layers.quantization.{m}.create_weights" in s.hooks for m in plugin.METHODS)
     assert f"sglang.srt.layers.quantization.{plugin.MXFP8}.get_min_capability" in s.hooks
     assert all(kind == "around" for _, kind in s.hooks.values())
+    assert {name.rpartition(".")[2] for name in s.hooks if name.startswith(plugin.UPDATER)} == {
+        "update_weights_from_disk", "update_weights_from_tensor", "update_weights_from_ipc"}  # of those that the stand-in has
+    assert all(s.hooks[f"{plugin.LAYER}.{name}"] == (plugin.load_weight, "around") for name in plugin.LOADERS)
 
 
 def test_a_layer(rng, monkeypatch):
@@ -178,6 +209,102 @@ def test_weights_of_an_update(rng, monkeypatch):
     method.restore_weights_before_loading(layer)
     method.process_weights_after_loading(layer)
     other.check(apply(method, layer), lambda y: round_nvfp4(y, np.float32(SCALE1)), lambda y: round_nvfp4(y, np.float32(SCALE2)))
+
+
+@pytest.mark.parametrize("how", [None, "direct"])
+def test_an_update_from_tensors_reaches_the_prepared_weights(rng, monkeypatch, how):
+    monkeypatch.setenv("SLUICE_KEEP_WEIGHTS", "1")
+    StandIns(monkeypatch)
+    plugin.register()
+    old, other = Case(rng, "mxfp8", True, "cpu"), Layer()
+    case, layer = Case(rng, "mxfp8", True, "cpu"), Layer()
+    method, untouched = taken(layer, case), taken(other, old)
+    layer.quant_method, other.quant_method = method, untouched
+    prepared = []
+    monkeypatch.setattr(other.sluice_experts, "load", prepared.append)
+    updater, new = Updater(torch.nn.ModuleList([layer, other])), Case(rng, "mxfp8", True, "cpu")
+    answer = plugin.update_weights(Updater.update_weights_from_tensor, updater, [(layer, new)], load_format=how)
+    assert answer == (True, "Success")
+    new.check(apply(method, layer), *ROUNDINGS["mxfp8"])
+    old.check(apply(untouched, other), *ROUNDINGS["mxfp8"])
+    assert len(prepared) == (1 if how == "direct" else 0)  # whose layers it wrote is not known
+    assert not layer.sluice_written
+
+
+def test_an_update_that_prepares_itself_is_left_alone(rng, monkeypatch):
+    """SGLang 0.5.23 prepares weights at the end of all updates, every version those from disk."""
+    monkeypatch.setenv("SLUICE_KEEP_WEIGHTS", "1")
+    StandIns(monkeypatch)
+    plugin.register()
+    layer = Layer()
+    layer.quant_method = taken(layer, Case(rng, "bf16", True, "cpu"))
+    prepared = []
+    monkeypatch.setattr(layer.sluice_experts, "load", prepared.append)
+    updater, new = Updater(torch.nn.ModuleList([layer])), Case(rng, "bf16", True, "cpu")
+
+    def update_weights_from_disk(self, model_path, load_format):
+        load(layer, new)
+        return True, "from disk"
+
+    assert plugin.update_weights(update_weights_from_disk, updater, "path", "auto") == (True, "from disk")
+    updater.end_weight_update = lambda: None
+    assert plugin.update_weights(Updater.update_weights_from_tensor, updater, [(layer, new)])[0]
+    assert not prepared and layer.sluice_written
+    layer.quant_method.process_weights_after_loading(layer)
+    assert prepared == [layer] and not layer.sluice_written
+
+
+def test_updates_are_refused_where_the_engines_copy_was_freed(rng, monkeypatch):
+    StandIns(monkeypatch)
+    plugin.register()
+    case, layer = Case(rng, "bf16", True, "cpu"), Layer()
+    method = taken(layer, case)
+    updater = Updater(torch.nn.ModuleList([layer]))
+    for original, arguments in ((Updater.update_weights_from_tensor, [[(layer, case)]]), (Updater.update_weights_from_ipc, [None]),
+                                (Updater.update_weights_from_disk, ["path", "auto"])):
+        ok, message = plugin.update_weights(original, updater, *arguments)
+        assert not ok and "SLUICE_KEEP_WEIGHTS=1" in message
+    assert updater.begun == 0
+    with pytest.raises(RuntimeError, match="SLUICE_KEEP_WEIGHTS=1"):  # by a way that the plug-in does not know
+        load(layer, case)
+    case.check(apply(method, layer), *ROUNDINGS["bf16"])
+    # A model without such layers is SGLang's own business.
+    assert plugin.update_weights(Updater.update_weights_from_tensor, Updater(torch.nn.ModuleList()), []) == (True, "Success")
+
+
+@pytest.mark.parametrize("format, kind, more, marked, expected", [
+    ("bf16", "UnquantizedFusedMoEMethod", {"gemm1_alpha": 1.702}, False, True),  # gpt-oss, of any format but NVFP4
+    ("mxfp4", "Mxfp4MoEMethod", {"gemm1_alpha": 1.702}, False, True),
+    ("bf16", "UnquantizedFusedMoEMethod", {"gemm1_alpha": 1.702, "gate_up_interleaved": False}, False, False),
+    ("bf16", "UnquantizedFusedMoEMethod", {}, False, False),
+    ("nvfp4", "ModelOptNvFp4FusedMoEMethod", {"gemm1_alpha": 1.702}, False, False),
+    ("nvfp4", "ModelOptNvFp4FusedMoEMethod", {}, True, True),  # Inkling
+])
+def test_the_order_of_a_gated_matrix(rng, monkeypatch, format, kind, more, marked, expected):
+    """By the rules of SGLang's Triton runner, its MXFP4 method and its NVFP4 method."""
+    StandIns(monkeypatch)
+    plugin.register()
+    layer = Layer(gemm1_clamp_limit=7.0, **more) if "gemm1_alpha" in more else Layer(**more)
+    if marked:
+        layer.inference_moe_w13_interleaved = True
+    case = Case(rng, format, True, "cpu", interleaved=expected)
+    if format == "nvfp4":
+        case.static()
+    method = type(kind, (Own,), {})()
+    plugin.take_over(Own.create_weights, method, layer, case)
+    assert plugin.held_of(layer, method).interleaved == expected
+    method.create_moe_runner(layer, layer.moe_runner_config)
+    method.process_weights_after_loading(layer)
+    act = (lambda up, gate: swiglu(up, gate, 1.702, 1.0, 7.0)) if "gemm1_alpha" in more else None
+    case.check(apply(method, layer), *(STATIC if format == "nvfp4" else ROUNDINGS[format]), act)
+
+
+def test_an_order_that_no_rule_covers_is_refused(monkeypatch):
+    StandIns(monkeypatch)
+    layer = Layer()
+    layer.inference_moe_w13_interleaved = True
+    with pytest.raises(sluice_moe.Unsupported, match="inference_moe_w13_interleaved is set .* accepted: NVFP4"):
+        plugin.held_of(layer, Own())
 
 
 @pytest.mark.parametrize("in_topk", [True, False])
@@ -345,7 +472,8 @@ def test_registration_in_sglangs_own_registries():
     seen = json.loads(run.stdout.splitlines()[-1])
     if "skipped" in seen:
         pytest.skip(f"SGLang does not load here, or has no registry of runners: {seen['skipped']}")
-    assert seen["hooked"] == seen["asked for"] and len(seen["hooked"]) == len(plugin.METHODS) + 2
+    assert seen["hooked"] == seen["asked for"]
+    assert len(seen["hooked"]) == len(plugin.METHODS) + 2 + len(plugin.LOADERS) + 4  # updates from disk, tensors, a group and IPC
     assert (seen["backend"], seen["core"]) == ("sluice", "SluiceRunnerCore")
 
 
@@ -389,4 +517,12 @@ def test_names_that_the_plugin_uses_are_there():
     if "def register_moe_runner_core(" not in runner:
         pytest.skip("this SGLang has no registry of runners: the plug-in leaves it alone")
     assert "run_from_dispatch(\n                dispatch_output, quant_info, self.config, hooks=hooks" in runner
-    assert "fuse_routed_scaling_factor_in_topk" in (root / "layers" / "moe" / "fused_moe_triton" / "layer.py").read_text()
+    layer = (root / "layers" / "moe" / "fused_moe_triton" / "layer.py").read_text()
+    assert "fuse_routed_scaling_factor_in_topk" in layer
+    assert all(f"def {loader}(\n        self," in layer for loader in plugin.LOADERS)
+    updater = (root / "model_executor" / "model_runner_components" / "weight_updater.py").read_text()
+    assert "class WeightUpdater:" in updater and "self.get_model()" in updater
+    known = [name for name in plugin.UPDATES if f"def {name}(" in updater]
+    written = set(re.findall(r"def ((?:update|load)_weights_\w+)\(", updater))
+    assert written == set(known)  # by no other way
+    assert ("def end_weight_update(" in updater) == ("load_weights_from_distributed" in known)

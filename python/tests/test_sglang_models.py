@@ -20,6 +20,8 @@ from test_vllm_models import BAR, ERRORS, MODELS, PROGRAM, apart, by_engine, qua
 
 MODEL = "tiny-qwen3-moe"
 FORMATS = ["bf16", "fp8", "mxfp8", "nvfp4"]
+# What an update from tensors changes in a running engine, by format: the names' end.
+HALVED = {"bf16": "down_proj.weight"}
 OWN = {"nvfp4": "marlin"}  # SGLang's own backend of a format that it does not choose by itself on Hopper
 FIRST_PORT, PORTS = 31000, 100
 
@@ -51,16 +53,17 @@ def untied(model, folder):
     return out
 
 
-def start(folder, windows, backend, port, logs, name):
+def start(folder, windows, backend, port, logs, name, halved):
     job, log = logs / f"{name}.json", logs / f"{name}.log"
-    job.write_text(json.dumps({"folder": str(folder), "windows": windows, "backend": backend, "port": port}))
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    job.write_text(json.dumps({"folder": str(folder), "windows": windows, "backend": backend, "port": port, "halved": halved}))
+    environment = {**os.environ, **({"SLUICE_KEEP_WEIGHTS": "1"} if halved else {}),
+                   "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     script = pathlib.Path(__file__).with_name("sglang_logprobs.py")
     return subprocess.Popen([sys.executable, str(script), str(job)], stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment), log
 
 
 def answer_of(process, log):
-    """{"window_nll", "layers"} or {"error"}"""
+    """{"window_nll", "layers"}, after an update {"updated", "updated_nll"} too, or {"error"}"""
     process.wait()
     out = {"layers": 0}
     for line in log.read_text(errors="replace").splitlines():
@@ -88,7 +91,7 @@ def results():
             checkpoint = quantised(model, form, folder)
             backends = {"on": "sluice", "off": OWN.get(form, "auto")}
             jobs[form] = checkpoint, [start(checkpoint, windows, backend, FIRST_PORT + PORTS * (2 * len(jobs) + i), folder,
-                                            f"sglang-{form}-{side}") for i, (side, backend) in enumerate(backends.items())]
+                                            f"sglang-{form}-{side}", HALVED.get(form)) for i, (side, backend) in enumerate(backends.items())]
         for form, (checkpoint, processes) in jobs.items():
             mine = by_engine(checkpoint, windows)
             there, own = (answer_of(*p) for p in processes)
@@ -111,3 +114,14 @@ def test_perplexity_is_that_of_the_engine(results, form):
     difference, error = apart(mine, there["window_nll"], scored)
     alone = "error" if "error" in own else f"{apart(mine, own['window_nll'], scored)[0]:+.1e}"
     assert abs(difference) <= max(BAR, ERRORS * error), f"{difference:+.1e} with a standard error of {error:.1e}; SGLang alone: {alone}"
+
+
+@pytest.mark.parametrize("form", HALVED)
+def test_an_update_from_tensors_is_that_of_sglangs_own_experts(results, form):
+    """SGLang's loaders write, and the plug-in prepares again what they wrote: the same perplexity as without the plug-in."""
+    _, there, own, scored = results[form]
+    assert there.get("updated") and own.get("updated"), (there.get("message", there.get("error")), own.get("message", own.get("error")))
+    moved = apart(there["window_nll"], there["updated_nll"], scored)[0]
+    assert abs(moved) > 100 * BAR, f"halving the experts' second matrices moved the perplexity by {moved:+.1e}"
+    difference, error = apart(own["updated_nll"], there["updated_nll"], scored)
+    assert abs(difference) <= max(BAR, ERRORS * error), f"{difference:+.1e} with a standard error of {error:.1e}"
