@@ -76,7 +76,7 @@ def take_over(method: Any) -> Any:
     from . import _experts
     if getattr(method, "by_sluice", False):
         return method
-    problem = refusal(method.moe) if _experts.on_hopper() else "no Hopper GPU (compute capability 9.0)"
+    problem = refusal(method) if _experts.on_hopper() else "no Hopper GPU (compute capability 9.0)"
     if problem is not None:
         _left(type(method).__name__, problem)
         return method
@@ -91,9 +91,12 @@ def _left(name: str, problem: str) -> None:
     _log.warning("sluice_moe leaves the experts of %s to vLLM: %s", name, problem)
 
 
-def refusal(config: Any) -> str | None:
-    """Why a layer's parallel layout is not run here, or None."""
+def refusal(method: Any) -> str | None:
+    """Why a layer's parallel layout or its way of loading is not run here, or None."""
     import torch
+    config = method.moe
+    if getattr(method, "uses_meta_device", False):
+        return "weights are quantised while they are loaded; accepted: weights that a checkpoint stores quantised, or none that are"
     if getattr(config, "in_dtype", torch.bfloat16) != torch.bfloat16:
         return f"dtype is {config.in_dtype}; accepted: bfloat16"
     parallel = config.moe_parallel_config

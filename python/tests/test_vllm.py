@@ -181,6 +181,9 @@ def test_what_cannot_run_is_left_to_vllm(rng, caplog):
     for more, sentence in (({"use_all2all_kernels": True}, "all2all kernels"), ({"enable_eplb": True}, "enable_eplb is set")):
         method = plugin.take_over(Own(moe_config(**more)))
         assert type(method) is Own and sentence in caplog.text
+    online = Own(moe_config())  # vLLM's --quantization fp8 of a checkpoint in bfloat16
+    online.uses_meta_device = True
+    assert type(plugin.take_over(online)) is Own and "quantised while they are loaded" in caplog.text
     half = moe_config()
     half.in_dtype = torch.float16
     assert type(plugin.take_over(Own(half))) is Own and "dtype is torch.float16" in caplog.text
