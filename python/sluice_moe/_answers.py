@@ -72,10 +72,14 @@ class Answer:
         chosen: list[Any] = [triple(*row[0]) for row in rows]
         top: list[Any] = [[triple(*pair) for pair in row[1]] for row in rows]
         named: list[Any] = [[triple(*pair) for pair in row[2]] for row in rows]
-        if which == "input" and request.prompt_logprobs and request.prompt_logprobs_from == 0:  # nothing comes before the first token
-            chosen.insert(0, triple(None, self.batch.prompts[self.request][0]))
-            top.insert(0, None)
-            named.insert(0, None)
+        if which == "input" and request.prompt_logprobs:
+            # SGLang's lists begin with None wherever they start. The library has a row there, but for the prompt's first
+            # token, as nothing comes before it.
+            start = request.prompt_logprobs_from
+            given = 0 if start == 0 else 1
+            chosen[:given] = [triple(None, self.batch.prompts[self.request][start])]
+            top[:given] = [None]
+            named[:given] = [None]
         meta[f"{which}_token_logprobs"] = chosen
         if request.top_logprobs:
             meta[f"{which}_top_logprobs"] = top
@@ -152,14 +156,14 @@ class Batch:
 
 
 class Stream:
-    """Requests in the engine of a handle. Destroying it cancels what is unfinished."""
+    """Requests in the engine of a handle, which it keeps. Destroying it cancels what is unfinished."""
 
-    def __init__(self, engine: int, batch: Batch, wake: int = 0) -> None:
+    def __init__(self, engine: _library.Handle, batch: Batch, wake: int = 0) -> None:
         self.batch = batch
         requests = (_library.Request * len(batch.requests))(*batch.requests)
         self._handle = _library.Handle(
-            "request", lambda out: _library.call("sluice_engine_submit", engine, requests, len(requests), wake, out),
-            "sluice_stream_destroy")
+            "request", lambda out: _library.call("sluice_engine_submit", engine.get(), requests, len(requests), wake, out),
+            "sluice_stream_destroy", keep=engine)
         batch.keep.clear()
 
     def next(self, timeout_ms: int) -> tuple[int, list[Answer]]:
@@ -206,6 +210,7 @@ class AsyncStream:
 
     def __init__(self, submit: Callable[[int], Stream]) -> None:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._close_wake = os.close  # at the interpreter's end a module may lose its names before its objects
         try:
             self._stream = submit(self._wake)
         except BaseException:
@@ -237,7 +242,7 @@ class AsyncStream:
     def close(self) -> None:
         if self._wake >= 0:
             self._stream.close()  # the library writes no more
-            os.close(self._wake)
+            self._close_wake(self._wake)
             self._wake = -1
 
     def __del__(self) -> None:

@@ -40,6 +40,11 @@ def list_of(name: str, values: Any) -> list[Any]:
         raise TypeError(f"{name} is {type(values).__name__}; accepted: a list") from None
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is one integer: int, numpy's, torch's. A row of an array has __index__, too."""
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
+
+
 def ids_of(name: str, ids: Any, vocab: int | None) -> Any:
     """A C array. vocab None: any 32-bit integers."""
     least, most = (0, vocab - 1) if vocab is not None else (-2**31, 2**31 - 1)

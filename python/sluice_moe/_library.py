@@ -348,10 +348,10 @@ def read_text(name: str, *arguments: Any) -> str:
     if status not in (0, BUFFER_TOO_SMALL):
         fail(status)
     buffer = ctypes.create_string_buffer(max(needed.value, 1))
-    status = function(*arguments, buffer, len(buffer), None)
+    status = function(*arguments, buffer, len(buffer), ctypes.byref(needed))
     if status:
         fail(status)
-    return buffer.value.decode(errors="replace")
+    return buffer.raw[:needed.value - 1].decode(errors="replace")  # without the final zero; the text may hold others
 
 
 def read_ids(name: str, capacity: int, *arguments: Any) -> list[int]:
@@ -379,11 +379,15 @@ def text(name: str, value: Any) -> bytes:
 
 
 class Handle:
-    """An object of the library, destroyed with this one. Threads of the library do not live on in a forked child."""
+    """An object of the library, destroyed with this one. Threads of the library do not live on in a forked child.
 
-    def __init__(self, what: str, create: Callable[[Any], None], destroy: str) -> None:
-        self._what, self._destroy = what, getattr(load(), destroy)
-        self._pid = os.getpid()
+    keep: what the object uses until it is destroyed: callbacks, or another Handle.
+    """
+
+    def __init__(self, what: str, create: Callable[[Any], None], destroy: str, keep: Any = None) -> None:
+        self._what, self._destroy, self._keep = what, getattr(load(), destroy), keep
+        self._getpid = os.getpid  # at the interpreter's end a module may lose its names before its objects
+        self._pid = self._getpid()
         self._pointer: int | None = None
         out = c_void_p()
         create(ctypes.byref(out))
@@ -400,7 +404,7 @@ class Handle:
 
     def close(self) -> None:
         pointer, self._pointer = self._pointer, None
-        if pointer is not None and self._pid == os.getpid():
+        if pointer is not None and self._pid == self._getpid():
             self._destroy(pointer)
 
     def __del__(self) -> None:

@@ -118,7 +118,7 @@ def _on_host(label: str, tensor: Any) -> _tensor.View:
     if isinstance(tensor, _tensor.View):
         return tensor
     if _tensor.is_torch(tensor):
-        return _tensor.view(tensor.detach().cpu().contiguous(), label)
+        return _tensor.view(tensor.detach().resolve_neg().cpu().contiguous(), label)
     view = _tensor.view(tensor, label)
     if view.device != _tensor.CPU:
         raise ValueError(f"{label} is on {_tensor.device_name(view.device)}; accepted: torch tensors of any device, and of "

@@ -127,9 +127,10 @@ class _Reader:
         if not isinstance(bias, Mapping):
             raise TypeError(f"sampling_params.logit_bias is {type(bias).__name__}; accepted: a dict of ids and numbers")
         try:
-            tokens = [int(key) for key in bias]
-        except (TypeError, ValueError):
-            raise ValueError(f"sampling_params.logit_bias has keys {list(bias)!r:.80}; accepted: token ids") from None
+            tokens = [int(key) if isinstance(key, str) else key.__index__() for key in bias]
+        except (TypeError, ValueError, AttributeError):
+            raise ValueError(f"sampling_params.logit_bias has keys {list(bias)!r:.80}; accepted: token ids, as integers or "
+                             "str") from None
         numbers = [number_of("sampling_params.logit_bias", value) for value in bias.values()]
         self.array("bias_tokens", ids_of("logit_bias", tokens, self._vocab_size), "bias_count")
         self.array("bias_values", (ctypes.c_float * len(numbers))(*numbers), "bias_count")
@@ -152,5 +153,6 @@ class _Reader:
         self.array("logprob_tokens", ids_of("token_ids_logprob", values["token_ids_logprob"] or (), self._vocab_size),
                    "logprob_token_count")
         start = values["logprob_start_len"]
-        start = -1 if start is None else count("logprob_start_len", start, -1, max(prompt_length - 1, 0))
-        request.prompt_logprobs, request.prompt_logprobs_from = start >= 0, max(start, 0)
+        start = -1 if start is None else count("logprob_start_len", start, -1, prompt_length)
+        if 0 <= start < prompt_length:  # at its end there is none, as with -1
+            request.prompt_logprobs, request.prompt_logprobs_from = 1, start

@@ -75,6 +75,9 @@ def _from_torch(obj: Any, name: str) -> View:
         raise ValueError(f"{name} is a torch tensor of layout {obj.layout}; accepted: torch.strided")
     if obj.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} is on {obj.device}; accepted: cpu, cuda")
+    if obj.is_neg():
+        raise ValueError(f"{name} is a torch tensor with the negative bit, whose memory has the other signs; accepted: its "
+                         "resolve_neg()")
     return View(obj.data_ptr(), str(obj.dtype).removeprefix("torch."), obj.shape, obj.stride(),
                 (obj.device.type, obj.device.index or 0), False, obj)
 

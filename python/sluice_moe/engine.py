@@ -14,7 +14,7 @@ from typing import Any, Union
 
 from . import _library
 from ._answers import AsyncStream, Batch, Stream, finish, iterate
-from ._arguments import as_json, encoded, ids_of, list_of, number_of
+from ._arguments import as_json, encoded, ids_of, is_integer, list_of, number_of
 from ._callbacks import ProgressFn, callbacks_of, interruptible, progress_of
 from ._control import Control
 from ._request import make_request, names_of, values_of
@@ -93,7 +93,7 @@ class Engine(Control):
             fp8_block_trtllm=_second_of("fp8_block_numerics", fp8_block_numerics, "exact", "trtllm"),
             deterministic=bool(enable_deterministic_inference) or speculates)
         self._progress = progress_of(progress)
-        self._callbacks = callbacks_of(self._progress, log)  # as long as the engine: loading again uses them, too
+        callbacks = callbacks_of(self._progress, log)
         options = _library.EngineOptions(
             threads=count("threads", threads, 0, 4096), device=_name("device", device), model=ctypes.pointer(model),
             context_length=_size("context_length", context_length),
@@ -107,12 +107,13 @@ class Engine(Control):
             no_overlap=bool(disable_overlap_schedule),
             speculative_steps=count("speculative_num_steps", speculative_num_steps, 1, 64) if speculates else 0,
             speculative_fixed_steps=bool(speculative_fixed_steps),
-            **self._callbacks)
+            **callbacks)
         seed = None if random_seed is None else count("random_seed", random_seed, -2**63, 2**64 - 1)
         self._seeds = random.Random(seed)
         self._names = itertools.count()
         self._handle = interruptible(lambda: _library.Handle(
-            "engine", lambda out: _library.call("sluice_engine_create", folder, options, out), "sluice_engine_destroy"))
+            "engine", lambda out: _library.call("sluice_engine_create", folder, options, out), "sluice_engine_destroy",
+            keep=callbacks))  # loading again uses them, too
         info, limits = _library.ModelInfo(), _library.EngineInfo()
         _library.call("sluice_engine_get_model_info", self._handle.get(), info)
         _library.call("sluice_engine_get_info", self._handle.get(), limits)
@@ -123,7 +124,7 @@ class Engine(Control):
         self.model_info = {"vocab_size": info.vocab, "hidden_size": info.hidden, "num_hidden_layers": info.layers,
                            "max_position_embeddings": info.max_positions, "weight_bytes": info.weight_bytes,
                            "has_draft": bool(info.has_draft), "row_invariant": bool(info.row_invariant)}
-        _open_engines.add(self)
+        _open_engines.add(self._handle)
 
     # --- Text
 
@@ -162,10 +163,13 @@ class Engine(Control):
             must be, one of json_schema (a string or a dict), regex, ebnf, structural_tag.
         return_logprob: log probabilities in meta_info, natural logarithms of the model's own probabilities: of new tokens,
             from logprob_start_len on (-1: none) of the prompt's, with the top_logprobs_num likeliest tokens and
-            those of token_ids_logprob. Each may be a list with a value for each prompt.
-        stream: an iterator of answers so far, one per step, in place of the answer.
+            those of token_ids_logprob. Each may be a list with a value for each prompt. The first of the prompt's is
+            None, as in SGLang, wherever they start.
+        stream: an iterator of answers so far, one per step, in place of the answer. The engine runs until its streams
+            end, also when nothing else refers to it.
         rid: the request's name, for abort_request() and as meta_info's id; of several prompts a list of names, or one, to
-            which each prompt's number is added. Default: "gen-" and a number.
+            which each prompt's number is added. Default: "gen-" and a number. abort_request() with the name of one prompt
+            ends the call's other prompts, too.
 
         An answer is a dict: text, output_ids, meta_info (id, finish_reason, prompt_tokens, completion_tokens,
         cached_tokens, weight_version, e2e_latency, input_token_logprobs, output_token_logprobs, ...; a log probability is
@@ -221,10 +225,11 @@ class Engine(Control):
         labels = list(ids_of("label_token_ids", label_token_ids, self.vocab_size))
         if not labels:
             raise ValueError("label_token_ids is empty; accepted: at least one id")
-        single = isinstance(items, str) or (isinstance(items, Sequence) and bool(items) and isinstance(items[0], int))
-        items = [items] if single else list_of("items", items)
+        items = [items] if isinstance(items, str) else list_of("items", items)
         if not items:
             return []
+        if is_integer(items[0]):  # the ids of one item
+            items = [items]
         texts = isinstance(query, str)
         for item in items:
             if isinstance(item, str) != texts:
@@ -291,14 +296,14 @@ class Engine(Control):
             ids: list[Any] = [self.encode(p) for p in (prompt if several else [prompt])]
         else:
             input_ids = list_of("input_ids", input_ids)
-            several = len(input_ids) > 0 and not hasattr(input_ids[0], "__index__")
+            several = len(input_ids) > 0 and not is_integer(input_ids[0])
             ids = [ids_of("input_ids", one, self.vocab_size)[:] for one in (input_ids if several else [input_ids])]
         if not ids:
             raise ValueError("there are no prompts; accepted: at least one")
         return ids, several
 
     def _submit(self, batch: Batch, wake: int = 0) -> Stream:
-        stream = Stream(self._handle.get(), batch, wake)
+        stream = Stream(self._handle, batch, wake)
         self._streams.add(stream)
         return stream
 
@@ -327,11 +332,11 @@ def _name(name: str, value: str | None) -> bytes | None:
     return None if value is None else _library.text(name, value)
 
 
-_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_open_engines: weakref.WeakSet[_library.Handle] = weakref.WeakSet()  # a stream may keep one without its Engine
 
 
 @atexit.register
 def _close_all() -> None:
     """Before the interpreter ends: an engine's thread must not call it afterwards."""
     for engine in list(_open_engines):
-        engine.shutdown()
+        engine.close()

@@ -107,6 +107,8 @@ def test_batches_keep_their_order(engine):
     ids = [engine.encode(p) for p in prompts]
     again = engine.generate(input_ids=ids, sampling_params={**GREEDY, "max_new_tokens": 3})
     assert [a["output_ids"] for a in again] == [a["output_ids"][:3] for a in answers]
+    again = engine.generate(input_ids=np.array([ids[0], ids[2]]), sampling_params={**GREEDY, "max_new_tokens": 3})
+    assert [a["output_ids"] for a in again] == [answers[0]["output_ids"][:3]] * 2
 
 
 def test_names_and_values_of_each_prompt(engine):
@@ -148,8 +150,9 @@ def test_stops(engine):
     answer = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 48, "stop_token_ids": [token]})
     assert answer["output_ids"][-1] == token
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": token}
-    forced = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 3, "logit_bias": {str(token): 100}})
-    assert forced["output_ids"] == [token] * 3
+    for key in (str(token), token, np.int64(token)):
+        forced = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 3, "logit_bias": {key: 100}})
+        assert forced["output_ids"] == [token] * 3
 
 
 def test_grammars(engine):
@@ -187,6 +190,10 @@ def test_grammars(engine):
     ({"prompt": "a", "sampling_params": {"max_new_tokens": 10**6}}, ValueError, "1000000 new tokens are asked for; accepted: at most"),
     ({"prompt": "a", "sampling_params": {"stop": "x\0y"}}, ValueError, "sampling_params.stop holds a zero character"),
     ({"prompt": "a", "sampling_params": {"logit_bias": {"a": 1}}}, ValueError, "logit_bias has keys"),
+    ({"prompt": "a", "sampling_params": {"logit_bias": {282.7: 100}}}, ValueError,
+     r"sampling_params.logit_bias has keys \[282.7\]; accepted: token ids, as integers or str"),
+    ({"prompt": "a", "sampling_params": {"logit_bias": {"282.7": 100}}}, ValueError, "logit_bias has keys"),
+    ({"prompt": "a", "sampling_params": {"logit_bias": {b"282": 100}}}, ValueError, "logit_bias has keys"),
     ({"prompt": ["a", "b"], "sampling_params": [{}]}, ValueError, "sampling_params has 1 values for 2 prompts"),
     ({"prompt": "a", "return_logprob": True, "top_logprobs_num": 999}, ValueError, "top_logprobs is 999"),
     ({"prompt": "a", "return_logprob": True, "logprob_start_len": 9}, ValueError, "logprob_start_len is 9"),
@@ -194,6 +201,11 @@ def test_grammars(engine):
 def test_requests_are_checked(engine, arguments, kind, sentence):
     with pytest.raises(kind, match=sentence):
         engine.generate(**arguments)
+
+
+def test_texts_hold_zero_characters(engine):
+    for text in ("a\0b", "\0", "a\0", "\0\0b", ""):
+        assert engine.decode(engine.encode(text)) == text
 
 
 def test_ids_without_a_text(engine):

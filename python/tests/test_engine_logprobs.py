@@ -25,6 +25,37 @@ def test_logprobs(engine):
     assert "output_token_logprobs" not in several[1]["meta_info"]
 
 
+def test_the_prompts_first_logprob_is_none_wherever_it_starts(engine):
+    """SGLang's lists: one row for each token from logprob_start_len on, and at the prompt's end none."""
+    ids = engine.encode(PROMPT)
+    keys = ["input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"]
+
+    def lists(start, new_tokens=1):
+        meta = engine.generate(input_ids=ids, sampling_params={**GREEDY, "max_new_tokens": new_tokens}, return_logprob=True,
+                               logprob_start_len=start, top_logprobs_num=2, token_ids_logprob=[9, 8])["meta_info"]
+        return [meta[key] for key in keys]
+
+    chosen, top, named = lists(0)
+    assert [token for _, token, _ in chosen] == ids and None not in [value for value, *_ in chosen[1:]]
+    for new_tokens in (0, 1):
+        for start in (0, 1, 4, len(ids) - 1):
+            rows = lists(start, new_tokens)
+            for row, first, all_rows in zip(rows, [(None, ids[start], None), None, None], [chosen, top, named]):
+                assert row == [first, *all_rows[start + 1:]]
+        assert lists(len(ids), new_tokens) == lists(-1, new_tokens) == [[], [], []]
+    with pytest.raises(ValueError, match=f"logprob_start_len is {len(ids) + 1}; accepted: -1 to {len(ids)}"):
+        lists(len(ids) + 1)
+
+
+def test_texts_of_logprobs_hold_zero_characters(engine):
+    zero = engine.encode("\0")[-1]
+    answer = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 2, "logit_bias": {zero: 100}}, return_logprob=True,
+                             top_logprobs_num=1, return_text_in_logprobs=True)
+    meta = answer["meta_info"]
+    assert answer["text"] == "\0\0" == engine.decode(answer["output_ids"])
+    assert [text for *_, text in meta["output_token_logprobs"]] == ["\0"] * 2
+
+
 def test_every_choice_has_the_prompts_logprobs(engine):
     keys = ["input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"]
     options = dict(prompt=PROMPT * 100, sampling_params={**GREEDY, "max_new_tokens": 2, "n": 3}, return_logprob=True,
@@ -60,3 +91,11 @@ def test_scores(engine):
         engine.encode("He had been in")) + len(engine.encode(" the house"))
     assert engine.score("the house", ["He had been in "], labels, item_first=True) == engine.score(
         "He had been in the house", "", labels)
+
+
+def test_items_of_scores_are_arrays(engine):
+    one = engine.score([5, 6], [7, 8], [9])
+    assert len(one) == 1
+    for items in (np.array([7, 8]), (np.int64(7), 8), [np.array([7, 8])], np.array([[7, 8]])):
+        assert engine.score([5, 6], items, [9]) == one
+    assert engine.score(np.array([5, 6]), np.array([[7, 8], [7, 8]]), np.array([9])) == one * 2

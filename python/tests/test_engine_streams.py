@@ -21,6 +21,25 @@ def test_streams_grow(engine):
     assert all(b.startswith(a) and len(b) > len(a) for a, b in zip(texts, texts[1:]))
 
 
+def test_a_stream_keeps_its_engine():
+    params, lines = {**GREEDY, "max_new_tokens": 48}, []
+    new = lambda: sluice_moe.Engine(BUNDLED, dtype="float32", threads=2, max_total_tokens=2048,
+                                    log=lambda *line: lines.append(line))
+
+    async def last():
+        return [a async for a in await new().async_generate(PROMPT, params, stream=True)][-1]
+
+    open_engines = sluice_moe.engine._open_engines
+    before = set(open_engines)
+    stream = new().generate(PROMPT, params, stream=True)
+    assert len(open_engines) == len(before) + 1
+    for answer in (list(stream)[-1], asyncio.run(last())):
+        assert answer["text"] == CONTINUATION and answer["meta_info"]["finish_reason"]["type"] == "length"
+    assert set(open_engines) == before  # no longer than the streams
+    new().generate(PROMPT, params, stream=True).close()
+    assert set(open_engines) == before
+
+
 def test_a_stream_that_is_left_is_cancelled(engine):
     stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 1500, "ignore_eos": True}, stream=True)
     next(stream)
@@ -98,6 +117,18 @@ def test_requests_are_aborted_by_name(engine):
         if answers[-1]["meta_info"]["finish_reason"]["type"] == "abort":
             break
     assert answers[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_a_name_aborts_all_prompts_of_its_call(engine):
+    engine.pause_generation("in_place")  # so that none ends by itself
+    try:
+        stream = engine.generate([PROMPT, "The"], {**GREEDY, "max_new_tokens": 1500, "ignore_eos": True}, rid=["p", "q"],
+                                 stream=True)
+        engine.abort_request("p")
+    finally:
+        engine.continue_generation()
+    reasons = {a["meta_info"]["id"]: a["meta_info"]["finish_reason"] for a in stream}
+    assert {name: reason["type"] for name, reason in reasons.items()} == {"p": "abort", "q": "abort"}
 
 
 def test_other_weights(engine, tmp_path):

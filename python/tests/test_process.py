@@ -206,6 +206,20 @@ def test_the_end_of_a_process_with_work_under_way():
     assert out.endswith("leaving\n")
 
 
+def test_the_end_of_a_process_that_keeps_its_modules():
+    """torch keeps modules past the end of the interpreter's list of them: they lose their names, and then come the objects."""
+    code = textwrap.dedent(LAYER) + textwrap.dedent(f"""
+        import asyncio, ctypes, os, sys
+        moe = layer()
+        engine = sluice_moe.Engine({str(MODEL)!r}, threads=2)
+        stream = asyncio.run(engine.async_generate("a", {{"max_new_tokens": 3}}, stream=True))
+        for name in ("__main__", "sluice_moe._library", "sluice_moe._answers"):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules[name]))
+    """)
+    result = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=100)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_no_gpu():
     import numpy as np
     weights = sluice_moe.MoeWeights(*(np.zeros((2, 64, 64), np.uint16) for _ in range(3)))

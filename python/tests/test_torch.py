@@ -76,6 +76,24 @@ def test_tensors_are_checked(rng, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_tensors_with_the_negative_bit(rng, device):
+    """Their memory has the other signs: what reads or writes it there would be wrong."""
+    weights, x, logits = problem(rng, device)
+    moe = sluice_moe.FusedMoE(SPEC, weights)
+    negative = torch._neg_view
+    imaginary = torch.complex(x.float(), x.float()).conj().imag  # where the bit comes from without being asked for
+    sentence = "is a torch tensor with the negative bit, whose memory has the other signs; accepted: its resolve_neg"
+    out = torch.zeros_like(x)
+    for call, name in [(lambda: moe(negative(x), logits), "hidden"), (lambda: moe(x, negative(logits)), "logits"),
+                       (lambda: moe(x, logits, out=negative(out)), "out"), (lambda: sluice_moe.quantize(imaginary, "mxfp8"), "x"),
+                       (lambda: sluice_moe.FusedMoE(SPEC, sluice_moe.MoeWeights(negative(weights.up), weights.gate, weights.down)), "up")]:
+        with pytest.raises(ValueError, match=f"{name} {sentence}"):
+            call()
+    assert not out.any()
+    assert torch.equal(moe(negative(x).resolve_neg(), logits), moe(-x, logits))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("coding", ["fp8_static", "fp8_token", "fp8_group", "mxfp8", "nvfp4", "nvfp4_token", "mxfp4"])
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
 def test_quantisers_give_the_hosts_bits(rng, device, coding, layout):

@@ -84,3 +84,5 @@ def test_torch_tensors(engine, tensors):
     t = torch.from_numpy(new.view(np.int16)).view(torch.bfloat16)
     engine.update_weights_from_tensor([(EXPERT, torch.nn.Parameter(t.T.contiguous()).T)])  # neither contiguous nor detached
     assert engine.get_weights_by_name(EXPERT, 2) == bf16(new[:2]).tolist()
+    engine.update_weights_from_tensor([(EXPERT, torch._neg_view(t))])
+    assert engine.get_weights_by_name(EXPERT, 2) == (-bf16(new[:2])).tolist()
