@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -11,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _library, _named_tensors
+from . import _library, _named_tensors, errors
 from ._answers import Stream
 from ._arguments import list_of
 from ._callbacks import interruptible
@@ -71,7 +72,8 @@ class Control:
         self._groups = Groups()
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
-        """Ends the requests of one call, by the rid that it was given, or all. Their answers say so."""
+        """Ends the requests of one call, by the rid that it was given, or all. Their answers say so. Where each prompt of the
+        call has a rid, any of them ends all its prompts."""
         for stream in list(self._streams):
             if abort_all or rid in stream.batch.rids:
                 stream.cancel()
@@ -123,8 +125,9 @@ class Control:
         tensors are copied. Raises Busy while the weights are released.
 
         An engine of load_format "dummy" takes all tensors of a checkpoint of its configuration so, in any number of calls.
-        The dummies run until none that the model needs is missing; the sentence says how many have come. float8 must
-        come as such there, not in uint8.
+        The dummies run until none that the model needs is missing; the sentence says how many have come. Until then any
+        name may come; then those that the model does not use are left out, and a name that never came is refused. float8
+        must come as such there, not in uint8.
         """
         if load_format == "flattened_bucket":
             given = _named_tensors.of_bucket(named_tensors)
@@ -137,28 +140,53 @@ class Control:
             weight_version, lambda: _library.call("sluice_engine_update_tensors", self._handle.get(), array, len(array),
                                                   bool(abort_all_requests)))
         del keep
+        used = self._used(given)
+        if used == 0:
+            return True, f"the running weights have none of these {len(given)} tensors"
         if not in_place:
             return True, f"{len(given)} tensors wait for {self._awaited()}"
-        return True, f"{len(given)} tensors are in use, as version {self._weight_version}"
+        return True, f"{used} tensors are in use, as version {self._weight_version}"
+
+    def _used(self, given: Sequence[tuple[str, Any]]) -> int:
+        """How many of these the running weights have. All of them for a folder's weights, and while dummies run."""
+        if self._sent()[1] == 0:
+            return len(given)
+        used = 0
+        with contextlib.ExitStack() as stack:
+            try:
+                weights = stack.enter_context(_named_tensors.Weights(self._handle))
+            except errors.Unsupported:  # dummies have no tensors
+                return len(given)
+            for name, _ in given:
+                with contextlib.suppress(errors.NotFound):
+                    weights.index(name)
+                    used += 1
+        return used
+
+    def _sent(self) -> tuple[int, int, str]:
+        """Of an engine that began with dummies: how many tensors have come, of how many, and the first that is missing."""
+        come, total = ctypes.c_int64(), ctypes.c_int64()
+        missing = _library.read_text("sluice_engine_sent_tensors", self._handle.get(), come, total)
+        return come.value, total.value, missing
 
     def _awaited(self) -> str:
         """What tensors wait for that came and are not in place."""
-        come, total = ctypes.c_int64(), ctypes.c_int64()
-        missing = _library.read_text("sluice_engine_sent_tensors", self._handle.get(), come, total)
+        come, total, missing = self._sent()
         if not missing:
             return "end_weight_update()"
-        return f"the others: {come.value} of the model's {total.value} have come, {missing!r} is missing"
+        return f"the others: {come} of the model's {total} have come, {missing!r} is missing"
 
     def begin_weight_update(self) -> tuple[bool, str]:
-        """From now on tensors are only kept; end_weight_update() puts all of them in place at once."""
+        """From now on tensors are only kept; end_weight_update() puts all of them in place at once. A release of the weights
+        and update_weights_from_disk() drop what has come, and so end the update."""
         with self._updating:
-            self._pending_version = None
             interruptible(lambda: _library.call("sluice_engine_begin_update", self._handle.get()))
+            self._pending_version = None
         return True, "tensors wait for end_weight_update()"
 
     def end_weight_update(self, weight_version: str | None = None, abort_all_requests: bool = False) -> tuple[bool, str]:
-        """Puts the tensors since begin_weight_update() in place. After an error none of them is, and the old weights
-        stay."""
+        """Puts the tensors since begin_weight_update() in place; no tensor is an error. After an error none of them is, and
+        the old weights stay."""
         self._replace(_version("weight_version", weight_version) or self._pending_version,
                       lambda: _library.call("sluice_engine_end_update", self._handle.get(), bool(abort_all_requests)))
         return True, f"the tensors since begin_weight_update() are in use, as version {self._weight_version}"

@@ -2,6 +2,7 @@
 """Spec lines, number formats and weights: values that the layer's functions share."""
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Union
@@ -203,14 +204,19 @@ def view_weights(spec: Spec, weights: MoeWeights, device: tuple[str, int]) -> tu
 
 
 def positive(name: str, value: Any) -> float:
+    """A scale as the library has it, in float32. What float32 makes 0 would be 1 there."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         try:
             value = float(value)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"{name} is {type(value).__name__}; accepted: a number") from None
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {value}; accepted: a positive, finite number")
-    return float(value)
+    try:
+        rounded = ctypes.c_float(value).value
+    except OverflowError:  # an int
+        rounded = float("inf")
+    if not 2.0**-126 <= rounded < float("inf"):
+        raise ValueError(f"{name} is {value}; accepted: a positive, normal, finite float32")
+    return rounded
 
 
 def count(name: str, value: Any, least: int = 0, most: int = 2**62) -> int:

@@ -134,6 +134,7 @@ def test_into_given_tensors(rng):
     (lambda x: {"coding": "nvfp4"}, ValueError, "input_scale is None; nvfp4 needs the decode factor"),
     (lambda x: {"input_scale": 0.5}, ValueError, "input_scale is given; mxfp8 takes none"),
     (lambda x: {"coding": "nvfp4", "input_scale": 0}, ValueError, "input_scale is 0; accepted: a positive"),
+    (lambda x: {"coding": "nvfp4", "input_scale": 1e-60}, ValueError, "input_scale is 1e-60; accepted: a positive, normal, finite"),
     (lambda x: {"coding": "nvfp4", "input_scale": np.ones(2, np.float32)}, ValueError, r"input_scale has shape \[2\]"),
     (lambda x: {"layout": "4x4"}, ValueError, "layout is '4x4'; accepted: linear"),
     (lambda x: {"layout": "transposed"}, sluice_moe.InvalidArgument, "mxfp8 do not come in layout transposed"),
@@ -217,6 +218,23 @@ def test_gemm(rng, format):
         gemm(sluice_moe.quantize(x, "mxfp8"))
     with pytest.raises(sluice_moe.InvalidArgument, match="nobody multiplies these"):
         sluice_moe.Gemm(w, format, inputs="nvfp4" if format != "nvfp4" else "mxfp8")
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e-40, 1e300, 10**400, float("nan"), -1.0])
+def test_input_scales_are_those_of_float32(rng, scale):
+    """1e-60 would be 0 in float32, which a C struct has for 1."""
+    w = sluice_moe.quantize_weights(rng.normal(size=(32, 64)).astype(np.float32), "fp8_channel")
+    how = {"inputs": "fp8_static", "dtype": "float32"}
+    with pytest.raises(ValueError, match="input_scale is .*; accepted: a positive, normal, finite float32"):
+        sluice_moe.Gemm(w, "fp8_channel", input_scale=scale, **how)
+    gemm = sluice_moe.Gemm(w, "fp8_channel", input_scale=2.0**-126, **how)
+    with pytest.raises(ValueError, match="input_scale is "):
+        gemm.refit(w, input_scale=scale)
+    spec = "experts=1 top_k=1 hidden=64 inter=32 weights=fp8_channel inputs=fp8_static act=relu2 dtype=float32"
+    down = sluice_moe.quantize_weights(rng.normal(size=(64, 32)).astype(np.float32), "fp8_channel")
+    for name in ("input_scale1", "input_scale2"):
+        with pytest.raises(ValueError, match=f"weights.{name} is "):
+            sluice_moe.FusedMoE(spec, sluice_moe.MoeWeights(up=w, down=down, **{name: scale}))
 
 
 @pytest.mark.parametrize("format", ["bf16", "fp8_block", "mxfp4"])

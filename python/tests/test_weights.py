@@ -101,6 +101,33 @@ def test_several_calls_are_one_update(engine, tensors):
         engine.end_weight_update()
 
 
+def test_an_update_ends_where_its_tensors_are_dropped(engine, tensors):
+    fresh, before = answer(engine), engine.weights_checker()
+    for drop, sentence in ((lambda: (engine.release_memory_occupation(), engine.resume_memory_occupation()), "released"),
+                           (lambda: engine.update_weights_from_disk(BUNDLED), "a folder's weights")):
+        engine.begin_weight_update()
+        engine.update_weights_from_tensor([(NORM, halved(tensors[NORM]))], weight_version="dropped")
+        drop()
+        version = engine.get_server_info()["weight_version"]
+        with pytest.raises(sluice_moe.InvalidArgument, match=f"no update has begun: .* dropped when .*{sentence}"):
+            engine.end_weight_update()
+        assert engine.get_server_info()["weight_version"] == version != "dropped"
+        assert answer(engine) == fresh and engine.weights_checker()["ranks"] == before["ranks"]
+    engine.begin_weight_update()
+    with pytest.raises(sluice_moe.InvalidArgument, match="no tensor that the model uses has come since"):
+        engine.end_weight_update()
+
+
+def test_a_second_begin_is_refused(engine, tensors):
+    engine.begin_weight_update()
+    engine.update_weights_from_tensor([(NORM, halved(tensors[NORM]))], weight_version="first")
+    with pytest.raises(sluice_moe.InvalidArgument, match="an update has begun already; end it first"):
+        engine.begin_weight_update()
+    engine.end_weight_update()
+    assert engine.get_server_info()["weight_version"] == "first"
+    assert engine.get_weights_by_name(NORM, 4) == (bf16(tensors[NORM][:4]) / 2).tolist()
+
+
 def test_values_by_name(engine, tensors):
     assert engine.get_weights_by_name(EXPERT, 3) == bf16(tensors[EXPERT][:3]).tolist()
     bias = "backbone.layers.1.mixer.gate.e_score_correction_bias"

@@ -7,7 +7,7 @@ import sluice_moe
 from engine_case import BUNDLED
 from reference import bf16
 from weights_case import (
-    NORM, answer, buckets, checksums, fp8_experts, logprobs_of, make_dummy, make_engine, shuffled, write_checkpoint)
+    NORM, answer, buckets, checksums, fp8_experts, halved, logprobs_of, make_dummy, make_engine, shuffled, write_checkpoint)
 from weights_case import engine, shared, tensors  # noqa: F401 - fixtures
 
 
@@ -63,6 +63,26 @@ def test_dummies_until_the_end(engine, tensors, tmp_path):
         assert logprobs_of(dummy) == first
         dummy.update_weights_from_disk(BUNDLED)
         assert logprobs_of(dummy) == expected
+
+
+def test_names_that_the_model_does_not_use(tensors, tmp_path):
+    known = checksums(tensors)[0]
+    extra, unknown = ("model.rotary_emb.inv_freq", tensors[NORM]), ("xyz", tensors[NORM])
+    with make_dummy(tmp_path / "dummy") as dummy:
+        assert f"0 of the model's {len(tensors)} have come" in dummy.update_weights_from_tensor([extra])[1]
+        sentence = dummy.update_weights_from_tensor([*tensors.items(), extra], weight_version="all")[1]
+        assert sentence == f"{len(tensors)} tensors are in use, as version all"
+        for given in ([unknown], [(NORM, halved(tensors[NORM])), unknown]):
+            with pytest.raises(sluice_moe.InvalidArgument, match='has no tensor "xyz"'):
+                dummy.update_weights_from_tensor(given)
+        # It came before the model was complete, and a trainer sends it every time.
+        assert "have none of these 1 tensors" in dummy.update_weights_from_tensor([extra])[1]
+        assert dummy.update_weights_from_tensor([(NORM, tensors[NORM]), extra])[1].startswith("1 tensors are in use")
+        assert dummy.weights_checker()["ranks"][0]["checksums"] == known
+        dummy.release_memory_occupation()
+        dummy.resume_memory_occupation()
+        assert f"{len(tensors)} tensors are in use" in dummy.update_weights_from_tensor(tensors)[1]
+        answer(dummy)
 
 
 def test_dummies_of_a_quantised_configuration_wait_for_the_scales(tensors, tmp_path):

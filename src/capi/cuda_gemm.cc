@@ -54,12 +54,9 @@ void check_aligned(const char* what, const void* pointer) {
   check(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, "{} is not aligned to 16 bytes", what);
 }
 
-// An input_scale of 0, as in a zeroed struct, is 1.
 void set_weights(sm90::DenseGemm& gemm, const sluice_matrices& w, float given_scale, const float* bias, void* stream) {
   const sm90::DenseSpec& spec = gemm.spec();
-  const float scale = given_scale == 0 ? 1 : given_scale;
-  check(!format::is_static(spec.inputs) || scale > 0, "the input scale is {}; inputs {} need a positive one", scale,
-        name_of(format::kInputFormats, spec.inputs));
+  const float scale = capi::read_input_scale(spec.inputs, given_scale);
   gemm.set_weights(capi::view_matrices(spec.weights, 1, "w", w, spec.rows, spec.cols), scale,
                    bias == nullptr ? Tensor{} : Tensor(DType::f32, {spec.rows}, bias, nullptr), stream);
 }

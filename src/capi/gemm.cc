@@ -50,14 +50,6 @@ Product read_product(const sluice_gemm_options& o) {
   return p;
 }
 
-// 0 means 1: a caller's zeroed struct has no scale.
-float read_input_scale(format::InputFormat inputs, float given) {
-  const float scale = given == 0 ? 1 : given;
-  check(!format::is_static(inputs) || scale > 0, "the input scale is {}; inputs {} need a positive one", scale,
-        name_of(format::kInputFormats, inputs));
-  return scale;
-}
-
 Tensor view_bias(const float* bias, int64_t rows) {
   return bias == nullptr ? Tensor{} : Tensor(DType::f32, {rows}, bias, nullptr);
 }
@@ -65,7 +57,7 @@ Tensor view_bias(const float* bias, int64_t rows) {
 std::unique_ptr<sluice_gemm> make_gemm(sluice_context& context, const sluice_gemm_options& o,
                                        const ops::cpu::WeightMemory& memory) {
   Product p = read_product(o);
-  p.options.input_scale = read_input_scale(p.options.inputs, o.input_scale);
+  p.options.input_scale = capi::read_input_scale(p.options.inputs, o.input_scale);
   const weights::QuantTensor w = capi::view_matrices(p.format, 1, "w", o.w, o.rows, o.cols);
   const Tensor bias = view_bias(o.bias, o.rows);
   auto made =
@@ -85,7 +77,7 @@ int64_t prepared_bytes(const sluice_gemm_options& o) {
 
 void refit(sluice_gemm& gemm, const sluice_matrices& matrix, float input_scale, const float* bias) {
   const int64_t n = gemm.linear->outputs();
-  const float scale = read_input_scale(gemm.inputs, input_scale);
+  const float scale = capi::read_input_scale(gemm.inputs, input_scale);
   const weights::QuantTensor w = capi::view_matrices(gemm.format, 1, "w", matrix, n, gemm.linear->inputs());
   gemm.shared->use([&](Context& ctx) { gemm.linear->refit(ctx, w, view_bias(bias, n), scale); });
 }

@@ -2,6 +2,7 @@
 #include "capi/view.h"
 
 #include "capi/status.h"
+#include "format/quantize_rows.h"
 #include "weights/scale_grid.h"
 
 namespace sluice::capi {
@@ -40,6 +41,12 @@ weights::QuantTensor view_matrices(format::Format format, int64_t experts, const
     w.global = view(DType::f32, {experts}, m.global_scales);
   }
   return w;
+}
+
+float read_input_scale(format::InputFormat inputs, float given) {
+  const float scale = given == 0 ? 1 : given;
+  format::check_input_scale(inputs, scale);
+  return scale;
 }
 
 weights::ExpertWeights view_weights(const MoeSpec& spec, const sluice_moe_weights* given) {

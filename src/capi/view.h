@@ -10,6 +10,8 @@ namespace sluice::capi {
 DType dtype_of(sluice_dtype dtype, const char* name);
 weights::QuantTensor view_matrices(format::Format format, int64_t experts, const char* name, const sluice_matrices& m,
                                    int64_t rows, int64_t cols);
+// 0 means 1: a caller's zeroed struct has no scale.
+float read_input_scale(format::InputFormat inputs, float given);
 weights::ExpertWeights view_weights(const MoeSpec& spec, const sluice_moe_weights* given);
 // A sluice_cuda_queue; null: the default stream.
 struct CudaQueue {

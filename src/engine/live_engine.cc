@@ -58,7 +58,7 @@ void LiveEngine::reload(const std::function<model::LoadOptions()>& options_of, c
     model::LiveModel next = model::load_live_model(ctx_, options);
     put_in_place(e, std::move(next), how);
     options_ = std::move(options);
-    pending_.clear();
+    drop_update(": what had come for the last one was dropped when a folder's weights took the place");
     {
       const std::lock_guard lock(mutex_);
       awaited_.clear();
@@ -91,11 +91,16 @@ void LiveEngine::update(const NamedTensors& tensors, const Replacement& how) {
     if (!e.has_model()) fail(ErrorCode::busy, "the weights are released; resuming their memory brings them back");
     if (has_dummies()) {
       set_sent(sent_->with(tensors));
+      came_ = true;
       if (!updating_ && sent_->state().complete()) replace_dummies(e, *sent_, how);
       return;
     }
-    if (!updating_) return apply(e, tensors, how);
+    if (!updating_) {
+      apply(e, tensors, how);
+      return;
+    }
     check_update(tensors);
+    came_ = true;
     for (const auto& given : tensors) {
       std::erase_if(pending_, [&](const auto& earlier) { return earlier.first == given.first; });
       pending_.push_back(given);
@@ -105,18 +110,31 @@ void LiveEngine::update(const NamedTensors& tensors, const Replacement& how) {
 
 void LiveEngine::begin_update() {
   async_->run([&](Engine&) {
+    check(!updating_, "an update has begun already; end it first");
     updating_ = true;
-    pending_.clear();
+    came_ = false;
+    dropped_ = "";
   });
+}
+
+// With the weights, so that end_update() does not take the old ones for what came. An update that nothing came for goes
+// on.
+void LiveEngine::drop_update(std::string_view how) {
+  if (!updating_ || !came_) return;
+  updating_ = false;
+  dropped_ = how;
+  pending_.clear();
 }
 
 void LiveEngine::end_update(const Replacement& how) {
   run_update([&](Engine& e) {
-    check(updating_, "no update has begun; begin one first");
+    check(updating_, "no update has begun{}; begin one first", dropped_);
     updating_ = false;
     const NamedTensors tensors = std::exchange(pending_, {});
-    if (!tensors.empty()) apply(e, tensors, how);
-    if (!has_dummies() || sent_->checkpoint().bytes() == 0) return;
+    constexpr auto kNothing =
+        "no tensor that the model uses has come since the update began; the weights are as before";
+    if (!has_dummies()) return check(!tensors.empty() && apply(e, tensors, how), kNothing);
+    check(sent_->checkpoint().bytes() > 0, kNothing);
     const SentTensors& state = sent_->state();
     check(state.complete(), "the weights are dummies, and {} of {} tensors have come; {} is missing", state.come,
           state.needed, io::quote(state.missing));
@@ -124,14 +142,17 @@ void LiveEngine::end_update(const Replacement& how) {
   });
 }
 
-void LiveEngine::apply(Engine& engine, const NamedTensors& tensors, const Replacement& how) {
+// False: the model uses none of them, and nothing was done.
+bool LiveEngine::apply(Engine& engine, const NamedTensors& tensors, const Replacement& how) {
+  bool in_place = true;
   if (sent_)
-    extend(engine, tensors, how);
+    in_place = extend(engine, tensors, how);
   else
     put_in_place(engine, model::update_live_model(ctx_, options_, live_, tensors), how);
   const std::lock_guard lock(mutex_);
   for (const auto& [name, tensor] : tensors) awaited_.erase(name);
   let_go_if_complete();
+  return in_place;
 }
 
 // A GPU need not have room for both.
@@ -141,8 +162,9 @@ void LiveEngine::replace_dummies(Engine& engine, const SentWeights& sent, const 
     engine.drop_model();
     live_ = {nullptr, live_.source, nullptr};
   }
+  const auto asked = std::make_shared<io::AskedNames>();
   try {
-    put_in_place(engine, model::load_live_model(ctx_, sent.options(), sent.checkpoint()), how);
+    put_in_place(engine, model::load_live_model(ctx_, sent.options(), sent.checkpoint(), asked), how);
   } catch (...) {
     if (alone) {
       set_released(true);
@@ -152,23 +174,36 @@ void LiveEngine::replace_dummies(Engine& engine, const SentWeights& sent, const 
     }
     throw;
   }
+  set_sent(sent.built(asked));
   const std::lock_guard lock(mutex_);
   awaited_.clear();  // `sent` has them all
   let_go_if_complete();
 }
 
 // Of a model that was sent: by tensors that it has, of which modules are shared, or by some that it can do without.
-void LiveEngine::extend(Engine& engine, const NamedTensors& tensors, const Replacement& how) {
+// False: by neither, only by those that it does not use.
+bool LiveEngine::extend(Engine& engine, const NamedTensors& tensors, const Replacement& how) {
   SentWeights next = sent_->with(tensors);
+  NamedTensors used;
   std::vector<std::string> changed;
-  for (const auto& [name, tensor] : tensors)
-    if (live_.source.contains(name)) changed.push_back(name);
-  const bool known = changed.size() == tensors.size();
-  put_in_place(engine,
-               known ? model::update_live_model(ctx_, next.options(), live_, next.checkpoint(), std::move(changed))
-                     : model::load_live_model(ctx_, next.options(), next.checkpoint()),
-               how);
+  bool known = true;
+  for (const auto& given : tensors) {
+    if (!next.asked_for(given.first)) continue;
+    known = known && live_.source.contains(given.first);
+    changed.push_back(given.first);
+    used.push_back(given);
+  }
+  if (known && !used.empty())
+    put_in_place(engine,
+                 model::update_live_model(ctx_, next.options(), live_, live_.source.extended(used), std::move(changed)),
+                 how);
+  if (!known) {
+    const auto asked = std::make_shared<io::AskedNames>();
+    put_in_place(engine, model::load_live_model(ctx_, next.options(), next.checkpoint(), asked), how);
+    next = next.built(asked);
+  }
   set_sent(std::move(next));
+  return !used.empty();
 }
 
 void LiveEngine::check_update(const NamedTensors& tensors) const {
@@ -248,7 +283,7 @@ void LiveEngine::release_memory(MemoryTags tags) {
       e.drop_model();
       const std::vector<std::string> lost = live_.source.updated_names();
       live_ = {nullptr, live_.source.without_updates(), nullptr};
-      pending_.clear();
+      drop_update(": what had come for the last one was dropped when the weights were released");
       {
         const std::lock_guard lock(mutex_);
         source_ = live_.source;

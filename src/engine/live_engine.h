@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/context.h"
@@ -63,11 +64,13 @@ class LiveEngine {
   // loading does, and invalid_argument for another model.
   void reload(const std::function<model::LoadOptions()>& options, const Replacement& how);
   // By single tensors, as the checkpoint names and stores them; model::update_live_model() says what it throws. Between
-  // begin_update() and end_update() tensors are only kept; end_update() puts all of them in place at once.
+  // begin_update() and end_update() tensors are only kept; end_update() puts all of them in place at once, and throws
+  // invalid_argument where there are none. reload() and release_memory() drop them, which ends the update.
   //
   // Dummy weights run until every tensor that the model needs has come, in any number of calls: the last of them builds
   // the model as from a folder with all that came. If that throws, or end_update() because one is missing, what came
-  // stays. The dummies go before the model is built, unless answers are being worked on.
+  // stays. The dummies go before the model is built, unless answers are being worked on. Until then any name may come;
+  // then tensors that the model does not use are left out of weights(), and names that it does not know are refused.
   void update(const NamedTensors& tensors, const Replacement& how);
   void begin_update();
   void end_update(const Replacement& how);
@@ -87,9 +90,10 @@ class LiveEngine {
  private:
   void check_available() const;
   void put_in_place(Engine& engine, model::LiveModel next, const Replacement& how);
-  void apply(Engine& engine, const NamedTensors& tensors, const Replacement& how);
+  bool apply(Engine& engine, const NamedTensors& tensors, const Replacement& how);
   void replace_dummies(Engine& engine, const SentWeights& sent, const Replacement& how);
-  void extend(Engine& engine, const NamedTensors& tensors, const Replacement& how);
+  bool extend(Engine& engine, const NamedTensors& tensors, const Replacement& how);
+  void drop_update(std::string_view how);
   bool has_dummies() const { return sent_ && live_.source.bytes() == 0; }
   void run_update(const std::function<void(Engine&)>& job);
   void set_released(bool weights);
@@ -101,8 +105,10 @@ class LiveEngine {
   // Of the engine's thread.
   model::LoadOptions options_;
   model::LiveModel live_;
-  bool updating_ = false;  // between begin_update() and end_update()
-  NamedTensors pending_;   // of an update that has begun
+  bool updating_ = false;     // between begin_update() and end_update()
+  bool came_ = false;         // a tensor, since begin_update()
+  std::string_view dropped_;  // how the last update ended before end_update(), for its sentence; else ""
+  NamedTensors pending_;      // of an update that has begun
 
   mutable std::mutex mutex_;  // of what other threads read too
   io::Checkpoint source_;     // live_.source

@@ -66,7 +66,15 @@ void SentWeights::check_shape(const std::string& name, const Tensor& tensor) con
                 io::quote(name), sluice::to_string(tensor.shape()), list_->needed.largest);
 }
 
+// A trainer that sent more than the model uses may send it again.
+void SentWeights::check_names(const NamedTensors& tensors) const {
+  for (const auto& [name, tensor] : tensors)
+    sluice::check(asked_for(name) || checkpoint_.contains(name), "the model of {} has no tensor {}",
+                  io::printable(checkpoint_.folder().native(), 4096), io::quote(name));
+}
+
 SentWeights SentWeights::with(const NamedTensors& tensors) const {
+  check_names(tensors);
   // First of all: the bytes of a tensor need not fit in 64 bits. A type has at most 8.
   for (const auto& [name, tensor] : tensors)
     if (tensor.elements() > std::numeric_limits<int64_t>::max() / 8) check_shape(name, tensor);
@@ -81,7 +89,14 @@ SentWeights SentWeights::with(const NamedTensors& tensors) const {
   return out;
 }
 
+SentWeights SentWeights::built(std::shared_ptr<const io::AskedNames> asked) const {
+  SentWeights out = *this;
+  out.asked_ = std::move(asked);
+  return out;
+}
+
 void SentWeights::check(const NamedTensors& tensors) const {
+  check_names(tensors);
   if (!keeps_list(tensors)) with(tensors);
 }
 

@@ -36,9 +36,13 @@ class SentWeights {
 
   // With these besides; of two of one name the later one counts. Throws invalid_argument, naming the tensor, its value
   // and what is accepted, for a tensor that the model needs in another shape, for one that is larger than any that a
-  // model of this configuration has, and for a name that is given twice.
+  // a model of this configuration has, and for a name that is given twice; after built() also for one that neither came
+  // before nor is among those that the model uses.
   SentWeights with(const NamedTensors& tensors) const;
   void check(const NamedTensors& tensors) const;  // throws what with() throws
+  // The same after a model was built of them, which asked for these names.
+  SentWeights built(std::shared_ptr<const io::AskedNames> asked) const;
+  bool asked_for(const std::string& name) const { return asked_ == nullptr || asked_->contains(name); }
 
   const io::Checkpoint& checkpoint() const { return checkpoint_; }
   const SentTensors& state() const { return state_; }
@@ -54,6 +58,7 @@ class SentWeights {
   };
   void make_list();
   bool keeps_list(const NamedTensors& tensors) const;
+  void check_names(const NamedTensors& tensors) const;
   void check_shape(const std::string& name, const Tensor& tensor) const;
   void count();
 
@@ -61,6 +66,7 @@ class SentWeights {
   model::LoadOptions options_;
   io::Checkpoint checkpoint_;
   std::set<std::string> awaited_;
+  std::shared_ptr<const io::AskedNames> asked_;  // of built(); null: before it, when any name may come
   std::shared_ptr<const List> list_;
   SentTensors state_;
 };

@@ -202,6 +202,24 @@ Checkpoint Checkpoint::without_updates() const {
   return out;
 }
 
+Checkpoint Checkpoint::with_updates_of(const AskedNames& asked) const {
+  std::map<std::string, Tensor> kept = impl_->updates;
+  std::erase_if(kept, [&](const auto& update) { return !asked.contains(update.first); });
+  Checkpoint out;
+  out.impl_ = std::make_shared<Impl>(*impl_, std::move(kept));
+  return out;
+}
+
+Checkpoint Checkpoint::noting(std::shared_ptr<AskedNames> asked) const {
+  Checkpoint out = *this;
+  out.asked_ = std::move(asked);
+  return out;
+}
+
+void Checkpoint::note(std::string_view name) const {
+  if (asked_) asked_->add(name);
+}
+
 void Checkpoint::forget(const void* memory, int64_t bytes) const {
   for (const SafetensorsFile& file : impl_->files)
     if (file.mapping()->holds(memory)) return file.mapping()->forget(memory, bytes);
@@ -225,14 +243,19 @@ std::vector<std::string> Checkpoint::names() const {
   return out;
 }
 
-bool Checkpoint::contains(std::string_view name) const { return impl_->by_name.contains(name); }
+bool Checkpoint::contains(std::string_view name) const {
+  note(name);
+  return impl_->by_name.contains(name);
+}
 
 const SafetensorsEntry* Checkpoint::find(std::string_view name) const {
+  note(name);
   const auto it = impl_->by_name.find(name);
   return it == impl_->by_name.end() ? nullptr : it->second.entry;
 }
 
 Tensor Checkpoint::tensor(std::string_view name) const {
+  note(name);
   const auto it = impl_->by_name.find(name);
   if (it == impl_->by_name.end())
     fail(ErrorCode::not_found, "{} has no tensor {}", printable(impl_->folder.native(), 4096), quote(name));

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/asked_names.h"
 #include "io/config.h"
 #include "io/safetensors.h"
 
@@ -37,6 +38,12 @@ class Checkpoint {
   std::vector<std::string> updated_names() const;
   // The files' own tensors again.
   Checkpoint without_updates() const;
+  // Of those that updated() and extended() have put there, the ones that were asked for.
+  Checkpoint with_updates_of(const AskedNames& asked) const;
+  // The same tensors. Every name that contains(), find() and tensor() of it and its copies are called with is noted.
+  Checkpoint noting(std::shared_ptr<AskedNames> asked) const;
+  // For a name that a model knows and does not read. Does nothing without noting().
+  void note(std::string_view name) const;
 
   const std::filesystem::path& folder() const;
   const Config& config() const;                            // config.json
@@ -63,6 +70,7 @@ class Checkpoint {
  private:
   struct Impl;
   std::shared_ptr<const Impl> impl_;
+  std::shared_ptr<AskedNames> asked_;  // of noting(); null: nothing is noted
 };
 
 }  // namespace sluice::io

@@ -103,10 +103,13 @@ LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CacheP
   return make_model(ctx, options, reader);
 }
 
-LiveModel load_live_model(Context& ctx, const LoadOptions& options, io::Checkpoint source) {
-  const WeightReader reader(ctx, options, std::move(source), nullptr, {});
-  check_fits(reader.checkpoint(), options, ctx.device().id(), ctx.device().memory());
-  return make_model(ctx, options, reader);
+LiveModel load_live_model(Context& ctx, const LoadOptions& options, const io::Checkpoint& source,
+                          const std::shared_ptr<io::AskedNames>& asked) {
+  const WeightReader reader(ctx, options, source.noting(asked), nullptr, {});
+  check_fits(source, options, ctx.device().id(), ctx.device().memory());  // asks for all names that are there
+  LiveModel made = make_model(ctx, options, reader);
+  made.source = source.with_updates_of(*asked);
+  return made;
 }
 
 NeededTensors needed_tensors(Context& ctx, const LoadOptions& options, const io::Checkpoint& checkpoint) {

@@ -25,8 +25,10 @@ struct LiveModel {
   std::shared_ptr<const WeightParts> parts;
 };
 LiveModel load_live_model(Context& ctx, const LoadOptions& options, const CachePlan& cache = {});
-// The same of a checkpoint that is open already: of options.path, with tensors in memory.
-LiveModel load_live_model(Context& ctx, const LoadOptions& options, io::Checkpoint source);
+// The same of a checkpoint that is open already: of options.path, with tensors in memory. `asked` takes the names that
+// such a model uses, or would use if they were there; the result's source has no other tensors in memory.
+LiveModel load_live_model(Context& ctx, const LoadOptions& options, const io::Checkpoint& source,
+                          const std::shared_ptr<io::AskedNames>& asked);
 // The same, loaded with the same options, with some of its tensors replaced: as the checkpoint has them, and quantised
 // here if options.quantization quantises the checkpoint's. What they do not touch is shared with `now`, so the cost is
 // that of the modules touched, and `now` goes on to work. Throws as io::Checkpoint::updated() and check_unchanged() and

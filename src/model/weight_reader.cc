@@ -235,12 +235,11 @@ Tensor WeightReader::floats(const std::string& name, Dims shape) const {
 }
 
 float WeightReader::cache_scale(const std::string& attention, std::string_view which) const {
-  if (options_.kv_dtype != DType::e4m3 || lists()) return 1;
   // ModelOpt's name, and compressed-tensors'.
   for (const std::string& name :
        {fmt::format("{}{}_proj.{}_scale", attention, which, which), fmt::format("{}{}_scale", attention, which)}) {
     const io::SafetensorsEntry* entry = checkpoint().find(name);
-    if (entry == nullptr) continue;
+    if (entry == nullptr || options_.kv_dtype != DType::e4m3 || lists()) continue;
     const Tensor values = impl_->loader->floats(name, entry->shape);
     const float scale = values.elements() == 1 ? *values.as<float>() : 0;
     check_file(scale > 0 && std::isfinite(scale), "{} is {}; accepted: one positive number",
@@ -376,6 +375,7 @@ Dense WeightReader::read_dense(const std::vector<DenseModule>& modules, Dim cols
 
 Dense WeightReader::tied_head(const std::string& module, const Tensor& weight) const {
   if (lists()) return {};
+  checkpoint().note(module + ".weight");  // many trainers send it beside the embedding
   if (weight.dtype() == DType::f32) return {{module}, ops::make_float_linear(ctx_, weight)};
   const weights::LoadedLinear loaded = impl_->loader->tied_head(module, weight);
   return {{module}, ops::make_linear(ctx_, {&loaded.w, 1}, {}, linear_options(options_, loaded))};

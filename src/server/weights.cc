@@ -2,6 +2,7 @@
 // POST /update_weights_from_disk, /update_weights_from_tensor, /begin_weight_update, /end_weight_update,
 // /update_weight_version, and the ways of SGLang that this server has not. All answer in SGLang's form: "success" and
 // "message"; refusals also have the error object that every refusal has.
+#include <algorithm>
 #include <exception>
 
 #include "io/quote.h"
@@ -51,6 +52,15 @@ std::string what_is_missing(const EngineClient& engine) {
     return fmt::format("; all {} of the model have come, and /end_weight_update puts them in place", sent->needed);
   return fmt::format("; {} of the model's {} have come, and the dummy weights run until all have: {} is missing",
                      sent->come, sent->needed, io::quote(sent->missing));
+}
+
+// Of tensors that may come before all are there, when any name is taken.
+std::string what_is_unused(const EngineClient& engine, const engine::NamedTensors& tensors) {
+  const io::Checkpoint weights = engine.weights();
+  if (!engine.sent() || weights.bytes() == 0) return "";
+  const auto unused =
+      std::count_if(tensors.begin(), tensors.end(), [&](const auto& given) { return !weights.contains(given.first); });
+  return unused == 0 ? "" : fmt::format("; the running weights do not have {} of them", unused);
 }
 
 std::string read_version(Fields& fields, std::string_view key) {
@@ -143,7 +153,8 @@ void update_weights_from_tensor(Service& service, const ExchangePtr& exchange) {
         read_given_tensors(fields, service.config(), *engine, service.unknown_fields());
     fields.finish(service.unknown_fields());
     engine->update(tensors, how);
-    return fmt::format("{} tensors were taken{}", tensors.size(), what_is_missing(*engine));
+    return fmt::format("{} tensors were taken{}{}", tensors.size(), what_is_missing(*engine),
+                       what_is_unused(*engine, tensors));
   });
 }
 

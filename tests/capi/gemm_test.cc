@@ -279,6 +279,37 @@ TEST(CapiGemm, OptionsOfSums) {
   }
 }
 
+// Others than 0, which is 1: what the layers refuse too.
+TEST(CapiGemm, RefusesInputScales) {
+  std::mt19937 random = sluice::test::rng();
+  sluice::Context context(2);
+  constexpr int64_t kN = 16, kK = 32;
+  const Quantised w(context, "fp8_tensor", floats(random, 2 * kN * kK, 0.3f), kN, kK);
+  auto options = SLUICE_INIT(sluice_gemm_options);
+  options.rows = kN;
+  options.cols = kK;
+  options.weights = "fp8_tensor";
+  options.w.codes = w.codes.data();
+  options.w.scales = w.scales.data();
+  sluice_gemm* gemm = nullptr;
+  for (const auto& [scale, text] :
+       {std::pair{1e-40f, "1e-40"}, {-1.0f, "-1"}, {std::numeric_limits<float>::infinity(), "inf"}, {NAN, "nan"}}) {
+    const std::string sentence =
+        "the input scale of fp8_static is " + std::string(text) + "; a positive, normal, finite float is needed";
+    options.inputs = "fp8_static";
+    options.input_scale = scale;
+    expect_refusal(sluice_gemm_create(context.get(), &options, &gemm), sentence);
+    options.input_scale = std::numeric_limits<float>::min();
+    ASSERT_EQ(sluice_gemm_create(context.get(), &options, &gemm), SLUICE_OK) << sluice_last_error();
+    expect_refusal(sluice_gemm_refit(gemm, &options.w, scale, nullptr), sentence);
+    sluice_gemm_destroy(gemm);
+    options.inputs = "fp8_token";  // reads none
+    options.input_scale = scale;
+    ASSERT_EQ(sluice_gemm_create(context.get(), &options, &gemm), SLUICE_OK) << sluice_last_error();
+    sluice_gemm_destroy(gemm);
+  }
+}
+
 // What c.h says of fields that are zero: the inputs of the weights, float32, an input scale of 1, no bias.
 TEST(CapiGemm, ZeroedOptions) {
   std::mt19937 random = sluice::test::rng();

@@ -4,123 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
-#include <random>
 
-#include "engine/live_engine.h"
-#include "io/tensor_values.h"
-#include "tests/engine/fixture.h"
-#include "tests/io/temp_dir.h"
-#include "tests/support/random.h"
+#include "tests/engine/trainer.h"
 
 namespace sluice::engine {
 namespace {
-
-const std::vector<int32_t> kPrompt{20, 45, 77, 101, 13, 7, 8, 9, 10, 11, 12};
-
-std::string bundled() { return std::string(SLUICE_SOURCE_DIR) + "/models/tiny-nemotron-h"; }
-
-model::LoadOptions options_of(const std::filesystem::path& folder, const std::string& quantization = "") {
-  model::LoadOptions o;
-  o.path = folder;
-  o.quantization = quantization;
-  return o;
-}
-
-std::unique_ptr<LiveEngine> start(const model::LoadOptions& options) {
-  Context ctx = test_context();
-  EngineConfig config;
-  config.cache_tokens = 2048;
-  config.block_size = 4;
-  return std::make_unique<LiveEngine>(ctx, model::load_live_model(ctx, options), options, &tokenizer(), config);
-}
-
-// A checkpoint, and an engine of dummies in a folder that has its configurations alone.
-struct Trainer {
-  explicit Trainer(const std::string& folder, const std::string& quantization = "")
-      : checkpoint(io::Checkpoint::open(folder)), loaded(options_of(folder, quantization)) {
-    for (const char* name : {"config.json", "generation_config.json"})
-      if (std::filesystem::exists(checkpoint.folder() / name)) configs.put(name, io::slurp(checkpoint.folder() / name));
-    dummies = options_of(configs.path(), quantization);
-    dummies.dummy = true;
-    for (const std::string& name : checkpoint.names()) tensors.emplace_back(name, checkpoint.tensor(name).clone());
-    std::shuffle(tensors.begin(), tensors.end(), random);
-  }
-
-  // In their order, at least two.
-  std::vector<NamedTensors> buckets() {
-    std::vector<NamedTensors> out(2);
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (i > 1 && random() % 16 == 0) out.emplace_back();
-      out[i == 0 ? 0 : std::max<size_t>(1, out.size() - 1)].push_back(tensors[i]);
-    }
-    return out;
-  }
-  Replacement counted() {
-    return {.in_place = [this] { ++replaced; }};
-  }
-  void send(LiveEngine& engine, const NamedTensors& some) {
-    engine.check_update(some);
-    engine.update(some, counted());
-  }
-  void send_all(LiveEngine& engine) {
-    for (const NamedTensors& bucket : buckets()) send(engine, bucket);
-  }
-  NamedTensors named(const std::string& name) const {
-    return {*std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.first == name; })};
-  }
-
-  std::mt19937 random = test::rng();
-  io::TempDir configs;
-  io::Checkpoint checkpoint;
-  model::LoadOptions loaded, dummies;
-  NamedTensors tensors;
-  int replaced = 0;
-};
-
-Answer ask(LiveEngine& engine) {
-  Request r = request(kPrompt, 12);
-  r.params.logprobs = true;
-  r.params.prompt_logprobs_from = 0;
-  Collector c;
-  std::promise<void> done;
-  const RequestId id = engine.submit(r, [&, sink = c.sink()](const Event& e) {
-    sink(e);
-    if (e.reason != FinishReason::none) done.set_value();
-  });
-  done.get_future().wait();
-  return c.of(id);
-}
-
-void expect_same(const Answer& a, const Answer& b) {
-  EXPECT_EQ(a.tokens, b.tokens);
-  EXPECT_EQ(a.text, b.text);
-  const auto values = [](const Answer& x) {
-    std::vector<float> out;
-    for (const auto* list : {&x.prompt_logprobs, &x.logprobs})
-      for (const sampling::TokenLogprob& t : *list) out.push_back(t.chosen.logprob);
-    return out;
-  };
-  EXPECT_EQ(values(a), values(b));
-}
-
-void expect_same_tensors(const io::Checkpoint& a, const io::Checkpoint& b) {
-  ASSERT_EQ(a.names(), b.names());
-  EXPECT_EQ(a.bytes(), b.bytes());
-  for (const std::string& name : a.names())
-    EXPECT_EQ(io::checksum(a.tensor(name)), io::checksum(b.tensor(name))) << name;
-}
-
-template <class F>
-void expect_refused(ErrorCode code, std::initializer_list<std::string> words, F&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "not refused";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    for (const std::string& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << ": " << error.what();
-  }
-}
 
 struct Case {
   const char *name, *folder;  // of tests/fixtures, of the source, or of SLUICE_TEST_MODELS
@@ -258,7 +146,60 @@ TEST(DummyUpdates, OddTensorsAreRefusedOrKept) {
   expect_same(ask(*engine), of_dummies);
   trainer.send_all(*engine);
   expect_same(ask(*engine), ask(*start(trainer.loaded)));
-  EXPECT_TRUE(engine->weights().contains("model.layers.0.rotary_emb.inv_freq"));
+  expect_same_tensors(engine->weights(), trainer.checkpoint);
+}
+
+// What an engine of a folder refuses, once a model says which names there are.
+TEST(DummyUpdates, UnknownNamesAreRefusedOfACompleteModel) {
+  Trainer trainer(bundled());
+  const auto engine = start(trainer.dummies);
+  const NamedTensors early{{"model.layers.0.rotary_emb.inv_freq", Tensor(DType::f32, {8}).zero()}};
+  const NamedTensors unknown{{"xyz", Tensor(DType::f32, {8}).zero()}};
+  trainer.send(*engine, early);
+  trainer.send_all(*engine);
+  const Answer expected = ask(*engine);
+  const int before = trainer.replaced;
+  const auto [name, tensor] = trainer.tensors.front();
+  const auto refused = [&] {
+    for (const NamedTensors& given : {unknown, NamedTensors{{name, tensor.clone().zero()}, unknown[0]}})
+      for (const bool update : {false, true})
+        expect_refused(ErrorCode::invalid_argument, {"has no tensor \"xyz\""},
+                       [&] { update ? engine->update(given, trainer.counted()) : engine->check_update(given); });
+  };
+  refused();
+  engine->begin_update();
+  refused();
+  expect_refused(ErrorCode::invalid_argument, {"no tensor that the model uses"}, [&] { engine->end_update({}); });
+  // A trainer that sends more than the model uses does so every time.
+  trainer.send(*engine, early);
+  EXPECT_EQ(trainer.replaced, before) << "nothing is in place";
+  engine->begin_update();
+  trainer.send(*engine, early);
+  expect_refused(ErrorCode::invalid_argument, {"no tensor that the model uses"}, [&] { engine->end_update({}); });
+  trainer.send(*engine, {trainer.tensors.front(), early[0]});
+  EXPECT_EQ(trainer.replaced, before + 1);
+  expect_same(ask(*engine), expected);
+  expect_same_tensors(engine->weights(), trainer.checkpoint);
+}
+
+// The head of a model that has its embedding there: many trainers send it, some of them last.
+TEST(DummyUpdates, ATiedHeadMayCome) {
+  const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/qwen3-moe";
+  Trainer trainer(folder);
+  std::string config = io::slurp(folder + "/config.json");
+  const std::string untied = "\"tie_word_embeddings\": false";
+  ASSERT_NE(config.find(untied), config.npos);
+  config.replace(config.find(untied), untied.size(), "\"tie_word_embeddings\": true");
+  trainer.configs.put("config.json", config);
+  const NamedTensors head = trainer.named("lm_head.weight");
+  std::erase_if(trainer.tensors, [&](const auto& t) { return t.first == head[0].first; });
+  const auto engine = start(trainer.dummies);
+  trainer.send_all(*engine);
+  ASSERT_EQ(trainer.replaced, 1);
+  const Answer expected = ask(*engine);
+  trainer.send(*engine, head);
+  EXPECT_EQ(trainer.replaced, 2);
+  expect_same(ask(*engine), expected);
 }
 
 TEST(DummyUpdates, OneMissingTensorIsTheErrorOfTheEnd) {
@@ -266,7 +207,8 @@ TEST(DummyUpdates, OneMissingTensorIsTheErrorOfTheEnd) {
   const auto engine = start(trainer.dummies);
   const Answer of_dummies = ask(*engine);
   engine->begin_update();
-  engine->end_update({});  // of nothing
+  expect_refused(ErrorCode::invalid_argument, {"no tensor that the model uses has come"},
+                 [&] { engine->end_update({}); });
   engine->begin_update();
   const NamedTensors last{trainer.tensors.back()};
   trainer.tensors.pop_back();
@@ -321,9 +263,9 @@ TEST(DummyUpdates, ReleasedMemoryComesBack) {
   engine->resume_memory(both);
   EXPECT_EQ(engine->sent()->come, 0);
   expect_same(ask(*engine), of_dummies);
-  // A trainer's tensors must come again, those too that the model can do without.
-  const NamedTensors optional{{"model.layers.0.rotary_emb.inv_freq", Tensor(DType::f32, {8}).zero()}};
-  engine->update(optional, {});
+  // A trainer's tensors must come again, but for those that the model does not use.
+  const NamedTensors last{trainer.tensors.back()};
+  engine->update({{"model.layers.0.rotary_emb.inv_freq", Tensor(DType::f32, {8}).zero()}}, {});
   trainer.send_all(*engine);
   expect_same(ask(*engine), expected);
   for (int step = 0; step < 2; ++step) {
@@ -333,11 +275,13 @@ TEST(DummyUpdates, ReleasedMemoryComesBack) {
     engine->resume_memory({.kv_cache = true});
     expect_refused(ErrorCode::busy, {"have not come again"}, [&] { ask(*engine); });
     trainer.replaced = 0;
+    trainer.tensors.pop_back();
     trainer.send_all(*engine);
-    expect_refused(ErrorCode::busy, {"1 tensors", optional[0].first}, [&] { ask(*engine); });
-    EXPECT_EQ(engine->sent()->missing, optional[0].first);
+    trainer.tensors.push_back(last[0]);
+    expect_refused(ErrorCode::busy, {"1 tensors", last[0].first}, [&] { ask(*engine); });
+    EXPECT_EQ(engine->sent()->missing, last[0].first);
     EXPECT_EQ(trainer.replaced, 0);
-    trainer.send(*engine, optional);
+    trainer.send(*engine, last);
     EXPECT_EQ(trainer.replaced, 1);
     expect_same(ask(*engine), expected);
   }

@@ -167,6 +167,22 @@ class Weights(WithWeightUpdates):
         self.failed("/end_weight_update", {}, needle="no update has begun")
         self.failed("/begin_weight_update", {"x": 1}, param="x")
 
+    def test_an_update_ends_where_its_tensors_are_dropped(self):
+        before = self.checker()["ranks"]
+        changed = {self.norm: halved(self.tensors[self.norm])}
+        for path, body, needle in (("/release_memory_occupation", {"tags": ["weights"]}, "dropped when the weights were released"),
+                                   ("/update_weights_from_disk", {"model_path": str(MODEL)}, "dropped when a folder's weights")):
+            self.ok("/begin_weight_update", "")
+            self.failed("/begin_weight_update", "", needle="an update has begun already")
+            with SharedTensors(changed) as spec:
+                self.ok("/update_weights_from_tensor", spec)
+            self.ok(path, body)
+            self.ok("/resume_memory_occupation", {})
+            self.failed("/end_weight_update", {}, needle=needle)
+            self.assertEqual(self.checker()["ranks"], before)
+        self.ok("/begin_weight_update", "")
+        self.failed("/end_weight_update", {}, needle="no tensor that the model uses")
+
     def test_files_that_changed_are_not_the_weights(self):
         copy = self.folder / "copy"
         shutil.copytree(MODEL, copy)
@@ -294,6 +310,16 @@ class Dummies(Control):
         self.assertIn("/end_weight_update puts them in place", self.send(self.names[:1]))
         self.assertNotEqual(self.answer()[0], self.expected)
         self.ok("/end_weight_update", {})
+        self.has_the_folders_weights()
+
+    def test_names_that_the_model_does_not_use(self):
+        some = self.tensors[self.names[0]]
+        with SharedTensors({**self.tensors, "model.rotary_emb.inv_freq": some}) as spec:
+            message = self.ok("/update_weights_from_tensor", spec)["message"]
+        self.assertTrue(message.endswith("; the running weights do not have 1 of them"), message)
+        self.has_the_folders_weights()
+        with SharedTensors({"xyz": some}) as spec:
+            self.failed("/update_weights_from_tensor", spec, param="tensors", needle='has no tensor "xyz"')
         self.has_the_folders_weights()
 
     def test_shapes_and_files(self):

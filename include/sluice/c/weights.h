@@ -36,13 +36,17 @@ typedef struct sluice_tensor {
 /* Some tensors of the checkpoint, of its types and shapes; all of them or none. In an engine with
  * sluice_model_options.quantization they are quantised here, to the bits of the loader. Copied: the caller's memory is
  * free after the call. Between begin_update and end_update tensors are only kept, and end_update puts all of them in
- * place at once. SLUICE_BUSY while the weights are released.
+ * place at once; it is an error where there are none. Releasing the weights and sluice_engine_update_weights drop what
+ * came since begin_update, and that ends the update. A second begin_update before the end is refused. SLUICE_BUSY while
+ * the weights are released.
  *
  * An engine of dummy weights (load_format "dummy") takes every tensor of a checkpoint of its configuration so, in any
  * number of calls; of two of one name the later one counts. The dummies run until none that the model needs is missing,
  * at the end of a call or, if begin_update was called, in end_update. Then the model is built as from a folder, with
- * the loader's checks; after an error the dummies stay, and so does what has come. A name that the model does not need
- * is kept, and its shape is the caller's to answer for. Later calls may bring single tensors. */
+ * the loader's checks; after an error the dummies stay, and so does what has come. Until then a name that the model
+ * does not need is kept, and its shape is the caller's to answer for. Then what the model does not use is left out of
+ * sluice_engine_get_weights. Later calls may bring single tensors; a name that the model does not know and that never
+ * came is refused. */
 SLUICE_API sluice_status sluice_engine_update_tensors(sluice_engine* engine, const sluice_tensor* tensors, size_t count,
                                                       int abort);
 SLUICE_API sluice_status sluice_engine_begin_update(sluice_engine* engine);
