@@ -72,24 +72,6 @@ const JsonValue* member(const JsonValue& object, std::string_view key) {
   return member(const_cast<JsonValue&>(object), key);
 }
 
-// Characters beyond ASCII as \uXXXX: the library's sound way to match strings wants ASCII.
-std::string ascii_pattern(std::string_view pattern) {
-  std::string out;
-  for (size_t at = 0; at < pattern.size();) {
-    const auto c = static_cast<unsigned char>(pattern[at]);
-    const size_t bytes = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;  // JSON is valid UTF-8
-    if (bytes == 1) {
-      out += pattern[at];
-    } else {
-      uint32_t code = c & (0xffu >> (bytes + 1));
-      for (size_t i = 1; i < bytes; ++i) code = code << 6 | (static_cast<unsigned char>(pattern[at + i]) & 0x3fu);
-      out += code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\u{{{:x}}}", code);
-    }
-    at += bytes;
-  }
-  return out;
-}
-
 std::string_view type_of(const JsonValue& v) {
   if (v.is_null()) return "null";
   if (v.as<bool>() != nullptr) return "boolean";
@@ -168,10 +150,10 @@ class SchemaCheck {
         out_.patterns.emplace_back(kEmail);
       } else if (m.key == "pattern") {
         std::string& pattern = std::get<std::string>(m.value.value);
-        out_.patterns.push_back(pattern = ascii_pattern(pattern));
+        out_.patterns.push_back(pattern = adapted_pattern(pattern, "pattern"));
       } else if (m.key == "patternProperties") {
         for (JsonMember& p : std::get<JsonValue::Object>(m.value.value))
-          out_.patterns.push_back(p.key = ascii_pattern(p.key));
+          out_.patterns.push_back(p.key = adapted_pattern(p.key, "pattern"));
       }
     }
   }
@@ -331,7 +313,7 @@ void prepare_formats(JsonValue& v, Prepared& out) {
     if (m.key == "json_schema") {
       SchemaCheck(m.value, true, out).run();
     } else if (m.key == "pattern" && text != nullptr) {
-      prepare({Kind::regex, *text});
+      m.value = {prepare({Kind::regex, *text}).text};
     } else if (m.key == "grammar" && text != nullptr) {
       prepare({Kind::ebnf, *text});
     } else if (const auto* count = m.value.as<int64_t>(); (m.key == "min" || m.key == "max") && count != nullptr) {

@@ -28,7 +28,7 @@ Source one_of(std::span<const std::string> choices) {
       if (c == '"' || c == '\\') {
         text.append({'\\', c});
       } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-        text += fmt::format("\\x{:02x}", static_cast<int>(c));
+        text += fmt::format("\\u{:04x}", static_cast<int>(c));  // after \x the library takes any number of digits
       } else {
         text += c;
       }
@@ -51,7 +51,7 @@ Prepared prepare(const Source& source) {
       return prepare_structural_tag(source.text);
     case Kind::regex:
       check_pattern(source.text, to_string(source.kind));
-      break;
+      return {adapted_pattern(source.text, to_string(source.kind)), {}, false};
     case Kind::ebnf:
       check_ebnf(source.text);
       break;

@@ -61,6 +61,9 @@ Prepared prepare(const Source& source);
 void check_pattern(std::string_view pattern, std::string_view what);
 void check_string_pattern(std::string_view pattern, std::string_view what);  // of a string in JSON
 void check_ebnf(std::string_view text);
+// The same pattern in ASCII, as the library reads it rightly. Throws invalid_argument for what it would read as
+// another.
+std::string adapted_pattern(std::string_view pattern, std::string_view what);
 Prepared prepare_schema(std::string_view text, bool closed);
 Prepared prepare_structural_tag(std::string_view text);
 

@@ -14,6 +14,7 @@
 #include "grammar/xgrammar_pattern.h"
 #include "grammar/xgrammar_strings.h"
 #include "grammar/xgrammar_surrogates.h"
+#include "grammar/xgrammar_xml.h"
 #include "sampling/choose.h"
 
 namespace sluice::grammar {
@@ -124,7 +125,7 @@ CompileQueue::Compiled VocabularyCompiler::compile(const Source& source, const P
       case Kind::structural_tag: {
         const auto made = xgrammar::Grammar::FromStructuralTag(prepared.text, tokens);
         if (const auto* grammar = std::get_if<xgrammar::Grammar>(&made))
-          return compiler.CompileGrammar(with_closed_strings(*grammar));
+          return compiler.CompileGrammar(with_closed_strings(with_exact_values(*grammar)));
         return compiler.CompileStructuralTag(prepared.text);  // throws what is wrong
       }
     }

@@ -54,13 +54,28 @@ std::vector<http::Header> cors_headers(const ServiceConfig& config, const http::
   if (origin.empty() || !is_listed_origin(config, origin)) return {};
   const bool by_name =
       std::find(config.cors_origins.begin(), config.cors_origins.end(), origin) != config.cors_origins.end();
-  return {{"Access-Control-Allow-Origin", by_name ? origin : "*"}, {"Vary", "Origin"}};
+  return {{"Access-Control-Allow-Origin", by_name ? origin : "*"},
+          {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After"},
+          {"Vary", "Origin"}};
 }
 
-void preflight(const ExchangePtr& exchange, const std::string& methods) {
+// The headers that a page of `request`'s origin may send: for a listed one those that it asks for, as OpenAI's and
+// Anthropic's clients have many of their own.
+std::string allowed_headers(const ServiceConfig& config, const http::Request& request) {
+  constexpr size_t kMostBytes = 1024;
+  constexpr std::string_view kNames =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~, ";  // RFC 9110's tokens, a list
+  const std::string_view asked = request.header("Access-Control-Request-Headers");
+  const bool may_name = is_listed_origin(config, request.header("Origin"));
+  if (may_name && !asked.empty() && asked.size() <= kMostBytes && asked.find_first_not_of(kNames) == asked.npos)
+    return std::string(asked);
+  return "Authorization, Content-Type, X-API-Key, X-Request-Id";
+}
+
+void preflight(const ServiceConfig& config, const ExchangePtr& exchange, const std::string& methods) {
   exchange->reply({.status = 204,
                    .headers = {{"Access-Control-Allow-Methods", methods},
-                               {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-API-Key, X-Request-Id"},
+                               {"Access-Control-Allow-Headers", allowed_headers(config, exchange->request())},
                                {"Access-Control-Max-Age", "600"}}});
 }
 
@@ -161,7 +176,7 @@ void ApiServer::handle(const std::shared_ptr<http::Exchange>& plain) {
     check_origin(service_.config(), request);
     std::string allowed;
     if (request.method == "OPTIONS" && find_route("OPTIONS", request.path, allowed) == nullptr && !allowed.empty())
-      return preflight(exchange, allowed);
+      return preflight(service_.config(), exchange, allowed);
     const Route& route = route_of(request);
     if (route.access != Access::open) check_access(service_.config(), request, route.access == Access::admin);
     check_content_type(request);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // POST /v1/completions
+#include <fmt/format.h>
+
+#include <set>
 #include <utility>
 
 #include "server/answer.h"
@@ -22,14 +25,17 @@ class LogprobLists {
   explicit LogprobLists(TokenNames names) : names_(names) {}
 
   void add(const ServedModel& model, const sampling::TokenLogprob& token, int top) {
+    const std::string chosen = name_of(model, token.chosen.token);
     add_token(model, token.chosen.token, json_number(static_cast<double>(token.chosen.logprob)));
+    // Several tokens can have one name, and an object has each once: the chosen token's is its own, of others the most
+    // likely one's.
     JsonObject object;
-    bool chosen = false;
-    for (const sampling::Likelihood& l : alternatives(token, top)) {
-      object.add(token_name(model, l.token, names_), static_cast<double>(l.logprob));
-      chosen = chosen || l.token == token.chosen.token;
-    }
-    if (!chosen) object.add(token_name(model, token.chosen.token, names_), static_cast<double>(token.chosen.logprob));
+    std::set<std::string> names;
+    for (const sampling::Likelihood& l : alternatives(token, top))
+      if (const std::string name = name_of(model, l.token);
+          (name != chosen || l.token == token.chosen.token) && names.insert(name).second)
+        object.add(name, static_cast<double>(l.logprob));
+    if (names.count(chosen) == 0) object.add(chosen, static_cast<double>(token.chosen.logprob));
     top_.raw(object.str());
   }
   // The first token of a prompt has no log probability: nothing comes before it.
@@ -52,17 +58,37 @@ class LogprobLists {
   }
 
  private:
+  // Parts of characters as OpenAI named them, "bytes:\xe6\x97": as text they would all be U+FFFD.
+  std::string name_of(const ServedModel& model, int32_t id) const {
+    std::string name = token_name(model, id, names_);
+    const std::string_view bytes = model.tokenizer.bytes_of(id);
+    if (names_ != TokenNames::text || name == bytes) return name;
+    name = "bytes:";
+    for (const char c : bytes)
+      if (static_cast<unsigned char>(c) < 0x80)
+        name += c;
+      else
+        name += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    return name;
+  }
+
   void add_token(const ServedModel& model, int32_t id, const std::string& logprob) {
-    tokens_.raw(json_text(token_name(model, id, names_)));
+    tokens_.raw(json_text(name_of(model, id)));
     logprobs_.raw(logprob);
     offsets_.raw(std::to_string(offset_));
-    offset_ += text::count_code_points(token_text(model, id));
+    // The characters that the token completes.
+    begun_ += model.tokenizer.bytes_of(id);
+    std::string whole;
+    const size_t held_back = text::append_utf8(whole, begun_, false);
+    begun_.erase(0, begun_.size() - held_back);
+    offset_ += text::count_code_points(whole);
     empty_ = false;
   }
 
   TokenNames names_;
   JsonArray tokens_, logprobs_, top_, offsets_;
   size_t offset_ = 0;
+  std::string begun_;  // the bytes of a character that is not complete
   bool empty_ = true;
 };
 

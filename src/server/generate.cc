@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "io/quote.h"
@@ -44,7 +45,7 @@ class GenerateWriter final : public AnswerWriter {
         Answer& a = answers_.emplace_back();
         a.prompt = p;
         a.prompt_tokens = static_cast<int64_t>(requests[p].prompt.size());
-        a.first_token = requests[p].prompt.front();
+        a.first_token = requests[p].prompt[static_cast<size_t>(form_.shown[p].prompt_from.value_or(0))];
       }
     }
   }
@@ -119,9 +120,9 @@ class GenerateWriter final : public AnswerWriter {
     return triple(json_number(static_cast<double>(l.logprob)), l.token);
   }
 
-  // `which`: "input" or "output". A prompt's first token has no log probability: nothing comes before it.
+  // `which`: "input" or "output". first: a token that is listed without a log probability, before the others.
   void add_logprobs(JsonObject& meta, const std::string& which, const Shown& shown,
-                    const std::vector<sampling::TokenLogprob>& tokens, const std::optional<int32_t>& first) const {
+                    std::span<const sampling::TokenLogprob> tokens, const std::optional<int32_t>& first) const {
     JsonArray chosen, top, named;
     const auto row = [&](std::span<const sampling::Likelihood> all) {
       JsonArray out;
@@ -164,9 +165,13 @@ class GenerateWriter final : public AnswerWriter {
     // int32, little-endian, [tokens - 1, layers, K], as SGLang gives them.
     if (!a.routed.empty()) meta.add("routed_experts", base64(std::as_bytes(std::span(a.routed))));
     if (const Shown& shown = form_.shown[a.prompt]; shown.logprobs) {
-      // Lists without elements where the prompt is not scored: SGLang has the keys in every answer.
-      add_logprobs(meta, "input", shown, scores_[a.prompt].tokens(),
-                   shown.prompt_from == 0 ? std::optional(a.first_token) : std::nullopt);
+      // Lists without elements where the prompt is not scored: SGLang has the keys in every answer. Its other lists
+      // begin with null wherever they start. The engine has a score there, but for the prompt's first token, as nothing
+      // comes before it.
+      const std::span<const sampling::TokenLogprob> all = scores_[a.prompt].tokens();
+      const bool scored = shown.prompt_from.value_or(0) > 0 && !all.empty();
+      add_logprobs(meta, "input", shown, all.subspan(scored ? 1 : 0),
+                   shown.prompt_from ? std::optional(a.first_token) : std::nullopt);
       add_logprobs(meta, "output", shown, a.logprobs, std::nullopt);
       meta.add("output_token_logprobs_length", a.logprobs.size());
     }
@@ -255,14 +260,14 @@ Shown read_logprobs(Fields& fields, const Prompt& prompt, int64_t vocab, engine:
   shown.logprobs = fields.boolean("return_logprob").value_or(false);
   shown.top = static_cast<int>(fields.integer("top_logprobs_num", 0, engine::kMaxTopLogprobs).value_or(0));
   const auto length = static_cast<int64_t>(prompt.ids.size());
-  const int64_t start = fields.integer("logprob_start_len", -1, length - 1).value_or(-1);
+  const int64_t start = fields.integer("logprob_start_len", -1, length).value_or(-1);
   std::vector<int32_t> named = fields.token_ids("token_ids_logprob", engine::kMaxLogprobTokens, vocab);
   if (!shown.logprobs) return shown;
   params.logprobs = true;
   params.top_logprobs = shown.top;
   shown.named = !named.empty();
   params.logprob_tokens = std::move(named);
-  if (start >= 0) params.prompt_logprobs_from = shown.prompt_from = start;
+  if (start >= 0 && start < length) params.prompt_logprobs_from = shown.prompt_from = start;  // at its end: none
   return shown;
 }
 }  // namespace

@@ -42,9 +42,9 @@ Prompt encode(std::string_view field, std::string text, const Encoder& encoder, 
 }  // namespace
 
 namespace {
-Prompt read_ids(Fields& fields, std::string_view key, const JsonValue::Array& array, int64_t vocab) {
+Prompt read_ids(Fields& fields, std::string_view key, const JsonValue::Array& array, int64_t vocab, bool may_be_empty) {
   Prompt p;
-  if (array.empty()) fields.refuse(key, "is empty; at least one token is needed");
+  if (array.empty() && !may_be_empty) fields.refuse(key, "is empty; at least one token is needed");
   p.ids.reserve(array.size());
   for (const JsonValue& item : array) {
     const auto* id = item.as<int64_t>();
@@ -56,13 +56,13 @@ Prompt read_ids(Fields& fields, std::string_view key, const JsonValue::Array& ar
 }
 
 std::vector<Prompt> read_several(Fields& fields, std::string_view key, const JsonValue::Array& array,
-                                 const Encoder* encoder, const engine::Limits& limits) {
+                                 const Encoder* encoder, const engine::Limits& limits, bool may_be_empty) {
   if (array.size() > kMaxPrompts)
     fields.refuse(key, fmt::format("has {} prompts; accepted: at most {}", array.size(), kMaxPrompts));
   std::vector<Prompt> out;
   for (const JsonValue& item : array) {
     if (const auto* ids = item.as<JsonValue::Array>())
-      out.push_back(read_ids(fields, key, *ids, limits.vocab));
+      out.push_back(read_ids(fields, key, *ids, limits.vocab, may_be_empty));
     else if (const auto* text = item.as<std::string>(); text != nullptr && encoder != nullptr)
       out.push_back(encode(key, *text, *encoder, limits.context_length));
     else
@@ -71,7 +71,8 @@ std::vector<Prompt> read_several(Fields& fields, std::string_view key, const Jso
   return out;
 }
 
-std::vector<Prompt> read(Fields& fields, std::string_view key, const Encoder* encoder, const engine::Limits& limits) {
+std::vector<Prompt> read(Fields& fields, std::string_view key, const Encoder* encoder, const engine::Limits& limits,
+                         bool may_be_empty = false) {
   const JsonValue* value = fields.find(key);
   const std::string accepted =
       encoder != nullptr ? "a string, an array of strings, or token ids" : "token ids, or an array of arrays of them";
@@ -82,8 +83,8 @@ std::vector<Prompt> read(Fields& fields, std::string_view key, const Encoder* en
   if (array == nullptr || array->empty()) fields.refuse_type(key, *value, accepted);
   const JsonValue& first = array->front();
   if (first.as<std::string>() != nullptr || first.as<JsonValue::Array>() != nullptr)
-    return read_several(fields, key, *array, encoder, limits);
-  return {read_ids(fields, key, *array, limits.vocab)};
+    return read_several(fields, key, *array, encoder, limits, may_be_empty);
+  return {read_ids(fields, key, *array, limits.vocab, may_be_empty)};
 }
 }  // namespace
 
@@ -93,8 +94,8 @@ std::vector<Prompt> read_prompts(Fields& fields, std::string_view key, const tex
   return read(fields, key, &encoder, limits);
 }
 
-std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab) {
-  return read(fields, key, nullptr, {.vocab = vocab});
+std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab, bool may_be_empty) {
+  return read(fields, key, nullptr, {.vocab = vocab}, may_be_empty);
 }
 
 void check_choices(size_t prompts, int64_t n, std::string_view field) {

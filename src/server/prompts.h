@@ -15,7 +15,7 @@
 namespace sluice::server {
 
 struct Prompt {
-  std::vector<int32_t> ids;         // not empty
+  std::vector<int32_t> ids;         // not empty, unless who reads it says so
   std::optional<std::string> text;  // when it was one
 };
 
@@ -32,7 +32,8 @@ void check_enough(std::string_view field, size_t ids, int64_t context);
 // an empty one, for ids outside of the vocabulary and for a text that is longer than the context.
 std::vector<Prompt> read_prompts(Fields& fields, std::string_view key, const text::Tokenizer& tokenizer,
                                  const engine::Limits& limits, bool add_special_tokens = true);
-std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab);
+// may_be_empty: arrays of ids within an array.
+std::vector<Prompt> read_id_prompts(Fields& fields, std::string_view key, int64_t vocab, bool may_be_empty = false);
 
 // Throws ApiError 400 when prompts times n is more than a request may ask for. field: n's name.
 void check_choices(size_t prompts, int64_t n, std::string_view field = "n");

@@ -129,7 +129,10 @@ JsonValue read_responses_chat(Fields& fields) {
       fields.refuse_type("input", *input, "a string or an array of at least one item");
     for (size_t i = 0; i < items->size(); ++i) read_item((*items)[i], fmt::format("input[{}]", i), out);
   }
-  JsonValue::Object chat{{"messages", {out.take()}}};
+  JsonValue::Array messages = out.take();
+  if (messages.empty())
+    fields.refuse("input", "has thoughts alone; accepted: at least one item that is a message, a call or its output");
+  JsonValue::Object chat{{"messages", {std::move(messages)}}};
   if (const JsonValue* kwargs = fields.find("chat_template_kwargs")) chat.push_back({"chat_template_kwargs", *kwargs});
   return {std::move(chat)};
 }

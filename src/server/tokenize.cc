@@ -63,7 +63,7 @@ void detokenize(Service& service, const ExchangePtr& exchange) {
     return;
   }
   const bool several = array != nullptr && array->front().as<io::JsonValue::Array>() != nullptr;
-  const std::vector<Prompt> lists = read_id_prompts(fields, "tokens", service.engine()->limits().vocab);
+  const std::vector<Prompt> lists = read_id_prompts(fields, "tokens", service.engine()->limits().vocab, true);
   fields.finish(service.unknown_fields());
   JsonArray texts;
   for (const Prompt& p : lists) texts.raw(json_text(model->tokenizer.decode(p.ids, skip)));

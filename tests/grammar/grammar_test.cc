@@ -23,6 +23,13 @@ TEST_F(Grammar, TakesWhatFitsAndNothingElse) {
   const std::vector<std::string> choices{"yes", "no \"or\"\n so \\", "\xc3\xa9t\xc3\xa9"};
   for (const std::string& choice : choices) EXPECT_TRUE(accepts(one_of(choices), choice)) << choice;
   EXPECT_FALSE(accepts(one_of(choices), "ye"));
+  // A control character before what could be a digit of its number.
+  const std::vector<std::string> lines{"yes\nbut",
+                                       "no\x1f"
+                                       "0f",
+                                       "\x7f"
+                                       "a"};
+  for (const std::string& line : lines) EXPECT_TRUE(accepts(one_of(lines), line)) << line;
 }
 
 TEST_F(Grammar, OpenSchemasTakePropertiesThatTheyDoNotName) {

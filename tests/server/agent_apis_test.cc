@@ -297,6 +297,9 @@ TEST_F(AgentApisTest, ResponsesThatCannotBeAreRefused) {
       "tool_choice.tools[0].type");
   EXPECT_EQ(no(kFlatTools + R"(, "parallel_tool_calls": 7)"), "parallel_tool_calls");
   EXPECT_EQ(no(R"("include": ["file_search_call.results"])"), "include");
+  for (const char* thoughts : {R"([{"type": "reasoning", "summary": []}])",
+                               R"([{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}])"})
+    EXPECT_EQ(refused(fmt::format(R"("input": {})", thoughts), R"({"store": false)", kResponses), "input");
   EXPECT_EQ(no(R"("text": {"format": {"type": "grammar"}})"), "text.format.type");
   EXPECT_EQ(no(R"("text": {"format": {"type": "json_schema", "name": "x"}})"), "text.format.schema");
   EXPECT_EQ(no(R"("text": {"format": 7})"), "text.format");

@@ -339,12 +339,23 @@ class Keys(WithServer):
         status, headers, _ = self.server.request("OPTIONS", "/v1/completions", headers={"Origin": "http://friend.example"})
         self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (204, "http://friend.example"))
         self.assertIsNone(headers["Access-Control-Allow-Credentials"])
+        self.assertEqual(headers["Access-Control-Allow-Headers"], "Authorization, Content-Type, X-API-Key, X-Request-Id")
+        # What OpenAI's and Anthropic's clients in a browser ask for; what is no list of names is not repeated.
+        asked = ("authorization,content-type,x-stainless-arch,x-stainless-os",
+                 "anthropic-dangerous-direct-browser-access, anthropic-version, x-api-key")
+        for names, is_allowed in (*((a, True) for a in asked), ("x" * 1025, False), ("a\"b", False), ("a: b", False),
+                                  ("\u00e9", False)):
+            _, headers, _ = self.server.request("OPTIONS", "/v1/messages", headers={
+                "Origin": "http://friend.example", "Access-Control-Request-Headers": names})
+            self.assertEqual(headers["Access-Control-Allow-Headers"] == names, is_allowed, names)
         status, headers, _ = self.server.request("OPTIONS", "/v1/completions", headers={"Origin": "http://evil.example"})
         self.assertEqual(status, 403)
         for origin, status in (("http://friend.example", 200), ("http://evil.example", 403)):
             got, headers, _ = self.server.request("GET", "/v1/models", headers={"Origin": origin, "X-API-Key": "secret"})
             self.assertEqual(got, status)
             self.assertEqual(headers["Access-Control-Allow-Origin"], origin if status == 200 else None)
+            self.assertEqual(headers["Access-Control-Expose-Headers"],
+                             "X-Request-Id, Retry-After" if status == 200 else None)
 
 
 if __name__ == "__main__":

@@ -202,6 +202,23 @@ class PeersFields(WithServer):
         self.assertEqual(rows[3][0], meta["input_token_logprobs"][3])
         self.assertNotIn("output_top_logprobs", meta)
 
+    def test_the_prompts_first_logprob_is_null_wherever_it_starts(self):
+        """As SGLang's lists; at the prompt's end there are none."""
+        ids = self.ok("/v1/tokenize", {"prompt": PROMPT})["tokens"]
+        body = {"text": PROMPT, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True,
+                "top_logprobs_num": 1, "token_ids_logprob": [7]}
+        keys = ["input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"]
+        whole = self.ok("/generate", {**body, "logprob_start_len": 0})["meta_info"]
+        for start in (1, len(ids) - 1):
+            part = self.ok("/generate", {**body, "logprob_start_len": start})["meta_info"]
+            self.assertEqual(part[keys[0]][0][:2], [None, ids[start]])
+            self.assertEqual([part[key][0] for key in keys[1:]], [None, None])
+            for key in keys:
+                self.assertEqual(part[key][1:], whole[key][start + 1:])
+        end = self.ok("/generate", {**body, "logprob_start_len": len(ids)})["meta_info"]
+        self.assertEqual([end[key] for key in keys], [[], [], []])
+        self.refused("/generate", {**body, "logprob_start_len": len(ids) + 1}, "logprob_start_len")
+
     def test_every_choice_of_generate_has_the_prompts_logprobs(self):
         body = {"text": PROMPT * 100, "return_logprob": True, "top_logprobs_num": 1, "token_ids_logprob": [7],
                 "sampling_params": {"max_new_tokens": 2, "temperature": 0, "n": 3}}

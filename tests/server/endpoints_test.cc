@@ -80,6 +80,72 @@ TEST_F(EndpointsTest, EchoedLogprobsWaitForTheFirstChoice) {
   }
 }
 
+// Parts of characters have names of their own, a name comes once, and a character counts with its last token.
+TEST_F(EndpointsTest, LogprobsNameTokensThatAreNoWholeCharacters) {
+  const auto& tokenizer = tiny_model()->tokenizer;
+  const std::vector<int32_t> ids = tokenizer.encode("a\xe6\x97\xa5z");
+  ASSERT_EQ(ids.size(), 5u);
+  ASSERT_EQ(tokenizer.bytes_of(ids[1]), "\xe6");
+  for (const bool stream : {false, true}) {
+    engine_->requests.clear();
+    const auto exchange =
+        ask("POST", "/v1/completions",
+            std::string(R"({"prompt": "a", "logprobs": 3)") + (stream ? R"(, "stream": true})" : "}"));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      engine::Event event;
+      event.request = 1;
+      event.tokens = {ids[i]};
+      event.text = i == 3 ? "\xe6\x97\xa5" : i == 0 ? "a" : i == 4 ? "z" : "";
+      event.logprobs = {{{ids[i], -0.5F}, {{ids[1], -1.F}, {ids[2], -2.F}, {ids[1], -3.F}}}};
+      if (i + 1 == ids.size()) event.reason = FinishReason::stop;
+      engine_->requests.at(1).sink(event);
+    }
+    const std::string& all = stream ? exchange->streamed : exchange->response.body;
+    std::string offsets, tops;
+    const auto collect = [&](const char* key, std::string& out) {
+      for (size_t at = 0; (at = all.find(key, at)) != all.npos;) {
+        at += std::string_view(key).size();
+        out += all.substr(at, all.find(']', at) - at) + ",";
+      }
+    };
+    collect("\"text_offset\":[", offsets);
+    collect("\"top_logprobs\":[", tops);
+    EXPECT_EQ(offsets, "0,1,1,1,2,");
+    const std::string parts = R"("bytes:\\xe6":-1,"bytes:\\x97":-2)";
+    EXPECT_EQ(tops, "{" + parts + R"(,"a":-0.5},{)" + parts + "},{" + parts + "},{" + parts +
+                        R"(,"bytes:\\xa5":-0.5},{)" + parts + R"(,"z":-0.5},)");
+    EXPECT_EQ(all.find("\xef\xbf\xbd"), all.npos) << all;
+  }
+}
+
+// Two tokens with one name: the chosen one's number is there.
+TEST_F(EndpointsTest, ALogprobsNameIsTheChosenTokens) {
+  const auto& tokenizer = tiny_model()->tokenizer;
+  const int32_t special = tokenizer.encode("<|im_end|>").front();
+  std::vector<int32_t> nameless;  // beyond the tokenizer
+  for (int32_t id = static_cast<int32_t>(tokenizer.vocab_size()); nameless.size() < 2; ++id) nameless.push_back(id);
+  const auto exchange = ask("POST", "/v1/completions", R"({"prompt": "a", "logprobs": 3})");
+  engine::Event event;
+  event.request = 1;
+  event.tokens = {nameless[1]};
+  event.logprobs = {{{nameless[1], -2.F}, {{nameless[0], -1.F}, {special, -1.5F}, {nameless[1], -2.F}}}};
+  event.reason = FinishReason::stop;
+  engine_->requests.at(1).sink(event);
+  EXPECT_NE(exchange->response.body.find(R"("top_logprobs":[{"<|im_end|>":-1.5,"":-2}])"), std::string::npos)
+      << exchange->response.body;
+}
+
+TEST_F(EndpointsTest, EmptyListsOfABatchDecodeToNothing) {
+  const auto exchange = ask("POST", "/v1/detokenize", R"({"tokens": [[], [65], []]})");
+  EXPECT_EQ(exchange->response.status, 200) << exchange->response.body;
+  EXPECT_EQ(string_at(json(exchange->response.body), {"text", "0"}), "");
+  EXPECT_EQ(string_at(json(exchange->response.body), {"text", "1"}),
+            tiny_model()->tokenizer.decode(std::vector<int32_t>{65}));
+  EXPECT_EQ(ask("POST", "/v1/detokenize", R"({"tokens": [[]]})")->response.body, R"({"text":[""]})");
+  for (const char* other : {R"({"prompt": [[], [65]]})", R"({"prompt": [[]]})"})
+    EXPECT_EQ(ask("POST", "/v1/completions", other)->response.status, 400) << other;
+}
+
 TEST_F(EndpointsTest, AFullQueueLeavesNothingBehind) {
   engine_->room = 0;
   const auto exchange = ask("POST", "/v1/completions", R"({"prompt": ["a", "b"], "rid": "again"})");

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments of calls that stand between tags, one pair for each.
+#pragma once
+
+namespace xgrammar {
+class Grammar;
+}
+
+namespace sluice::grammar {
+
+// The same grammar, but that a value between tags has around it what the format writes there, and no other white space.
+// xgrammar allows any white space beside a value that a schema bounds. To who reads the call that is a part of the
+// text, so it would not be what the schema says: neither the enum's value nor of the length.
+xgrammar::Grammar with_exact_values(const xgrammar::Grammar& grammar);
+
+}  // namespace sluice::grammar

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments between tags: a value is the schema's, and what is around it is the format's.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/grammar/grammar_case.h"
+
+namespace sluice::grammar {
+namespace {
+
+Source arguments(const char* style, const std::string& property) {
+  return {Kind::structural_tag,
+          fmt::format(R"({{"type":"structural_tag","format":{{"type":"json_schema","style":"{}","json_schema":)"
+                      R"({{"type":"object","properties":{{"a":{},"b":{}}},"required":["a","b"]}}}}}})",
+                      style, property, property)};
+}
+
+TEST_F(Grammar, ValuesBetweenTagsAreTheSchemas) {
+  const struct {
+    const char* style;
+    const char *begin, *middle, *end, *around;
+  } styles[]{{"qwen_xml", "<parameter=a>", "</parameter>\n<parameter=b>", "</parameter>", "\n"},
+             {"glm_xml", "<arg_key>a</arg_key>\n<arg_value>", "</arg_value>\n<arg_key>b</arg_key><arg_value>",
+              "</arg_value>", ""}};
+  const struct {
+    const char* schema;
+    std::vector<std::string> fits, does_not;
+  } cases[]{
+      {R"({"type":"string","enum":["Paris"," R\nm ","x"]})", {"Paris", " R\nm "}, {"", "R\nm", "Paris ", "\tx"}},
+      {R"({"const":"a b"})", {"a b"}, {" a b", "a b\n"}},
+      {R"({"type":"string","maxLength":4})", {"", "abcd", "  ", "\n\n\n\n"}, {"abcde", " abcd", "abc\n\n"}},
+      {R"({"type":"string","minLength":2,"maxLength":300})", {"ab", " \n"}, {"", "a"}},
+      {R"({"type":"string","pattern":"^ [a-c]$"})", {" a"}, {"  a", "a", " a "}},
+      {R"({"type":"string","format":"date"})", {"2026-01-31"}, {" 2026-01-31", "2026-01-31\n"}},
+      {R"({"type":"integer"})", {"12"}, {" 12", "12 "}},
+      {R"({"type":"array","items":{"type":"null"}})", {"[ null,\n null ]"}, {" []"}},
+      {R"({"anyOf":[{"type":"null"},{"type":"string","maxLength":2}]})", {"null", "ab", " a"}, {" null"}},
+      {R"({"type":"string"})", {"", " a ", "\n\n"}, {}},
+  };
+  for (const auto& s : styles)
+    for (const auto& c : cases) {
+      const Source source = arguments(s.style, c.schema);
+      const auto call = [&](const std::string& value, const std::string& around) {
+        const std::string written = around + value + around;
+        return s.begin + written + s.middle + written + s.end;
+      };
+      for (const std::string& value : c.fits)
+        EXPECT_TRUE(accepts(source, call(value, s.around))) << s.style << c.schema << value;
+      for (const std::string& value : c.does_not)
+        EXPECT_FALSE(accepts(source, call(value, s.around))) << s.style << c.schema << value;
+    }
+  EXPECT_FALSE(
+      accepts(arguments("qwen_xml", R"({"const":1})"), "<parameter=a>1</parameter><parameter=b>1</parameter>"));
+}
+
+}  // namespace
+}  // namespace sluice::grammar
