@@ -140,8 +140,11 @@ def interleaved(layer: Any, method: Any) -> bool:
                 and getattr(config, "gate_up_interleaved", True))
 
 
-FREED = ("weights of the experts are loaded again, and the engine's copy was freed when they were prepared; accepted with "
-         "SLUICE_KEEP_WEIGHTS=1, which keeps it")
+def freed() -> str:
+    """Why an update is refused where SGLang's copy of the experts was freed."""
+    from . import _experts
+    return ("weights of the experts are loaded again, and the engine's copy was freed when they were prepared; accepted with "
+            f"{_experts.KEEP}=1, which keeps it")
 
 
 def load_weight(original: Any, self: Any, *arguments: Any, **named: Any) -> Any:
@@ -149,7 +152,7 @@ def load_weight(original: Any, self: Any, *arguments: Any, **named: Any) -> Any:
     if getattr(self, "sluice_experts", None) is not None:
         from . import _experts
         if not _experts.keeps_weights():
-            raise RuntimeError(FREED)
+            raise RuntimeError(freed())
         self.sluice_written = True
     return original(self, *arguments, **named)
 
@@ -171,7 +174,7 @@ def update_weights(original: Any, self: Any, *arguments: Any, **named: Any) -> A
     from . import _experts
     layers = [m for m in self.get_model().modules() if getattr(m, "sluice_experts", None) is not None]
     if layers and not _experts.keeps_weights():
-        return False, FREED
+        return False, freed()
     answer = original(self, *arguments, **named)
     if not answer[0] or original.__name__ in PREPARING or hasattr(self, "end_weight_update"):
         return answer
@@ -210,7 +213,7 @@ class Method:
                 Method._said = True  # type: ignore[attr-defined]
                 _log.info("sluice_moe runs the experts: %s", layer.sluice_experts.spec)
         elif not _experts.keeps_weights():
-            raise RuntimeError(FREED)
+            raise RuntimeError(freed())
         else:
             found.load(layer)
         layer.sluice_written = False

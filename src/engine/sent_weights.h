@@ -35,8 +35,8 @@ class SentWeights {
   SentWeights(Context* ctx, const model::LoadOptions& options, io::Checkpoint configs, std::set<std::string> awaited);
 
   // With these besides; of two of one name the later one counts. Throws invalid_argument, naming the tensor, its value
-  // and what is accepted, for a tensor that the model needs in another shape, for one that is larger than any that a
-  // a model of this configuration has, and for a name that is given twice; after built() also for one that neither came
+  // and what is accepted, for a tensor that the model needs in another shape, for one that is larger than any tensor
+  // of a model of this configuration, and for a name that is given twice; after built() also for one that neither came
   // before nor is among those that the model uses.
   SentWeights with(const NamedTensors& tensors) const;
   void check(const NamedTensors& tensors) const;  // throws what with() throws

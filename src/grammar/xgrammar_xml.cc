@@ -4,6 +4,9 @@
 
 #include <grammar_functor.h>
 
+#include <algorithm>
+#include <iterator>
+#include <string>
 #include <string_view>
 #include <vector>
 
