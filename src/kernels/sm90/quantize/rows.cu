@@ -8,11 +8,13 @@ namespace sluice::sm90 {
 namespace {
 
 constexpr int kThreads = 128;
+// Of eight columns, per thread and step: as many as are stored in 16 bytes.
+HD constexpr int pieces_of(bool e4m3) { return e4m3 ? 2 : 1; }
 
 // One block per token, or several with a part of its columns each. It rounds the token once and writes it for each of
 // its local experts. The rounding is a constant of each instance: this kernel is bound by its instructions.
 template <Round kRound, bool kE4m3>
-__global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ RowsArgs args) {
+__global__ void __launch_bounds__(kThreads, 12) gather_kernel(const __grid_constant__ RowsArgs args) {
   RowsArgs a = args;
   a.out.round = kRound;
   a.out.e4m3 = kE4m3;
@@ -22,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int64_t tokens = real_tokens(a.source.num_tokens, a.source.max_tokens);
-  const int64_t share = tokens_per_share(a.source.max_tokens, a.source.locals);
+  const auto share = static_cast<int>(tokens_per_share(a.source.max_tokens, a.source.locals));
   const bool first = blockIdx.y == 0;
   for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     __syncthreads();
@@ -38,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
       int row = -1;
       if (rank >= 0) {
         const int e = id - a.gather.local_offset;
-        const int place = rank + a.gather.counts[token / share * a.source.locals + e];
+        const int place = rank + a.gather.counts[static_cast<int>(token) / share * int64_t{a.source.locals} + e];
         const int per = a.gather.expert_tile_rows[e];
         const RowTile tile = a.gather.tiles[a.gather.expert_tile[e] + place / per];
         const int n = place % per;
@@ -53,8 +55,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
       for (int k = 0; k < a.source.top_k; ++k)
         if (a.gather.rank[token * a.source.top_k + k] < 0) clear_row<kThreads>(a, token * a.source.top_k + k);
     if (num_targets != 0)
-      write_token<kThreads>(a, token, targets, num_targets, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y),
-                            shared);
+      write_token<kThreads, pieces_of(kE4m3)>(a, token, targets, num_targets, static_cast<int>(blockIdx.y),
+                                              static_cast<int>(gridDim.y), shared);
   }
 }
 
@@ -85,7 +87,7 @@ void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
   // Up to 1024 tokens the columns of one are spread over blocks, so that all reads and stores are under way at once.
   const int columns = args.out.k_blocks * (args.out.e4m3 ? 128 : 64);
   const int64_t blocks = args.source.max_tokens < 16384 ? args.source.max_tokens : 16384;
-  const int parts = blocks <= 1024 ? ceil_div(columns, 8 * kThreads) : 1;
+  const int parts = blocks <= 1024 ? ceil_div(columns, 8 * pieces_of(args.out.e4m3) * kThreads) : 1;
   launch(gather_kernel_of(args.out), dim3(static_cast<unsigned>(blocks > 0 ? blocks : 1), static_cast<unsigned>(parts)),
          kThreads, 0, stream, pdl, args);
 }

@@ -41,35 +41,58 @@ __device__ inline void load_token8(const RowsArgs& a, int64_t token, int column,
                                           : bf16_to_float(static_cast<const uint16_t*>(a.source.tokens)[at + i]);
 }
 
+// Where the bytes of a row lie.
+struct alignas(16) Place {
+  uint8_t* row;      // the row's 128 bytes in the tile's first k-block
+  unsigned k_block;  // bytes from there to those in the next k-block
+  unsigned swizzle;  // XORed with a byte's number among the 128: it moves pieces of 16
+  __device__ uint8_t* at(int block, int byte) const {
+    return row + (static_cast<unsigned>(block) * k_block + (static_cast<unsigned>(byte) ^ swizzle));
+  }
+};
+
 // Where one row of a tile goes.
 struct Target {
-  uint8_t* tile;  // the tile's first k-block
-  float* scales;
-  int padded, n;
-  int64_t row;
+  Place place;
+  float* scales;  // of its first 128 columns; those of the next ones follow `padded` further on
+  int padded;
   int padding;  // rows of the tile that follow its last one, if this is it: their scales are cleared
+  int64_t row;
 };
 
 __device__ inline Target target_of(const RowsArgs& a, const RowTile& tile, int n) {
   const int64_t base = tile.row_base;
-  return {a.out.data + base * a.out.k_blocks * 128,
-          a.out.block_scale + base * a.out.scale_runs,
+  return {{a.out.data + base * a.out.k_blocks * 128 + n * 128, static_cast<unsigned>(tile.padded) * 128u,
+           static_cast<unsigned>(n & 7) << 4},
+          a.out.block_scale + base * a.out.scale_runs + n,
           tile.padded,
-          n,
-          base + n,
-          n + 1 == tile.count ? tile.padded - tile.count : 0};
+          n + 1 == tile.count ? tile.padded - tile.count : 0,
+          base + n};
+}
+
+// Of k-block `k_block`, from `byte` on, in every target.
+template <class Piece>
+__device__ inline void store_piece(const Target* targets, int num_targets, int k_block, int byte, const Piece& piece) {
+  constexpr int kBatch = 4;  // read together: a store could change the next one, for all that the compiler knows
+  for (int first = 0; first < num_targets; first += kBatch) {
+    Place place[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) place[i] = targets[min(first + i, num_targets - 1)].place;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (first + i < num_targets) *reinterpret_cast<Piece*>(place[i].at(k_block, byte)) = piece;
+  }
 }
 
 // Of 128 columns from `column` on.
 __device__ inline void store_scale(const Target& t, int column, float scale) {
-  float* scales = t.scales + static_cast<int64_t>(column >> 7) * t.padded + t.n;
-  scales[0] = scale;
-  for (int i = 1; i <= t.padding; ++i) scales[i] = 0.0f;
+  float* at = t.scales + static_cast<int64_t>(column >> 7) * t.padded;
+  at[0] = scale;
+  for (int i = 1; i <= t.padding; ++i) at[i] = 0.0f;
 }
 
 __device__ inline void store_codes8(const Target& t, int column, const uint2& codes) {
-  uint8_t* k_block = t.tile + static_cast<int64_t>(column >> 7) * t.padded * 128;
-  *reinterpret_cast<uint2*>(k_block + swizzled(t.n, (column & 127) >> 4) + (column & 8)) = codes;
+  *reinterpret_cast<uint2*>(t.place.at(column >> 7, column & 127)) = codes;
 }
 __device__ inline void store8(const RowsArgs& a, const Target& t, int column, const uint4& bf16, const uint2& codes,
                               float group_scale, bool first_of_group) {
@@ -77,8 +100,7 @@ __device__ inline void store8(const RowsArgs& a, const Target& t, int column, co
     store_codes8(t, column, codes);
     if (a.out.round == Round::fp8_group && first_of_group) store_scale(t, column, group_scale);
   } else {
-    uint8_t* k_block = t.tile + static_cast<int64_t>(column >> 6) * t.padded * 128;
-    *reinterpret_cast<uint4*>(k_block + swizzled(t.n, (column & 63) >> 3)) = bf16;
+    *reinterpret_cast<uint4*>(t.place.at(column >> 6, (column & 63) * 2)) = bf16;
   }
 }
 
@@ -119,28 +141,23 @@ __device__ inline Rounded8 round8(const RowsArgs& a, const RowRounding& f, const
   return r;
 }
 
-// Rounds one row, 8 columns per thread and step, and hands every piece to store(column, piece, first of a group).
-// Blocks with the same row and another `part` share its columns.
-template <int kThreads, class Load, class Store8>
-__device__ inline void round_row(const RowsArgs& a, const RowRounding& factors, int part, int parts, Load&& load,
-                                 Store8&& store) {
-  const int group = group_columns(a.out.round);
-  const int padded_columns = a.out.k_blocks * (a.out.e4m3 ? 128 : 64);
-  for (int base = part * 8 * kThreads; base < padded_columns; base += parts * 8 * kThreads) {
-    const int column = base + 8 * static_cast<int>(threadIdx.x);
-    float v[8];
-    load(column, v);
-    uint32_t amax = 0;
-    if (group != 0) amax = amax_lanes(amax8(v), group / 8);
-    if (column >= padded_columns) continue;
-    store(column, round8(a, factors, v, amax), (column & 127) == 0);
-  }
+// The scale of each 128 columns of a warp's, from its lanes to the row's targets. A lane has one of the scales and
+// every kTurn-th target. first: the warp's first column.
+template <int kScales>
+__device__ inline void store_scales(const Target* targets, int num_targets, int first, int columns, float scale) {
+  constexpr int kTurn = 32 / kScales;
+  const int lane = static_cast<int>(threadIdx.x) & 31, column = first + lane % kScales * 128;
+  const float own = __shfl_sync(0xffffffffu, scale, lane % kScales * kTurn);
+  if (column < columns)
+    for (int i = lane / kScales; i < num_targets; i += kTurn) store_scale(targets[i], column, own);
 }
 
-// A token to the rows of its local experts.
-template <int kThreads>
+// A token to the rows of its local experts, 8 kPieces columns per thread and step. Codes are stored 16 bytes at a time
+// with two pieces. Blocks with the same token and another `part` share its columns.
+template <int kThreads, int kPieces = 1>
 __device__ inline void write_token(const RowsArgs& a, int64_t token, const Target* targets, int num_targets, int part,
                                    int parts, uint32_t* shared) {
+  constexpr int kColumns = 8 * kPieces, kStep = kColumns * kThreads;
   const auto load = [&](int column, float(&v)[8]) {
     if (column < a.source.columns) {
       load_token8(a, token, column, v);
@@ -161,11 +178,38 @@ __device__ inline void write_token(const RowsArgs& a, int64_t token, const Targe
     row_amax = block_max_bits<kThreads>(bits, shared);
   }
   const RowRounding factors = row_rounding(a, row_amax);
-  round_row<kThreads>(a, factors, part, parts, load, [&](int column, const Rounded8& piece, bool first) {
-    for (int i = 0; i < num_targets; ++i) store8(a, targets[i], column, piece.bf16, piece.codes, piece.scale, first);
-    if (!a.out.e4m3 && a.out.round == Round::fp8_group && first)
-      for (int i = 0; i < num_targets; ++i) store_scale(targets[i], column, piece.scale);
-  });
+  const int group = group_columns(a.out.round), columns = a.out.k_blocks * (a.out.e4m3 ? 128 : 64);
+  for (int base = part * kStep; base < columns; base += parts * kStep) {
+    const int column = base + kColumns * static_cast<int>(threadIdx.x);
+    float v[kPieces][8];
+    uint32_t amax[kPieces] = {};
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) load(column + 8 * p, v[p]);
+    if (group != 0) {
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) amax[p] = amax8(v[p]);
+      if (kPieces == 2 && group >= kColumns) amax[0] = amax[1] = max(amax[0], amax[kPieces - 1]);
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) amax[p] = amax_lanes(amax[p], max(group / kColumns, 1));
+    }
+    Rounded8 r[kPieces];
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) r[p] = round8(a, factors, v[p], amax[p]);
+    if (column < columns) {
+      if (!a.out.e4m3) {
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p)
+          store_piece(targets, num_targets, (column + 8 * p) >> 6, ((column + 8 * p) & 63) * 2, r[p].bf16);
+      } else if constexpr (kPieces == 2) {
+        store_piece(targets, num_targets, column >> 7, column & 127,
+                    uint4{r[0].codes.x, r[0].codes.y, r[1].codes.x, r[1].codes.y});
+      } else {
+        store_piece(targets, num_targets, column >> 7, column & 127, r[0].codes);
+      }
+    }
+    if (a.out.round == Round::fp8_group)
+      store_scales<2 * kPieces>(targets, num_targets, column & ~(32 * kColumns - 1), columns, r[0].scale);
+  }
   if (a.out.row_scale != nullptr && part == 0 && static_cast<int>(threadIdx.x) < num_targets)
     a.out.row_scale[targets[threadIdx.x].row] = factors.row_scale;
 }
