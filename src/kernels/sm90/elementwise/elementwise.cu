@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kMaxThreads) elementwise_kernel(const __grid_c
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if constexpr (kOperation == Elementwise::add) v[i] += other[i];
-      if constexpr (kOperation == Elementwise::silu_multiply) v[i] = rounded<D>(silu(v[i])) * other[i];
+      if constexpr (kOperation == Elementwise::silu_multiply) v[i] = rounded<D>(silu<D>(v[i])) * other[i];
       // A maximum that keeps NaN, as the tensor operation does.
       if constexpr (kOperation == Elementwise::relu_squared) v[i] = v[i] < 0.0f ? 0.0f : v[i] * v[i];
     }

@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(S::threads) gated_norm_kernel(const __grid_con
     load_elements<N>(x + column, v);
     load_elements<N>(gate + column, g);
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] *= silu(g[i]);
+    for (int i = 0; i < N; ++i) v[i] *= silu<D>(g[i]);
   };
   float held[S::pieces][N];
   float sum = 0.0f;

@@ -9,9 +9,10 @@ namespace sluice::sm90 {
 
 namespace {
 
-constexpr int kConvThreads = 128, kConvRows = 16;
+// Groups of 32 rows: 2^20 rows, the most of a step, are 32,768 of the 65,535 that a grid can have.
+constexpr int kConvThreads = 128, kConvRows = 32;
 
-// Grid: channels x groups of 16 rows x sequences. A thread computes one channel of the rows of its group. The block of
+// Grid: channels x groups of rows x sequences. A thread computes one channel of the rows of its group. The block of
 // a sequence's first rows stores all of its states: it alone reads the state before them, which may lie in the same
 // place.
 template <class D, class O>
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv_kernel(const __grid_
     float sum = bias;
     for (int t = 0; t < taps; ++t)
       sum = fmaf(a.weight[static_cast<int64_t>(t) * a.channels + channel], input(r - taps + 1 + t), sum);
-    out[r * a.out.stride] = from_float<O>(rounded<D>(silu(rounded<D>(sum))));
+    out[r * a.out.stride] = from_float<O>(rounded<D>(silu<D>(rounded<D>(sum))));
   }
   if (first != 0) return;
   for (int r = 0; r < count; ++r) {
@@ -62,8 +63,8 @@ __device__ __forceinline__ float4 fma4(float4 a, float4 b, float4 c) {
 }
 template <class D>
 __device__ __forceinline__ float4 activated(float4 v) {
-  return {rounded<D>(silu(rounded<D>(v.x))), rounded<D>(silu(rounded<D>(v.y))), rounded<D>(silu(rounded<D>(v.z))),
-          rounded<D>(silu(rounded<D>(v.w)))};
+  return {rounded<D>(silu<D>(rounded<D>(v.x))), rounded<D>(silu<D>(rounded<D>(v.y))),
+          rounded<D>(silu<D>(rounded<D>(v.z))), rounded<D>(silu<D>(rounded<D>(v.w)))};
 }
 
 // Grid: channels x groups of 32 rows x sequences. A block stores the states of its own rows, but that of the sequence's
