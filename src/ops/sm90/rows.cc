@@ -31,6 +31,7 @@ Sm90Ops::Sm90Ops(Context& ctx) : Ops(ctx), index_(ctx.device().id().index) {
   allow_key_values();
   allow_expanded();
   allow_head_product();
+  allow_row_product();
   allow_sample();
   allow_chunked_scan();
 }

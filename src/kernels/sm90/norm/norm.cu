@@ -150,11 +150,17 @@ struct SummedRow {
   }
 };
 
+// Blocks per multiprocessor for which the registers of a norm without sums and product suffice: 1024 threads. With 512
+// per block and 74 registers a multiprocessor had one block, which waited for memory as a whole. Long rows need fewer
+// registers anyway, and would spill with this.
+template <class S>
+inline constexpr int kNormBlocks = S::more ? 0 : 1024 / S::threads;
+
 // A block computes one row. How the sum is split depends on the row's length alone. kSums: a.sum is the change; without
 // a least number of blocks ptxas would save registers by waiting for each result before it reads the next one.
 // kProduct: the blocks of a cluster all compute the row, the first one stores it, and each has a share of the product.
 template <class S, Codes kCodes, bool kSums, bool kProduct>
-__global__ void __launch_bounds__(S::threads, kSums || kProduct ? 1 : 0)
+__global__ void __launch_bounds__(S::threads, kSums || kProduct ? 1 : kNormBlocks<S>)
     rms_norm_kernel(const __grid_constant__ RmsNormArgs a) {
   using D = typename S::D;
   constexpr int N = S::N;
@@ -359,7 +365,20 @@ void launch_groups_of(const GatedNormArgs& a, bool aligned, Stream stream, bool 
     run(Split<D, 8, 128, 1, true>());
 }
 
+template <Codes kCodes>
+void prefer_product_memory() {
+  prefer_shared_memory(rms_norm_kernel<Split<bf16_t, 8, 128, 1, false>, kCodes, false, true>);
+  prefer_shared_memory(rms_norm_kernel<Split<bf16_t, 8, 256, 1, false>, kCodes, false, true>);
+  prefer_shared_memory(rms_norm_kernel<Split<bf16_t, 8, 256, 2, false>, kCodes, false, true>);
+}
+
 }  // namespace
+
+void allow_row_product() {
+  prefer_product_memory<Codes::none>();
+  prefer_product_memory<Codes::rows>();
+  prefer_product_memory<Codes::groups>();
+}
 
 void launch_rms_norm(const RmsNormArgs& a, Stream stream, bool pdl) {
   if (a.rows == 0) return;

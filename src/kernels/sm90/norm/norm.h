@@ -57,6 +57,9 @@ inline bool adds_results(const RmsNormArgs& a) {
 inline bool multiplies_rows(const RmsNormArgs& a) {
   return !a.x.f32 && in_eights(a) && row_product_fits(a.rows, a.cols, a.product.outputs);
 }
+// On the current device, before the first norm with a product. The kernels of one token, two launches after it, ask for
+// the largest shared memory: left alone, this kernel would ask for the other split (docs/kernels/sm90_norm.md).
+void allow_row_product();
 // Both norms read their weight, `sum.num_rows` and the product's matrix while the kernels before them in the stream may
 // still run: none of those may write them.
 void launch_rms_norm(const RmsNormArgs& args, Stream stream, bool pdl);
