@@ -246,21 +246,23 @@ TEST(Streams, BlocksDoNotWaitForBlocksThatHaveNotStarted) {
   }
 }
 
+template <class Call>
+void expect_refused(Call&& call, const std::string& sentence) {
+  try {
+    call();
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(e.what(), sentence);
+  }
+}
+
 // Weights are read in place on their own device, copied from the host, and refused on another device.
 TEST(Streams, WeightsOfAnotherDeviceAreRefused) {
   using sm90::MemoryPlace;
   EXPECT_FALSE(sm90::read_in_place(MemoryPlace{}, 1, "the codes"));
   EXPECT_TRUE(sm90::read_in_place(MemoryPlace{true, false, 1}, 1, "the codes"));
   EXPECT_TRUE(sm90::read_in_place(MemoryPlace{false, true, 0}, 1, "the codes"));
-  const auto expect_refused = [](auto&& call, const std::string& sentence) {
-    try {
-      call();
-      ADD_FAILURE() << "accepted";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
-      EXPECT_EQ(e.what(), sentence);
-    }
-  };
   expect_refused(
       [] {
         sm90::read_in_place(MemoryPlace{true, false, 3}, 1, "the codes");
@@ -283,6 +285,44 @@ TEST(Streams, WeightsOfAnotherDeviceAreRefused) {
   const auto layer = moe::make_sm90_backend()->prepare(on.ctx, p.spec, p.weights);
   expect_refused([&] { layer->refit(on.ctx, w); },
                  "the weights' codes are in the memory of device 1; accepted: memory of device 0 or of the host");
+}
+
+TEST(Streams, ARefusedRefitChangesNothing) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  for (MoeSpec s : specs()) {
+    s.bias = true;
+    SCOPED_TRACE(to_string(s));
+    const Case c{s, 12, Choice::bf16_logits, Pattern::distinct};
+    const Problem before = make_problem(c, rng), after = make_problem(c, rng);
+    OnStream on(nullptr);
+    const auto layer = moe::make_sm90_backend()->prepare(on.ctx, s, before.weights);
+    DeviceProblem d(before);
+    const sm90::DeviceBuffer workspace = poisoned(layer->workspace_bytes(12));
+    moe::MoeArgs args = before.args();
+    args.hidden = d.hidden.data();
+    args.logits = d.logits.data();
+    args.bias = d.bias.data();
+    args.output = d.output.data();
+    args.workspace = workspace.data();
+    args.workspace_size = workspace.bytes();
+    const auto outputs = [&] {
+      poison(d.output);
+      layer->run(on.ctx, args);
+      return download<uint16_t>(d.output);
+    };
+    const auto first = outputs();
+    weights::ExpertWeights absent = after.weights;
+    absent.bias_down = {};
+    expect_refused([&] { layer->refit(on.ctx, absent); },
+                   "the down bias was given before this refit and is absent now; captured graphs could not follow");
+    weights::ExpertWeights odd = after.weights;
+    const Tensor& codes = after.weights.down.codes;
+    const sm90::DeviceBuffer memory(codes.bytes() + 16);
+    odd.down.codes = Tensor(codes.dtype(), codes.shape(), memory.as<uint8_t>() + 8, nullptr);
+    expect_refused([&] { layer->refit(on.ctx, odd); }, "the weights' codes are not aligned to 16 bytes");
+    EXPECT_EQ(first, outputs());
+  }
 }
 
 TEST(Streams, TheSameBitsOnEveryRun) {

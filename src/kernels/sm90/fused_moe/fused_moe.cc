@@ -61,22 +61,33 @@ int64_t FusedMoe::weight_bytes() const { return first_.bytes() + second_.bytes()
 
 void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
   const DeviceGuard guard(device_);
-  first_.fill(w.up, spec_.gated() ? &w.gate : nullptr, stream);
-  second_.fill(w.down, nullptr, stream, true);
-  const auto upload = [&](DeviceBuffer& to, const Tensor& from, Span at, const char* name) {
+  const struct {
+    DeviceBuffer& to;
+    const Tensor& from;
+    Span at;
+    const char* name;
+  } parameters[] = {{bias_up_, w.bias_up, memory_at_.bias_up, "the up bias"},
+                    {bias_gate_, w.bias_gate, memory_at_.bias_gate, "the gate bias"},
+                    {bias_down_, w.bias_down, memory_at_.bias_down, "the down bias"},
+                    {alpha_, w.alpha, memory_at_.alpha, "alpha"},
+                    {beta_, w.beta, memory_at_.beta, "beta"},
+                    {limit_, w.limit, memory_at_.limit, "limit"}};
+  // All that can be refused comes before the first write: a refit that is refused leaves the layer as it was.
+  for (const auto& [to, from, at, name] : parameters) {
     check(from.bytes() == 0 || from.bytes() == at.bytes, "{} has {} bytes; the spec says {}", name, from.bytes(),
           at.bytes);
+    check(!filled_ || to.bytes() == from.bytes(),
+          "{} was {} before this refit and is {} now; captured graphs could not follow", name,
+          to.bytes() > 0 ? "given" : "absent", from.bytes() > 0 ? "given" : "absent");
+  }
+  MatrixStaging first = first_.stage(w.up, spec_.gated() ? &w.gate : nullptr);
+  MatrixStaging second = second_.stage(w.down, nullptr);
+  first_.fill(first, stream);
+  second_.fill(second, stream, true);
+  for (const auto& [to, from, at, name] : parameters) {
     if (!filled_ && from.bytes() > 0) to = DeviceBuffer(memory_, at);
-    check(to.bytes() == from.bytes(), "{} was {} before this refit and is {} now; captured graphs could not follow",
-          name, to.bytes() > 0 ? "given" : "absent", from.bytes() > 0 ? "given" : "absent");
     copy_to_device_now(to.data(), from.data(), from.bytes(), stream);
-  };
-  upload(bias_up_, w.bias_up, memory_at_.bias_up, "the up bias");
-  upload(bias_gate_, w.bias_gate, memory_at_.bias_gate, "the gate bias");
-  upload(bias_down_, w.bias_down, memory_at_.bias_down, "the down bias");
-  upload(alpha_, w.alpha, memory_at_.alpha, "alpha");
-  upload(beta_, w.beta, memory_at_.beta, "beta");
-  upload(limit_, w.limit, memory_at_.limit, "limit");
+  }
   const Round round = round_of(spec_.inputs);
   InputScale scales[2];
   if (is_static(round)) {

@@ -15,11 +15,9 @@ void RepackedMatrix::place(const WeightShape& of, const DeviceBuffer& memory, co
   block_scale = part(at.block_scale);
 }
 
-// The experts of one matrix, in parts that bound the staged copy of host weights.
-void RepackedMatrix::fill(const weights::QuantTensor& up, const weights::QuantTensor* gate, Stream stream,
-                          bool follows) {
+// In parts that bound the staged copy of host weights.
+MatrixStaging RepackedMatrix::stage(const weights::QuantTensor& up, const weights::QuantTensor* gate) const {
   constexpr int64_t kStagedBytes = int64_t{256} << 20;
-  const int64_t experts = shape.experts;
   const Tensor* const from[6] = {&up.codes,
                                  &up.scales,
                                  &up.global,
@@ -28,30 +26,40 @@ void RepackedMatrix::fill(const weights::QuantTensor& up, const weights::QuantTe
                                  gate != nullptr ? &gate->global : nullptr};
   constexpr const char* kNames[3] = {"the weights' codes", "the weights' scales", "the weights' global scales"};
   const int device = current_device();
-  int64_t each[6] = {}, host_bytes = 0;  // bytes per expert
+  MatrixStaging s{up.format, {}, {}, {}, shape.experts};
+  int64_t host_bytes = 0;
   bool staged[6] = {};
   for (int i = 0; i < 6; ++i) {
     if (from[i] == nullptr || from[i]->empty()) continue;
-    each[i] = from[i]->bytes() / experts;
-    staged[i] = !read_in_place(place_of(from[i]->address()), device, kNames[i % 3]);
-    if (staged[i]) host_bytes += each[i];
+    s.from[i] = from[i]->address();
+    s.each[i] = from[i]->bytes() / shape.experts;
+    staged[i] = !read_in_place(place_of(s.from[i]), device, kNames[i % 3]);
+    check(staged[i] || reinterpret_cast<uintptr_t>(s.from[i]) % 16 == 0, "{} are not aligned to 16 bytes",
+          kNames[i % 3]);
+    if (staged[i]) host_bytes += s.each[i];
   }
-  const int64_t step = host_bytes == 0 ? experts : std::clamp<int64_t>(kStagedBytes / host_bytes, 1, experts);
-  DeviceBuffer room[6];
+  if (host_bytes > 0) s.step = std::clamp<int64_t>(kStagedBytes / host_bytes, 1, shape.experts);
   for (int i = 0; i < 6; ++i)
-    if (staged[i]) room[i] = DeviceBuffer(each[i] * step);
-  for (int64_t first = 0; first < experts; first += step) {
+    if (staged[i]) s.room[i] = DeviceBuffer(s.each[i] * s.step);
+  return s;
+}
+
+void RepackedMatrix::fill(const MatrixStaging& s, Stream stream, bool follows) {
+  const int64_t experts = shape.experts;
+  const bool copies =
+      std::any_of(std::begin(s.room), std::end(s.room), [](const DeviceBuffer& b) { return b.bytes() > 0; });
+  for (int64_t first = 0; first < experts; first += s.step) {
     RepackArgs args{};
-    args.format = up.format;
+    args.format = s.format;
     args.shape = shape;
-    args.shape.experts = std::min(step, experts - first);
+    args.shape.experts = std::min(s.step, experts - first);
     const void* at[6] = {};
     for (int i = 0; i < 6; ++i) {
-      if (each[i] == 0) continue;
-      at[i] = static_cast<const char*>(from[i]->address()) + first * each[i];
-      if (!staged[i]) continue;
-      copy_to_device(room[i].data(), at[i], each[i] * args.shape.experts, stream);
-      at[i] = room[i].data();
+      if (s.from[i] == nullptr) continue;
+      at[i] = static_cast<const char*>(s.from[i]) + first * s.each[i];
+      if (s.room[i].bytes() == 0) continue;
+      copy_to_device(s.room[i].data(), at[i], s.each[i] * args.shape.experts, stream);
+      at[i] = s.room[i].data();
     }
     args.up = {at[0], at[1], static_cast<const float*>(at[2])};
     args.gate = {at[3], at[4], static_cast<const float*>(at[5])};
@@ -60,9 +68,9 @@ void RepackedMatrix::fill(const weights::QuantTensor& up, const weights::QuantTe
     if (row_scale.bytes() > 0) args.row_scale = row_scale.as<float>() + tiles * kMTileRows;
     if (block_scale.bytes() > 0)
       args.block_scale = block_scale.as<float>() + tiles * scale_runs(shape.operand, shape.k_blocks()) * 4;
-    launch_repack(args, stream, follows && host_bytes == 0);
+    launch_repack(args, stream, follows && !copies);
   }
-  if (host_bytes > 0) synchronize(stream);  // the staged copies go away
+  if (copies) synchronize(stream);  // the staged copies go away
 }
 
 }  // namespace sluice::sm90
