@@ -123,7 +123,7 @@ TEST_P(Conformance, MasksLeaveTheTokensOfTheirBits) {
       if (i % 2 == 1) edits.push_back({.token = 0, .bias = 30});
       row.mask = i % 4 - 1;
       row.top_logprobs = i % 3 - 1;
-      row.temperature = i < 4 ? 0 : 1.5;
+      row.temperature = i < 4 ? 0 : i == 6 ? 1e50 : 1.5;  // 1e50: its inverse is 0 in float32
       row.top_k = i % 3 == 0 ? 0 : 50;
       row.seed = random()();
       rows.push_back(row);

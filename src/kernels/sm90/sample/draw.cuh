@@ -125,7 +125,8 @@ class Draw {
     const double power = __hiloint2double(__double2hiint(table) + exponent, __double2loint(table));
     const double rounded = fma(power, q, power) + 4503599627370496.0;
     const uint64_t whole = static_cast<uint64_t>(__double_as_longlong(rounded)) & 0xfffffffffffffu;
-    return distance(logit) >= kDrawBins - 1 ? 0 : whole;
+    // So that a NaN is 0: at temperatures whose inverse is 0 in float32, the distance of a masked logit.
+    return distance(logit) < kDrawBins - 1 ? whole : 0;
   }
 
   // The histogram of all tokens, and its sum. Every thread of the cluster calls it, and every function below too.
