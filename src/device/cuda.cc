@@ -138,7 +138,10 @@ class CudaQueue : public Queue {
     check_cuda(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream_), "clearing memory", id_);
   }
 
-  void wait() override { check_cuda(cudaStreamSynchronize(stream_), "work enqueued earlier", id_); }
+  void wait() override {
+    const Current current(id_);  // of whose streams the default one is
+    check_cuda(cudaStreamSynchronize(stream_), "work enqueued earlier", id_);
+  }
   std::unique_ptr<Event> record() override { return std::make_unique<CudaEvent>(id_, stream_); }
   void wait_for(const Event& event) override {
     const auto* point = dynamic_cast<const CudaEvent*>(&event);

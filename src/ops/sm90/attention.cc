@@ -178,7 +178,9 @@ void Sm90Ops::mla_attention(const Batch& batch, const MlaShape& shape, const Ten
   args.block_begin = batch.block_begin;
   args.blocks = batch.blocks;
   args.contexts = batch.contexts;
-  if (call.plan.heads == 0 || !expanded_fits(call.weights, args))
+  if (call.plan.heads > 0)
+    call.tiles = plan_expanded_tiles(call.plan, call.bounds, batch.longest_rows, multiprocessors_);
+  if (call.plan.heads == 0 || call.tiles.tiles > kMaxPrefillTiles || !expanded_fits(call.weights, args))
     return Ops::mla_attention(batch, shape, kv_b, q, keys, options, out);
   const Workspace::Scope scope(workspace());
   const DeviceGuard guard(index_);
@@ -189,7 +191,6 @@ void Sm90Ops::mla_attention(const Batch& batch, const MlaShape& shape, const Ten
   launch_expanded_work(call, stream(), true);
   {
     const Workspace::Scope prompts(workspace());
-    call.tiles = plan_expanded_tiles(call.plan, call.bounds, batch.longest_rows, multiprocessors_);
     call.tile_work = workspace().take<int32_t>(prefill_work_ints(call.tiles));
     call.expanded = workspace().take_bytes(expanded_bytes(call.plan));
     launch_expanded_attention(call, stream(), true);

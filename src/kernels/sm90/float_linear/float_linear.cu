@@ -35,8 +35,10 @@ template <class X, class W, int kRows, int kOutputs>
 __global__ void __launch_bounds__(kThreads) float_linear_kernel(const __grid_constant__ FloatLinearArgs a) {
   ptx::griddepcontrol_launch_dependents();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, head = static_cast<int>(blockIdx.z);
-  const int first_output = (static_cast<int>(blockIdx.x) * kWarps + warp) * kOutputs;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
+  // Neighbouring blocks have the same rows. In one dimension of the grid, as the others end at 65,535.
+  const unsigned groups = ceil_div(a.n, kWarps * kOutputs);
+  const int first_output = (static_cast<int>(blockIdx.x % groups) * kWarps + warp) * kOutputs;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x / groups) * kRows;
   ptx::griddepcontrol_wait();
   if (first_output >= a.n) return;
   const X* x[kRows];
@@ -83,8 +85,9 @@ __global__ void __launch_bounds__(kThreads) float_linear_kernel(const __grid_con
 template <class X, class W>
 void launch_of(const FloatLinearArgs& a, Stream stream, bool pdl) {
   const auto run = [&](auto* kernel, int rows, int outputs) {
-    const dim3 blocks(static_cast<unsigned>(ceil_div(a.n, kWarps * outputs)),
-                      static_cast<unsigned>(ceil_div<int64_t>(a.rows, rows)), static_cast<unsigned>(a.heads));
+    const int64_t groups = ceil_div(a.n, kWarps * outputs);
+    const dim3 blocks(static_cast<unsigned>(groups * ceil_div<int64_t>(a.rows, rows)), 1,
+                      static_cast<unsigned>(a.heads));
     launch(kernel, blocks, kThreads, 0, stream, pdl, a);
   };
   // Few rows: more warps. Many: every value that is read serves four results.
