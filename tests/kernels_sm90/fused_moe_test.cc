@@ -273,6 +273,15 @@ TEST(FusedMoe, ExpertsAndTokensOfEveryPathOfRouting) {
   }
 }
 
+// The gather leaves the scales of tokens, and another kernel places them (tuning::kPlacedScales).
+TEST(FusedMoe, ScalesOfManyRows) {
+  SKIP_WITHOUT_DEVICE();
+  uint64_t seed = test::seed() + 7000;
+  const std::string shape = "experts=32 top_k=8 hidden=4064 inter=64 weights=fp8_block inputs=fp8_group";
+  for (const char* more : {"", " fp8_f32_sums=1", " routed=1"}) check_case(shape + more, 2050, ++seed);
+  check_case(shape + " local_offset=3 local_experts=20", 3300, ++seed);
+}
+
 TEST(FusedMoe, Sizes) {
   SKIP_WITHOUT_DEVICE();
   uint64_t seed = test::seed() + 3000;

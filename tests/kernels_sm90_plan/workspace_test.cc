@@ -10,6 +10,7 @@
 #include "kernels/sm90/fused_moe/plan.h"
 #include "kernels/sm90/quantize/input_round.h"
 #include "kernels/sm90/repack/repack.h"
+#include "kernels/sm90/tuning.h"
 #include "tests/support/random.h"
 
 namespace sluice {
@@ -177,6 +178,10 @@ TEST(Plan, PiecesOfALayerDoNotOverlap) {
         pieces.add("block scales", g == 0 ? p.x1_block_scale : p.x2_block_scale,
                    round == sm90::Round::fp8_group ? 4 * p.rows * groups : 0);
       }
+      const int64_t runs = ceil_div<int64_t>(s.hidden, 128);
+      const bool placed =
+          round == sm90::Round::fp8_group && pairs * locals / s.experts * runs >= sm90::tuning::kPlacedScales;
+      pieces.add("token scales", p.token_scale, placed ? 4 * tokens * round_up<int64_t>(runs, 4) : 0);
       pieces.add("results", p.results, s.finalize ? pairs * s.hidden * bytes_of(s.dtype) : 0);
       if (p.store == sm90::Store::activated) pieces.add("middle", p.middle, 4 * p.rows * s.inter);
       if (HasFailure()) return;

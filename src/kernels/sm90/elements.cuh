@@ -100,8 +100,8 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
   return sum;
 }
 
-// Of a value that is then rounded to D. Before bfloat16 the quotient may be 2 ulp of float32 off, and 0 where its magnitude is below
-// 2^-119: an exact division takes as many instructions as all else.
+// Of a value that is then rounded to D. Before bfloat16 the quotient may be 2 ulp of float32 off, and 0 where its
+// magnitude is below 2^-119: an exact division takes as many instructions as all else.
 template <class D>
 __device__ __forceinline__ float silu(float x) {
   const float divisor = 1.0f + expf(-x);

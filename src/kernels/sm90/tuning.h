@@ -111,6 +111,10 @@ inline constexpr int64_t kPermuteBlocks = 512;
 // rows take a quarter of that (docs/kernels/sm90_rows.md).
 inline constexpr int64_t kSpreadRequantizedRows = 1024;
 
+// From so many scales of 128 columns of rows on, the gather of FP8 block leaves one per token, and a launch of its own
+// places them (docs/kernels/sm90_rows.md).
+inline constexpr int64_t kPlacedScales = int64_t{1} << 19;
+
 // Tiles whose tasks take turns at a group of M-tiles, so that those of one expert read its weights at the same time: at
 // most so many, and at most so many bytes of rows, which every group reads again from the L2 cache. FP8 block,
 // DeepSeek-V3 EP8, 8192 tokens, tile by tile and by 8, 16 and 32 tiles: 1223, 1150, 1130 and 1157 us

@@ -199,7 +199,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
     if (route.logits != nullptr) launch_choose(route, warm_up, stream, call.pdl);
     return multiply_one_token(call, p, gemm, route, stream);
   }
-  const RowsArgs rows = row_args(call, p, route);
+  RowsArgs rows = row_args(call, p, route);
   if (route_permute_fits(route)) {  // few tokens: one or two launches before the GEMMs
     const bool early = starts_early(spec_, p.choice.instance, call.tokens) && call.logits == nullptr;
     launch_route_permute(route, rows, early, warm_up, stream, call.pdl);
@@ -209,7 +209,8 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
   } else {
     if (route.logits != nullptr) launch_choose(route, warm_up, stream, call.pdl);
     launch_tables(route, stream, call.pdl);
-    launch_gather(rows, stream, call.pdl);
+    rows.out.token_scale = p.token_scale;
+    launch_gather(rows, p.tiles, p.choice.instance.max_n, stream, call.pdl);
   }
   multiply(call, p, gemm, rows, stream);
   if (!finalizes(call)) return;

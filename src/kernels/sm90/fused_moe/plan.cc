@@ -5,7 +5,9 @@
 #include "kernels/sm90/memory_plan.h"
 #include "kernels/sm90/one_token/one_token.h"
 #include "kernels/sm90/quantize/input_round.h"
+#include "kernels/sm90/quantize/rows.h"
 #include "kernels/sm90/route_permute/route_permute.h"
+#include "kernels/sm90/tuning.h"
 
 namespace sluice::sm90 {
 
@@ -82,6 +84,10 @@ MoePlan plan_moe(const MoeSpec& spec, int multiprocessors, int64_t tokens, const
     (g == 0 ? p.x1_block_scale : p.x2_block_scale) =
         pieces.take<float>(round == Round::fp8_group ? p.rows * scale_runs(tile.operand, k_blocks) : 0);
   }
+  const int runs = scale_runs(tile.operand, first_shape(spec).k_blocks());
+  const int64_t mean_pairs = pairs * locals / spec.experts;  // local ones of an even routing
+  const bool placed = round == Round::fp8_group && mean_pairs * runs >= tuning::kPlacedScales;
+  p.token_scale = pieces.take<float>(placed ? tokens * token_scale_stride(runs) : 0);
   const int64_t middle = p.store == Store::activated ? spec.inter
                          : p.store == Store::raw     ? spec.inter * (spec.gated() ? 2 : 1)
                                                      : 0;

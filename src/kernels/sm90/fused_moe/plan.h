@@ -23,6 +23,7 @@ struct MoePlan {
   uint8_t *x1, *x2;                    // [rows * k-blocks * 128] of GEMM1 and GEMM2
   float *x1_row_scale, *x2_row_scale;  // [rows], or null
   float *x1_block_scale, *x2_block_scale;  // [rows * scale runs], or null
+  float* token_scale;                      // [tokens * their stride] (RowDestination), or null
   float* middle;                           // [rows, I], or [rows, 2, I] for Store::raw; else null
   float* middle_max;  // [rows, groups of 16 weight rows] of one token whose rows have scales, or null
   float* partial[2];  // [rows * weight rows of all M-tile groups * splits], or null

@@ -60,6 +60,29 @@ __global__ void __launch_bounds__(kThreads, 12) gather_kernel(const __grid_const
   }
 }
 
+// The scales of tokens to those of rows. The gather's own stores of them, 4 bytes per row and 128 columns, each lie in
+// another line, and take as long as a quarter of the codes. Here a warp stores 32 rows side by side.
+__global__ void __launch_bounds__(kThreads) place_scales_kernel(const __grid_constant__ RowsArgs a) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  if (static_cast<int>(blockIdx.x) >= a.gather.header->num_tiles) return;
+  const RowTile tile = a.gather.tiles[blockIdx.x];
+  const int n = static_cast<int>(blockIdx.y * kThreads + threadIdx.x), runs = a.out.scale_runs;
+  if (n >= tile.padded) return;
+  float* out = a.out.block_scale + static_cast<int64_t>(tile.row_base) * runs + n;
+  const bool real = n < tile.count;
+  const int64_t token = real ? a.gather.row_pair[tile.row_base + n] / a.source.top_k : 0;
+  const float* from = a.out.token_scale + token * token_scale_stride(runs);
+#pragma unroll 4
+  for (int run = 0; run < runs; run += 4) {
+    const float4 read = real ? *reinterpret_cast<const float4*>(from + run) : float4{};
+    const float scale[4] = {read.x, read.y, read.z, read.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (run + i < runs) out[static_cast<int64_t>(run + i) * tile.padded] = scale[i];
+  }
+}
+
 using GatherKernel = void (*)(RowsArgs);
 GatherKernel gather_kernel_of(const RowDestination& out) {
   switch (out.round) {
@@ -83,13 +106,16 @@ GatherKernel gather_kernel_of(const RowDestination& out) {
 
 }  // namespace
 
-void launch_gather(const RowsArgs& args, Stream stream, bool pdl) {
+void launch_gather(const RowsArgs& args, int64_t max_tiles, int max_n, Stream stream, bool pdl) {
   // Up to 1024 tokens the columns of one are spread over blocks, so that all reads and stores are under way at once.
   const int columns = args.out.k_blocks * (args.out.e4m3 ? 128 : 64);
   const int64_t blocks = args.source.max_tokens < 16384 ? args.source.max_tokens : 16384;
   const int parts = blocks <= 1024 ? ceil_div(columns, 8 * pieces_of(args.out.e4m3) * kThreads) : 1;
   launch(gather_kernel_of(args.out), dim3(static_cast<unsigned>(blocks > 0 ? blocks : 1), static_cast<unsigned>(parts)),
          kThreads, 0, stream, pdl, args);
+  if (args.out.token_scale == nullptr) return;
+  const dim3 tiles(static_cast<unsigned>(max_tiles), static_cast<unsigned>(ceil_div(max_n, kThreads)));
+  launch(place_scales_kernel, tiles, kThreads, 0, stream, pdl, args);
 }
 
 }  // namespace sluice::sm90

@@ -207,8 +207,11 @@ __device__ inline void write_token(const RowsArgs& a, int64_t token, const Targe
         store_piece(targets, num_targets, column >> 7, column & 127, r[0].codes);
       }
     }
-    if (a.out.round == Round::fp8_group)
+    if (a.out.round != Round::fp8_group) continue;
+    if (a.out.token_scale == nullptr)
       store_scales<2 * kPieces>(targets, num_targets, column & ~(32 * kColumns - 1), columns, r[0].scale);
+    else if (column < columns && (column & 127) == 0)
+      a.out.token_scale[token * token_scale_stride(a.out.scale_runs) + (column >> 7)] = r[0].scale;
   }
   if (a.out.row_scale != nullptr && part == 0 && static_cast<int>(threadIdx.x) < num_targets)
     a.out.row_scale[targets[threadIdx.x].row] = factors.row_scale;

@@ -33,7 +33,11 @@ struct RowDestination {
   int k_blocks, scale_runs;        // scale_runs: groups of 128 columns that have a scale
   float* row_scale;                // [rows] decode factors of fp8_token and nvfp4_token; else null
   float* block_scale;              // fp8_group: [tile][128 columns][padded]; else null
+  float* token_scale;  // gather with fp8_group: [tokens, token_scale_stride()], from which place_scales_kernel makes
+                       // block_scale; null: the gather does it
 };
+// So that a token's scales can be read 16 bytes at a time.
+HD constexpr int token_scale_stride(int scale_runs) { return (scale_runs + 3) / 4 * 4; }
 
 // The routing and its tables (route.h). The gather reads pairs, rank, counts, expert_tile, expert_tile_rows, tiles,
 // local_offset and experts, and writes what the others point to. route_permute makes the tables itself and reads
@@ -61,7 +65,8 @@ struct RowsArgs {
   GatherArgs gather;
 };
 
-void launch_gather(const RowsArgs& args, Stream stream, bool pdl);
+// One launch, or two with token_scale. max_tiles, max_n: the most tiles, and rows of a tile.
+void launch_gather(const RowsArgs& args, int64_t max_tiles, int max_n, Stream stream, bool pdl);
 // max_tiles, max_n, max_rows: the most tiles, rows of a tile, and rows of all tiles together.
 void launch_requantize(const RowsArgs& args, int64_t max_tiles, int max_n, int64_t max_rows, Stream stream, bool pdl);
 
