@@ -4,11 +4,24 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/thread_time.h"
 #include "sampling/choose.h"
 
 namespace sluice::engine {
 
 namespace {
+// What an answer's grammar may take. The mask of a real schema takes 0.01 to 10 ms with 150,000 tokens. A pattern such
+// as (\w*a?|[ -~])+c has masks and steps that grow with the text, to 0.2 s after 550 bytes or, of another vocabulary,
+// after 50, and no limit of size catches it when it is compiled.
+constexpr double kBaseSeconds = 2.0, kSecondsPerToken = 0.01;
+
+struct Timed {
+  explicit Timed(double& to) : sum(to) {}
+  ~Timed() { sum += thread_seconds() - begin; }
+  double& sum;
+  const double begin = thread_seconds();
+};
+
 uint32_t bit(int32_t token) { return uint32_t{1} << (token % 32); }
 uint32_t& word(std::span<uint32_t> mask, int32_t token) { return mask[static_cast<size_t>(token) / 32]; }
 }  // namespace
@@ -29,7 +42,10 @@ void Constraint::fill_one(Place place, std::span<uint32_t> mask) {
     for (const int32_t stop : stops_) word(mask, stop) &= ~bit(stop);
     return;
   }
-  state_.fill_mask(mask);
+  {
+    const Timed timed(seconds_);
+    state_.fill_mask(mask);
+  }
   if (state_.may_end())
     for (const int32_t stop : stops_) word(mask, stop) |= bit(stop);
   if (place == Place::beginning) word(mask, thoughts_.open) |= bit(thoughts_.open);
@@ -64,9 +80,16 @@ size_t Constraint::fill(std::span<const int32_t> drafts, std::span<uint32_t> mas
 
 void Constraint::accept(int32_t token) {
   const Place next = after(place_, token);
-  if (next == Place::text && place_ != Place::thoughts && !state_.accept(token))
-    fail(ErrorCode::internal, "the grammar refuses the token {} that its mask allowed", token);
+  if (next == Place::text && place_ != Place::thoughts) {
+    const Timed timed(seconds_);
+    if (!state_.accept(token))
+      fail(ErrorCode::internal, "the grammar refuses the token {} that its mask allowed", token);
+  }
   place_ = next;
+  if (seconds_ > kBaseSeconds + kSecondsPerToken * static_cast<double>(++tokens_))
+    fail(ErrorCode::unsupported,
+         "the answer's constraint took {:.1f} s of processor time for {} tokens; accepted: {} s and {} s per token",
+         seconds_, tokens_, kBaseSeconds, kSecondsPerToken);
 }
 
 }  // namespace sluice::engine

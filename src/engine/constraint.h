@@ -21,7 +21,8 @@ class Constraint {
   // drafts.size()][mask_words]. Returns how many it wrote: none for what follows a draft that is not allowed, as no row
   // will choose that draft. The state is afterwards as it was.
   size_t fill(std::span<const int32_t> drafts, std::span<uint32_t> masks);
-  // Goes on by a token that was chosen under its mask and is no stop token.
+  // Goes on by a token that was chosen under its mask and is no stop token. Throws unsupported when the grammar has
+  // taken too much processor time: all answers of a step wait for it.
   void accept(int32_t token);
 
  private:
@@ -34,6 +35,8 @@ class Constraint {
   std::vector<int32_t> stops_;
   size_t words_;
   Place place_;
+  double seconds_ = 0;  // of processor time
+  int64_t tokens_ = 0;
 };
 
 }  // namespace sluice::engine

@@ -3,11 +3,11 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
-#include <time.h>
 
 #include <chrono>
 
 #include "base/error.h"
+#include "base/thread_time.h"
 #include "text/oniguruma.h"
 #include "text/utf8.h"
 
@@ -20,13 +20,6 @@ constexpr size_t kStartsPerCall = 16;
 constexpr uint32_t kMatchLimit = 10'000'000;                     // steps of backtracking from one starting point
 constexpr double kBaseSeconds = 2.0, kSecondsPerMegabyte = 2.0;  // real patterns take about 0.05 s for a megabyte
 constexpr size_t kJitStackStart = 32 * 1024, kJitStackMax = 8 * 1024 * 1024;
-
-// The thread's own time, so that a loaded machine does not make a good pattern look bad.
-double thread_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 template <auto Free>
 struct Freed {

@@ -212,6 +212,28 @@ TEST_P(Constrained, BeginsAfterTheThoughts) {
   EXPECT_EQ(run_one(engine, lost).reason(), FinishReason::length);
 }
 
+// Its masks take longer with every token, and the answers of others wait for them.
+TEST(Constraint, AGrammarThatGetsSlowEndsItsAnswer) {
+  if (!grammar::why_not_available().empty()) GTEST_SKIP() << grammar::why_not_available();
+  const model::Model& model = load(fixture_folder("qwen3-moe"));
+  const int64_t vocab = model.info().vocab;
+  Constraint constraint(compile(model, {Kind::regex, R"((\w*a?|[ -~])+c)"}), {}, model.info().stop_tokens, vocab);
+  std::vector<uint32_t> mask(static_cast<size_t>(sampling::mask_words(vocab)));
+  int32_t letter = 0;
+  while (tokenizer().bytes_of(letter) != "z") ++letter;
+  ASSERT_LT(letter, vocab);
+  try {
+    for (int i = 0; i < 1000; ++i) {
+      constraint.fill({}, mask);
+      constraint.accept(letter);
+    }
+    ADD_FAILURE() << "no limit in 1000 tokens";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::unsupported);
+    EXPECT_NE(std::string(e.what()).find("s of processor time for "), std::string::npos) << e.what();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Fixtures, Constrained, testing::Values("qwen3-moe", "nemotron-h", "deepseek-v3"),
                          test::kNamedByText);
 
