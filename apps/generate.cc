@@ -10,6 +10,7 @@
 #include "model_options.h"
 #include "text/chat_template.h"
 #include "text/detokenizer.h"
+#include "text/special_guard.h"
 
 namespace sluice::apps {
 
@@ -24,17 +25,20 @@ struct Options {
   bool chat = false, json = false, ignore_eos = false;
 };
 
-std::string prompt_text(const Options& o, const text::Tokenizer& tokenizer) {
-  if (!o.chat) return o.prompt;
+// In a chat the template's special tokens are tokens; those that the prompt spells out are text, as in the server.
+std::vector<int32_t> prompt_ids(const Options& o, const text::Tokenizer& tokenizer) {
+  if (!o.chat) return tokenizer.encode(o.prompt);
   if (tokenizer.chat_template().empty())
     fail(ErrorCode::unsupported, "{} has no chat template; leave --chat out", o.model.path);
   using text::jinja::Value;
   text::ChatOptions chat;
-  chat.messages = Value::list({Value::dict({{"role", "user"}, {"content", std::string_view(o.prompt)}})});
+  const text::SpecialGuard special(tokenizer);
+  chat.messages = Value::list({Value::dict({{"role", "user"}, {"content", special.guard(o.prompt)}})});
   chat.bos_token = tokenizer.bos_token();
   chat.eos_token = tokenizer.eos_token();
   chat.pad_token = tokenizer.pad_token();
-  return text::ChatTemplate(tokenizer.chat_template(), o.model.path).render(chat);
+  chat.now = text::local_time();
+  return special.encode(tokenizer, text::ChatTemplate(tokenizer.chat_template(), o.model.path).render(chat));
 }
 
 const char* name_of(model::FinishReason reason) {
@@ -91,7 +95,7 @@ void run(const Options& o, Shared& shared) {
   model::validate(generate.sampling);
   check(o.chat || !o.prompt.empty(), "--prompt is empty; give at least one character");
   const text::Tokenizer tokenizer = model::load_tokenizer(o.model.path);
-  const std::vector<int32_t> prompt = tokenizer.encode(prompt_text(o, tokenizer));
+  const std::vector<int32_t> prompt = prompt_ids(o, tokenizer);
   check(!prompt.empty(), "--prompt is empty; give at least one character");
   const auto model = load_model(ctx, o.model);
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
 
 #include "io/quote.h"
 #include "server/api_error.h"
@@ -97,9 +96,7 @@ ChatPrompt render_chat(Fields& fields, const ServedModel& model, ToolRequest too
   options.bos_token = model.tokenizer.bos_token();
   options.eos_token = model.tokenizer.eos_token();
   options.pad_token = model.tokenizer.pad_token();
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  options.now = *localtime_r(&now, &local);
+  options.now = text::local_time();
   options.limits.steps = 50'000'000;  // a prompt of megabytes; about a second
   const auto render = [&] { out.text = model.chat_template().render(options); };
   try {

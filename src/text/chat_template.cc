@@ -19,6 +19,12 @@ auto naming(const std::string& source, F&& f) {
 
 }  // namespace
 
+std::tm local_time() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  return *localtime_r(&now, &local);
+}
+
 ChatTemplate::ChatTemplate(std::string_view text, std::string_view source)
     : source_(source), root_(naming(source_, [&] { return jinja::parse(text); })) {}
 ChatTemplate::~ChatTemplate() = default;

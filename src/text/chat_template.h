@@ -22,6 +22,8 @@ struct ChatOptions {
   jinja::Limits limits;
 };
 
+std::tm local_time();  // for ChatOptions::now
+
 class ChatTemplate {
  public:
   // `source` names the file in sentences. Throws bad_file for what is not Jinja, unsupported for a construct that is
