@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // `sluice moe run`: one fused-MoE call from a file to a file.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdio>
 
 #include "argument_checks.h"
 #include "command.h"
+#include "io/file.h"
 #include "moe/case_file.h"
 #include "moe/select.h"
 
@@ -21,8 +25,10 @@ void run(const Options& o, Shared& shared) {
   check_not_the_input(o.out, o.in);
   const moe::CaseFile c = moe::read_case(io::SafetensorsFile::open(o.in));
   const std::string_view backend = moe::run_case(ctx, c, o.backend, o.trace, o.out);
-  std::printf("%s: %lld tokens on %s: %s\n", o.out.c_str(), static_cast<long long>(c.tokens),
-              std::string(backend).c_str(), to_string(c.spec).c_str());
+  // What reads the tensors from standard output expects nothing after them.
+  std::FILE* const to = io::descriptor_of(io::follow_links(o.out)) == STDOUT_FILENO ? stderr : stdout;
+  std::fprintf(to, "%s: %lld tokens on %s: %s\n", o.out.c_str(), static_cast<long long>(c.tokens),
+               std::string(backend).c_str(), to_string(c.spec).c_str());
 }
 
 }  // namespace

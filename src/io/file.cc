@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -71,6 +72,35 @@ std::string read_file(const std::filesystem::path& path, int64_t max_bytes) {
 bool is_present(const std::filesystem::path& path) {
   struct stat info {};
   return lstat(path.c_str(), &info) == 0;
+}
+
+int descriptor_of(const std::filesystem::path& path) {
+  const std::string number = path.filename();
+  const char* const end = number.data() + number.size();
+  int descriptor = -1;
+  const auto [stop, wrong] = std::from_chars(number.data(), end, descriptor);
+  if (wrong != std::errc{} || stop != end || descriptor < 0) return -1;
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::canonical(path.parent_path(), error);
+  const bool own = !error && folder == std::filesystem::canonical("/proc/self/fd", error);
+  return own ? descriptor : -1;
+}
+
+std::filesystem::path follow_links(std::filesystem::path path) {
+  for (int i = 0; i < 40 && descriptor_of(path) < 0; ++i) {  // as many as Linux follows
+    std::error_code error;
+    const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+    if (error) break;
+    path = path.parent_path() / target;  // an absolute target replaces all
+  }
+  return path;
+}
+
+bool is_mount_point(const std::filesystem::path& path) {
+  constexpr uint64_t kMountRoot = 0x2000;  // STATX_ATTR_MOUNT_ROOT, which older headers lack
+  struct statx info {};
+  // The device's number does not tell: a folder can be mounted within its own file system.
+  return statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &info) == 0 && (info.stx_attributes & kMountRoot) != 0;
 }
 
 }  // namespace sluice::io

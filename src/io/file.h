@@ -38,4 +38,15 @@ std::string read_file(const std::filesystem::path& path, int64_t max_bytes);
 // True when the folder has an entry of this name, also a link that leads nowhere: opening it gives the right sentence.
 bool is_present(const std::filesystem::path& path);
 
+// N when `path` is /proc/self/fd/N, also by another name of that folder, such as /dev/fd; else -1.
+int descriptor_of(const std::filesystem::path& path);
+
+// What the symbolic link `path` leads to at last, which need not exist; any other path as it is. /dev/stdout leads to
+// descriptor 1, whatever that is, and no further. A loop ends at one of its links.
+std::filesystem::path follow_links(std::filesystem::path path);
+
+// True for the root of a mounted file system and for a file or folder that is mounted on its own: nothing can be
+// renamed to it.
+bool is_mount_point(const std::filesystem::path& path);
+
 }  // namespace sluice::io

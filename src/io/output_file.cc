@@ -18,17 +18,36 @@ namespace sluice::io {
 
 namespace {
 constexpr int kAttempts = 1000;  // names to try when earlier crashes left files behind
+
+// A descriptor of its own for what `descriptor` writes, at the same position: a file that the shell opened keeps what
+// is in it, and what the program prints comes after the output. Opening the file by its name would begin at 0.
+FileHandle duplicate(int descriptor, const std::string& name) {
+  const int flags = fcntl(descriptor, F_GETFL);
+  if (flags >= 0 && (flags & O_ACCMODE) == O_RDONLY)
+    fail(ErrorCode::io, "{} is open for reading only; the output must be open for writing", name);
+  return FileHandle(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
 }
+}  // namespace
 
 OutputFile::OutputFile(std::filesystem::path path, Temp temp)
     : path_(std::move(path)), name_(printable(path_.native(), 4096)) {
+  check(!path_.empty(), "the output \"\" has an empty name; accepted: the name of a file");
   struct stat info {};
-  const bool present = stat(path_.c_str(), &info) == 0;
-  check(!(present && S_ISDIR(info.st_mode)), "{} is a folder; the output must be a file", name_);
-  if (present && !S_ISREG(info.st_mode)) {
+  const int missing = stat(path_.c_str(), &info) == 0 ? 0 : errno;
+  check(missing != 0 || !S_ISDIR(info.st_mode), "{} is a folder; the output must be a file", name_);
+  const std::filesystem::path target = follow_links(path_);
+  if (const int descriptor = descriptor_of(target); descriptor >= 0) {
+    file_ = duplicate(descriptor, name_);
+    direct_ = true;
+  } else if (missing == 0 && !S_ISREG(info.st_mode)) {
     file_ = FileHandle(open(path_.c_str(), O_WRONLY | O_CLOEXEC));
     direct_ = true;
+  } else if (missing != 0 && missing != ENOENT) {
+    errno = missing;  // such as a link that the system does not follow
   } else {
+    path_ = target;  // a rename would replace the link
+    check(!is_mount_point(path_), "{} is a mount point, which cannot be replaced; accepted: the name of another file",
+          name_);
     const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
     if (temp == Temp::unnamed) file_ = FileHandle(open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
     for (int i = 0; !file_.is_open() && i < kAttempts; ++i) {
@@ -75,6 +94,11 @@ void OutputFile::write(const void* data, int64_t bytes) {
 }
 
 void OutputFile::write_at(int64_t offset, const void* data, int64_t bytes) {
+  if (direct_) {
+    check(offset == end_, "{} is written from its beginning to its end, so byte {} cannot come after byte {}", name_,
+          offset, end_);
+    return write(data, bytes);
+  }
   const char* from = static_cast<const char*>(data);
   for (const int64_t goal = offset + bytes; offset < goal;) {
     const ssize_t n = pwrite(file_.fd(), from, static_cast<size_t>(goal - offset), offset);

@@ -18,8 +18,9 @@ class OutputFile {
  public:
   enum class Temp { unnamed, named };  // named: as on file systems without O_TMPFILE
 
-  // An existing file stays as it is until commit(). A device or a FIFO is written directly. Throws not_found (no such
-  // folder), invalid_argument (the path is a folder) or io.
+  // An existing file stays as it is until commit(), and a symbolic link stays a link to what is written. Devices, FIFOs
+  // and the process's own descriptors (/dev/stdout, also where it is a file) are written directly. Throws not_found (no
+  // such folder), invalid_argument (the path is empty, a folder or a mount point) or io.
   explicit OutputFile(std::filesystem::path path, Temp temp = Temp::unnamed);
   ~OutputFile();  // without commit(): the file never was
   OutputFile(const OutputFile&) = delete;
@@ -27,8 +28,10 @@ class OutputFile {
 
   // Throw io, naming the path and the reason (no space left on device); bad_file when the data lie in a mapped file
   // that was cut meanwhile.
-  void write(const void* data, int64_t bytes);                     // after what was appended so far
-  void write_at(int64_t offset, const void* data, int64_t bytes);  // anywhere; does not move the end of write()
+  void write(const void* data, int64_t bytes);  // after what was appended so far
+  // Anywhere, and the end of write() stays where it is. What is written directly takes bytes in their order only:
+  // invalid_argument where `offset` is not the end, which moves.
+  void write_at(int64_t offset, const void* data, int64_t bytes);
 
   // Reserves room, so that a full disk is noticed before hours of work and not after.
   void reserve(int64_t bytes);

@@ -35,6 +35,12 @@ std::string json_string(std::string_view text) {
   }
 }
 
+// The order in the file.
+bool lies_before(DType dtype_a, std::string_view a, DType dtype_b, std::string_view b) {
+  const int64_t size_a = bytes_of(dtype_a), size_b = bytes_of(dtype_b);
+  return size_a != size_b ? size_a > size_b : a < b;
+}
+
 std::string metadata_json(const std::map<std::string, std::string>& metadata) {
   std::string text = "\"__metadata__\":{";
   for (const auto& [key, value] : metadata) {
@@ -68,8 +74,7 @@ void SafetensorsWriter::start() {
   std::vector<State::Item*> order;
   for (auto& [name, item] : s.items) order.push_back(&item);
   std::sort(order.begin(), order.end(), [](const State::Item* a, const State::Item* b) {
-    const int64_t size_a = bytes_of(a->dtype), size_b = bytes_of(b->dtype);
-    return size_a != size_b ? size_a > size_b : a->name < b->name;
+    return lies_before(a->dtype, a->name, b->dtype, b->name);
   });
 
   std::string header = "{";
@@ -128,10 +133,15 @@ void SafetensorsWriter::write_all(const std::vector<std::pair<std::string, Tenso
   const auto tell = [&] {
     if (progress) progress({"writing", done, total, "B"});
   };
-  for (const auto& [name, tensor] : tensors) {
+  std::vector<const std::pair<std::string, Tensor>*> order;
+  for (const auto& named : tensors) order.push_back(&named);
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return lies_before(a->second.dtype(), a->first, b->second.dtype(), b->first);
+  });
+  for (const auto* named : order) {
     tell();
-    write(name, tensor);
-    done += tensor.bytes();
+    write(named->first, named->second);
+    done += named->second.bytes();
   }
   tell();
   finish();

@@ -30,7 +30,7 @@ class SafetensorsWriter {
   // Fixes the layout, reserves the disk space, writes the header. Throws io when the disk is too small.
   void start();
   // Throws invalid_argument when the tensor was not added, was written before or has another type or shape. Not
-  // thread-safe. For /dev/null and other seekable devices too, not for pipes.
+  // thread-safe. To a device or a pipe in the order of the file only, as write_all() does it.
   void write(std::string_view name, const Tensor& tensor);
   // Throws invalid_argument when a tensor is missing, io when the disk refuses.
   void finish();

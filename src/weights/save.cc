@@ -47,11 +47,18 @@ std::string module_of(std::string_view name) {
   return std::string(name.substr(0, std::min(name.rfind('.'), name.size())));
 }
 
+// "model.layers.1.mlp.experts" of a matrix below it; empty for the matrix of another module.
+std::string experts_of(const std::string& module) {
+  constexpr std::string_view kPart = ".experts";
+  const size_t at = module.find(std::string(kPart) + ".");
+  return at == std::string::npos ? "" : module.substr(0, at + kPart.size());
+}
+
 // The name under which an experts module or a linear was calibrated.
 std::string observed_name(const std::string& module) {
-  const size_t at = module.find(".experts.");
-  if (at == std::string::npos) return module;
-  const ExpertInputs inputs = expert_inputs(std::string_view(module).substr(0, at + 8));
+  const std::string experts = experts_of(module);
+  if (experts.empty()) return module;
+  const ExpertInputs inputs = expert_inputs(experts);
   const std::string_view projection = last_part(module);
   return projection == "down_proj" || projection == "w2" ? inputs.gemm2 : inputs.gemm1;
 }
@@ -87,7 +94,7 @@ class Saver {
   void plan() {
     if (options_.formats.head != ModuleFormat{}) untie_head();
     for (const std::string& name : in_.names()) add(name);
-    is_excluded(std::string(kHead));  // a module of every model, also where the embedding is its matrix
+    excluded_by(std::string(kHead));  // a module of every model, also where the embedding is its matrix
     for (const Excluded& e : excluded_)
       check(e.found, "exclude \"{}\" matches no module of {}; accepted: names, globs and re:<regular expression>",
             e.pattern.text(), in_.folder().string());
@@ -108,7 +115,7 @@ class Saver {
     const std::string_view part = last_part(name);
     const bool weight = part == "weight" || part == "weight_packed";
     const Shape& shape = in_.find(name)->shape;
-    is_excluded(module);
+    excluded_by(module);
     if (module.ends_with(".experts")) {
       split_fused(name, module, part, shape);
     } else if (untied_ && module == kHead) {
@@ -163,7 +170,9 @@ class Saver {
 
   // The format that the matrix is written in, and its input scale.
   void choose(Item& item) {
-    if (is_excluded(item.name)) return;
+    const NamePattern* exclude = excluded_by(item.name);
+    check_experts(item.name, exclude);
+    if (exclude != nullptr) return;
     item.wanted = options_.formats.of(item.name);
     if (!format::is_static(item.wanted.inputs)) return;
     const std::string observed = observed_name(item.name);
@@ -176,12 +185,32 @@ class Saver {
     }
   }
 
-  // Also notes which patterns are met: one that never is was misspelt.
-  bool is_excluded(const std::string& module) {
-    bool excluded = false;
-    for (Excluded& e : excluded_)
-      if (e.pattern.matches(module)) excluded = e.found = true;
-    return excluded;
+  // The first pattern that the module matches, or null. Also notes which patterns are met: one that never is was
+  // misspelt.
+  const NamePattern* excluded_by(const std::string& module) {
+    const NamePattern* first = nullptr;
+    for (Excluded& e : excluded_) {
+      if (!e.pattern.matches(module)) continue;
+      e.found = true;
+      if (first == nullptr) first = &e.pattern;
+    }
+    return first;
+  }
+
+  // The loader takes all of a layer's experts in one format. `exclude` is the pattern that the matrix matches, or null.
+  void check_experts(const std::string& matrix, const NamePattern* exclude) {
+    const std::string module = experts_of(matrix);
+    if (module.empty() || options_.formats.experts == ModuleFormat{}) return;
+    ExpertsChoice& choice = experts_[module];
+    if (exclude != nullptr && choice.pattern == nullptr) {
+      choice.pattern = exclude;
+      choice.excluded = matrix;
+    } else if (exclude == nullptr && choice.kept.empty()) {
+      choice.kept = matrix;
+    }
+    check(choice.pattern == nullptr || choice.kept.empty(),
+          "exclude \"{}\" matches {} but not {}; accepted: all of a layer's experts, as with \"{}\", or none of them",
+          choice.pattern == nullptr ? "" : choice.pattern->text(), choice.excluded, choice.kept, module);
   }
 
   // The shapes are those of a tensor that is never filled: memory that is not touched costs nothing.
@@ -298,15 +327,50 @@ class Saver {
     bool found = false;
   };
   std::vector<Excluded> excluded_;
+  // Of one experts module: the first matrix that stays in BF16 with its pattern, and the first that does not.
+  struct ExpertsChoice {
+    const NamePattern* pattern = nullptr;
+    std::string excluded, kept;
+  };
+  std::map<std::string, ExpertsChoice> experts_;
   std::vector<Item> items_;
   bool untied_ = false;  // the head was the embedding and is written as a matrix of its own
   std::set<std::string> uncalibrated_;
 };
 
-// Without "/" at the end ("out/") and without dots.
-fs::path clean(const fs::path& folder) {
-  const fs::path normal = folder.lexically_normal();
-  return normal.has_filename() ? normal : normal.parent_path();
+// The folder that is written for `folder`: an absolute path without links, without "/" and dots at the end. Not
+// lexically normal: the parent of a link's target is not the parent of the link.
+fs::path destination(const fs::path& folder) {
+  std::error_code error;
+  if (fs::path existing = fs::canonical(folder, error); !error) return existing;
+  fs::path name = folder;
+  while (name.has_parent_path() && (!name.has_filename() || name.filename() == ".")) name = name.parent_path();
+  name = io::follow_links(name);  // one that leads to a folder that is still to be made
+  const fs::path parent = name.has_parent_path() ? name.parent_path() : ".";
+  const fs::path real = fs::weakly_canonical(parent, error);
+  return (error ? parent : real) / name.filename();
+}
+
+// destination(), or an error when it cannot be renamed to there.
+fs::path checked_destination(const fs::path& folder) {
+  check(!folder.empty(), "the output folder \"\" has an empty name; accepted: a new or an empty folder");
+  const fs::path to = destination(folder), parent = to.parent_path();
+  std::error_code ignored;
+  if (!fs::is_directory(parent, ignored))
+    fail(ErrorCode::not_found, "{} cannot be created: {} is no folder", folder.string(), parent.string());
+  if (access(parent.c_str(), W_OK | X_OK) != 0)
+    fail(ErrorCode::io, "{} cannot be created: {}", folder.string(), std::strerror(errno));
+  check(!io::is_present(to) || (fs::is_directory(to, ignored) && fs::is_empty(to, ignored)),
+        "{} exists already; give a new folder", folder.string());
+  check(!io::is_mount_point(to),
+        "{} is a mount point, which cannot be replaced; accepted: a new folder, such as one in it, or an empty folder",
+        folder.string());
+  // Whoever is in it, such as the shell, would be left in a folder that is deleted.
+  check(
+      !fs::equivalent(to, ".", ignored),
+      "{} is the current folder, which is not replaced; accepted: a new folder, such as one in it, or an empty folder",
+      folder.string());
+  return to;
 }
 
 // Removes what it holds unless it was renamed.
@@ -356,22 +420,12 @@ SaveOptions save_options(std::string_view name, std::string_view rest, std::stri
   return options;
 }
 
-void check_output_folder(const fs::path& folder) {
-  std::error_code ignored;
-  const fs::path parent = clean(folder).parent_path();
-  if (!parent.empty() && !fs::is_directory(parent, ignored))
-    fail(ErrorCode::not_found, "{} cannot be created: {} is no folder", folder.string(), parent.string());
-  if (access(parent.empty() ? "." : parent.c_str(), W_OK | X_OK) != 0)
-    fail(ErrorCode::io, "{} cannot be created: {}", folder.string(), std::strerror(errno));
-  check(!io::is_present(folder) || (fs::is_directory(folder, ignored) && fs::is_empty(folder, ignored)),
-        "{} exists already; give a new folder", folder.string());
-}
+void check_output_folder(const fs::path& folder) { checked_destination(folder); }
 
 void check_plan(Context& ctx, const io::Checkpoint& in, const SaveOptions& options) { Saver(ctx, in, options).plan(); }
 
 void save_quantized(Context& ctx, const io::Checkpoint& in, const fs::path& folder, const SaveOptions& options) {
-  check_output_folder(folder);
-  const fs::path to = clean(folder);
+  const fs::path to = checked_destination(folder);
   fs::path beside = to;
   beside += fmt::format(".partial-{}", getpid());
   UnfinishedFolder unfinished(beside);

@@ -27,12 +27,14 @@ struct SaveOptions {
 SaveOptions save_options(std::string_view name, std::string_view rest, std::string_view head, bool calibrated,
                          bool weight_only);
 
-// Whether save_quantized() can write `folder`, said before the work. Throws invalid_argument unless it is absent or an
-// empty folder, not_found when the folder that it shall lie in does not exist, io when nothing can be created there.
+// Whether save_quantized() can write `folder`, said before the work. A symbolic link stands for the folder that it
+// leads to. Throws invalid_argument unless it is absent or an empty folder that is neither the current one nor a mount
+// point, not_found when the folder that it shall lie in does not exist, io when nothing can be created there.
 void check_output_folder(const std::filesystem::path& folder);
 
 // The same for what shall be done to every tensor. Throws invalid_argument for a pattern of `exclude` that is none or
-// that matches no module, unsupported for tensors that cannot be rewritten. Calibration need not have run.
+// that matches no module or a part of a layer's experts, unsupported for tensors that cannot be rewritten. Calibration
+// need not have run.
 void check_plan(Context& ctx, const io::Checkpoint& in, const SaveOptions& options);
 
 // Writes `folder`: config.json with the quantization_config that says what was done, hf_quant_config.json for

@@ -44,6 +44,20 @@ class Files(Program):
         self.assertEqual(header["logits"]["dtype"], "F32")
         self.assertEqual(header["logits"]["shape"], [1, 4, 4096])
 
+    def test_ids_that_the_model_does_not_have_name_their_file(self):
+        out = self.folder / "out.safetensors"
+        for dtype, width, value in (("I32", 4, 4096), ("I64", 8, 4096), ("I32", 4, -1), ("I64", 8, 2**40)):
+            path, header = self.folder / "ids.safetensors", json.dumps(
+                {"input_ids": {"dtype": dtype, "shape": [1, 2], "data_offsets": [0, 2 * width]}}).encode()
+            path.write_bytes(len(header).to_bytes(8, "little") + header
+                             + b"".join(i.to_bytes(width, "little", signed=True) for i in (5, value)))
+            self.refused(FILE, f"{path}: input_ids holds {value}; accepted: 0 to 4095, the model's vocabulary",
+                         "eval", "logits", "--model-path", MODEL, "--input-ids", path, "-o", out)
+        path = self.input_ids(sequences=60)  # as one sequence: longer than the model takes
+        path.write_bytes(path.read_bytes().replace(b"[60, 256]", b"[1,15360]"))
+        self.refused(FILE, f"{path}: input_ids has shape [1, 15360]; accepted: sequences of at most 2048 tokens",
+                     "eval", "logits", "--model-path", MODEL, "--input-ids", path, "-o", out)
+
     def test_outputs_that_cannot_be_written(self):
         self.assertEqual(self.eval_logits("/dev/full").returncode, FILE)
         missing = self.eval_logits(self.folder / "no" / "such" / "out.safetensors")
@@ -73,6 +87,75 @@ class Files(Program):
             self.refused(USAGE, "is the input file", "moe", "run", case, "-o", out)
         self.refused(USAGE, "is the input file", "eval", "logits", "--model-path", MODEL, "--input-ids", ids, "-o", ids)
         self.assertEqual((case.read_bytes(), ids.read_bytes()), before)
+
+    def test_outputs_that_only_the_last_step_could_refuse(self):
+        """Empty names, the current folder, mount points: said before the work."""
+        case, out = self.moe_case(4), self.folder / "out"
+        self.refused(USAGE, 'the output "" has an empty name', "moe", "run", case, "-o", "")
+        self.refused(USAGE, 'the output "" has an empty name', "eval", "logits", "--model-path", MODEL, "--input-ids",
+                     self.input_ids(), "-o", "")
+        out.mkdir()
+        options = ("--format", "mxfp8")
+        self.refused(USAGE, 'the output folder "" has an empty name', "quantize", MODEL, "", *options)
+        self.refused(USAGE, "is the current folder", "quantize", MODEL, ".", *options, cwd=out)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", out], capture_output=True, text=True)
+        if mounted.returncode != 0:
+            self.skipTest(f"no disk can be mounted here: {mounted.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", out], check=True)
+        self.refused(USAGE, "out is a mount point", "quantize", MODEL, out, *options)
+        self.assertEqual(list(out.iterdir()), [])
+
+    def test_outputs_lead_through_links(self):
+        case, target, link = self.moe_case(4), self.folder / "target", self.folder / "link"
+        target.write_text("older")
+        link.symlink_to("target")
+        self.assertEqual(run("moe", "run", case, "-o", link).returncode, OK)
+        self.assertTrue(link.is_symlink())
+        plain = self.folder / "plain"
+        self.assertEqual(run("moe", "run", case, "-o", plain).returncode, OK)
+        self.assertEqual(target.read_bytes(), plain.read_bytes())
+        far, to_far, to_empty = self.folder / "far", self.folder / "to_far", self.folder / "to_empty"
+        for folder in (far / "deep", far / "empty"):
+            folder.mkdir(parents=True)
+        to_far.symlink_to("far/deep")
+        to_empty.symlink_to("far/empty")
+        for out, written in ((to_far / ".." / "q", far / "q"), (to_empty, far / "empty")):
+            result = run("quantize", MODEL, out, "--format", "mxfp8")
+            self.assertEqual(result.returncode, OK, result.stderr)
+            self.assertTrue((written / "config.json").is_file(), out)
+        self.assertTrue(to_empty.is_symlink())
+        self.assertFalse((self.folder / "q").exists())
+
+    def test_pipes_and_standard_output_get_the_whole_output(self):
+        case, plain = self.moe_case(4), self.folder / "plain"
+        words = ("moe", "run", case, "--trace", "-o")
+        self.assertEqual(run(*words, plain).returncode, OK)
+        want = plain.read_bytes()
+        streams = {name: os.readlink(name) for name in ("/dev/stdout", "/dev/stderr")}
+        fifo, got = self.folder / "fifo", self.folder / "got"
+        os.mkfifo(fifo)
+        with open(got, "wb") as to, subprocess.Popen(["cat", fifo], stdout=to):
+            self.assertEqual(run(*words, fifo).returncode, OK)
+        self.assertEqual(got.read_bytes(), want)
+        for name in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+            with self.subTest(name):
+                piped = subprocess.run([PROGRAM, *words, name], capture_output=True, timeout=300)
+                self.assertEqual((piped.returncode, piped.stdout), (OK, want), piped.stderr)
+                self.assertIn(f"{name}: 4 tokens on".encode(), piped.stderr)
+                with open(got, "wb") as to:  # as the shell's > got
+                    self.assertEqual(run(*words, name, stdout=to, stderr=subprocess.DEVNULL).returncode, OK)
+                self.assertEqual(got.read_bytes(), want)
+        self.assertEqual({name: os.readlink(name) for name in streams}, streams)
+
+    def test_quantize_refuses_a_part_of_a_layers_experts(self):
+        text, out = self.folder / "text.txt", self.folder / "out"
+        text.write_text((MODEL / "valid.txt").read_text())
+        for options in (("--format", "mxfp8"), ("--format", "fp8", "--calibration", text)):
+            for part in ("experts.3", "*.up_proj"):
+                with self.subTest(options=options, part=part):
+                    sentence = self.refused(USAGE, f'exclude "{part}" matches ', "quantize", MODEL, out, *options, "--exclude", part)
+                    self.assertRegex(sentence, r'accepted: all of a layer\'s experts, as with "\S+\.experts", or none of them$')
+        self.assertEqual(list(self.folder.iterdir()), [text])
 
     def test_quantize_refuses_patterns_that_say_nothing(self):
         out = self.folder / "out"

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "io/output_file.h"
 #include "io/quote.h"
 #include "io/read_ahead.h"
+#include "tests/io/child.h"
 #include "tests/io/expect_error.h"
 #include "tests/io/temp_dir.h"
 
@@ -43,16 +43,6 @@ TEST(Files, OnlyRegularOnesAreMapped) {
 }
 TEST(Files, OnlyRegularOnesAreRead) {
   expect_only_regular_files([](const auto& p) { read_file(p, 100); });
-}
-
-// Runs `body` in a child process, which ends with its result.
-template <class Body>
-int in_child(const Body& body) {
-  const pid_t child = fork();
-  if (child == 0) _exit(body());
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 TEST(Files, UnreadableOnesAreNamed) {
@@ -244,8 +234,114 @@ TEST(OutputFile, KilledProcessLeavesNothing) {
   EXPECT_TRUE(dir.list().empty());
 }
 
+TEST_P(OutputFileTest, LinksStayAndTheirTargetIsReplaced) {
+  TempDir dir;
+  std::filesystem::create_directories(dir / "far" / "deep");
+  const auto target = dir.path() / "far" / "target";
+  std::filesystem::create_symlink("../target", dir / "far" / "deep" / "second");  // from the link's folder, not ours
+  std::filesystem::create_symlink(dir / "far" / "deep" / "second", dir / "first");
+  for (const std::string old : {"", "old"}) {  // at first the links lead nowhere
+    if (!old.empty()) dir.put("far/target", old);
+    OutputFile file(dir / "first", GetParam());
+    file.write("new", 3);
+    EXPECT_EQ(slurp(target), old);
+    file.commit();
+    EXPECT_EQ(slurp(target), "new");
+    EXPECT_TRUE(std::filesystem::is_symlink(dir / "first"));
+    EXPECT_TRUE(std::filesystem::is_symlink(dir / "far" / "deep" / "second"));
+  }
+  int files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::recursive_directory_iterator(dir.path())) ++files;
+  EXPECT_EQ(files, 5) << "two folders, two links, the target";
+}
+
+// What the shell opened: `> file`, `>> file`.
+TEST(OutputFile, OwnDescriptorsAreWrittenDirectly) {
+  TempDir dir;
+  for (const int append : {0, O_APPEND}) {
+    const auto path = dir.put("file", "");
+    const int fd = open(path.c_str(), O_WRONLY | append);
+    ASSERT_EQ(write(fd, "before ", 7), 7);
+    const std::string number = std::to_string(fd);
+    std::filesystem::remove(dir / "link");
+    std::filesystem::create_symlink("/dev/fd/" + number, dir / "link");
+    for (const std::string& name : {"/dev/fd/" + number, "/proc/self/fd/" + number, (dir / "link").string(),
+                                    "/proc/" + std::to_string(getpid()) + "/fd/" + number}) {
+      OutputFile file(name);
+      file.write("a", 1);
+      file.write_at(1, "b", 1);
+      file.commit();
+    }
+    ASSERT_EQ(write(fd, " after", 6), 6);
+    close(fd);
+    EXPECT_EQ(slurp(path), "before abababab after");
+    EXPECT_TRUE(std::filesystem::is_symlink(dir / "link"));
+    EXPECT_EQ(dir.list().size(), 2u);
+    expect_error(ErrorCode::io, {"/dev/fd/" + number, "cannot be created"}, [&] { OutputFile("/dev/fd/" + number); });
+    const int only_read = open(path.c_str(), O_RDONLY);
+    expect_error(ErrorCode::io, {"/dev/fd/", "open for reading only"},
+                 [&] { OutputFile("/dev/fd/" + std::to_string(only_read)); });
+    close(only_read);
+  }
+}
+
+TEST(OutputFile, StandardStreamsAreWrittenDirectly) {
+  TempDir dir;
+  const std::pair<const char*, int> streams[] = {{"/dev/stdout", STDOUT_FILENO}, {"/dev/stderr", STDERR_FILENO}};
+  for (const auto& [name, fd] : streams) {
+    const auto leads_to = std::filesystem::read_symlink(name);
+    const int result = in_child([&] {
+      dup2(open((dir / "said").c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), fd);
+      write_file(name, "text");
+      return 0;
+    });
+    EXPECT_EQ(result, 0) << name;
+    EXPECT_EQ(slurp(dir / "said"), "text") << name;
+    EXPECT_EQ(std::filesystem::read_symlink(name), leads_to);
+  }
+  EXPECT_EQ(dir.list(), std::vector<std::string>{"said"});
+}
+
+TEST(OutputFile, PipesTakeBytesInTheirOrder) {
+  TempDir dir;
+  ASSERT_EQ(mkfifo((dir / "fifo").c_str(), 0600), 0);
+  const FileHandle reader(open((dir / "fifo").c_str(), O_RDONLY | O_NONBLOCK));
+  OutputFile file(dir / "fifo");
+  file.write("ab", 2);
+  file.write_at(2, "cd", 2);
+  expect_error(ErrorCode::invalid_argument, {"fifo", "byte 7", "byte 4"}, [&] { file.write_at(7, "x", 1); });
+  expect_error(ErrorCode::invalid_argument, {"fifo", "byte 0"}, [&] { file.write_at(0, "x", 1); });
+  file.write("e", 1);
+  file.commit();
+  char text[8];
+  ASSERT_EQ(read(reader.fd(), text, sizeof text), 5);
+  EXPECT_EQ(std::string(text, 5), "abcde");
+}
+
+TEST(OutputFile, MountPointsAreRefused) {
+  TempDir dir;
+  const auto file = dir.put("file", "old");
+  EXPECT_TRUE(is_mount_point("/proc"));
+  EXPECT_FALSE(is_mount_point(dir.path()));
+  EXPECT_FALSE(is_mount_point(file));
+  const int result = in_child_with_mount(file, [&] {
+    try {
+      OutputFile out(file);
+      return 1;
+    } catch (const Error& e) {
+      return e.code() == ErrorCode::invalid_argument && std::strstr(e.what(), "file is a mount point") ? 0 : 2;
+    }
+  });
+  if (result == kNoMount) GTEST_SKIP() << "nothing may be mounted here";
+  EXPECT_EQ(result, 0);
+}
+
 TEST(OutputFile, RefusalsNameThePath) {
   TempDir dir;
+  expect_error(ErrorCode::invalid_argument, {"the output \"\" has an empty name"}, [] { OutputFile(""); });
+  std::filesystem::create_symlink("loop", dir / "loop");
+  expect_error(ErrorCode::io, {(dir / "loop").string(), "symbolic links"}, [&] { OutputFile file(dir / "loop"); });
+  expect_error(ErrorCode::not_found, {"loop/out"}, [&] { OutputFile file(dir.put("file", "") / "loop/out"); });
   expect_error(ErrorCode::not_found, {(dir / "none/out").string()}, [&] { OutputFile file(dir / "none/out"); });
   expect_error(ErrorCode::invalid_argument, {dir.path().string(), "folder"}, [&] { OutputFile file(dir.path()); });
   expect_error(ErrorCode::io, {"/dev/full", "No space left"}, [] { OutputFile("/dev/full").write("x", 1); });

@@ -319,7 +319,7 @@ TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
   Written in;
   put_model(in);
   SaveOptions options = save_options("mxfp8", "", "", false, false);
-  options.exclude = {"model.layers.0.self_attn*", "re:.*experts\\.1\\.up_proj$"};
+  options.exclude = {"model.layers.0.self_attn*", "re:.*layers\\.1\\.mlp\\.experts\\."};
   options.shard_bytes = 40000;
   save_quantized(ctx, in.open(), folder, options);
   const io::Checkpoint got = io::Checkpoint::open(folder);
@@ -333,6 +333,8 @@ TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
   Loader loader(ctx, got);
   EXPECT_EQ(loader.linear("model.layers.0.self_attn.q_proj", 96, kHidden).w.format, Format::bf16);
   EXPECT_EQ(loader.scheme().of(kExperts + ".1.up_proj"), ModuleFormat{});
+  EXPECT_EQ(loader.experts(named(kExperts), kShape).format, ModuleFormat{});
+  EXPECT_EQ(loader.experts(named(kMtp), kShape).format.weights, Format::mxfp8);
   EXPECT_TRUE(warnings.empty());  // everything in BF16 is on the list
   // The rest of config.json is as it was, numbers in their kind.
   const io::JsonValue before = io::parse_json_value(in.config, "before", io::JsonDialect::python);
@@ -351,36 +353,47 @@ TEST_F(SaveTest, ExcludedPatternsAreLookedAtFirst) {
     check_plan(ctx, model, options);
   };
   // Modules that stay in BF16 anyway, and the head of a model whose embedding is its matrix, are modules too.
-  plan({"lm_head", "mlp.gate", "model.norm", "re:model\\.layers\\.[01]\\.", "experts.2"});
+  plan({"lm_head", "mlp.gate", "model.norm", "re:model\\.layers\\.[01]\\."});
   io::expect_error(ErrorCode::invalid_argument, {"exclude \"model.layer.0\"", "no module"}, [&] {
     plan({"lm_head", "model.layer.0"});
   });
   io::expect_error(ErrorCode::invalid_argument, {"exclude \"(\"", "regular expression"}, [&] { plan({"re:("}); });
 }
 
-TEST_F(SaveTest, OutputFoldersAreLookedAtFirst) {
-  check_output_folder(folder);
-  check_output_folder(folder / "");
-  check_output_folder(out.path());
-  io::expect_error(ErrorCode::not_found, {"no/deep", "cannot be created", "no is no folder"},
-                   [&] { check_output_folder(out.path() / "no" / "deep"); });
-  out.put("file", "x");
-  io::expect_error(ErrorCode::not_found, {"file/deep", "cannot be created"},
-                   [&] { check_output_folder(out.path() / "file" / "deep"); });
-  io::expect_error(ErrorCode::invalid_argument, {"exists already"}, [&] { check_output_folder(out.path()); });
-}
-
-TEST_F(SaveTest, NothingIsLeftOfAnUnfinishedFolder) {
+// The loader reads all of a layer's experts in one format.
+TEST_F(SaveTest, APartOfALayersExpertsIsNotExcluded) {
   Written in;
   put_model(in);
-  const io::Checkpoint source = in.open();
-  ctx.progress = [](const Progress&) { throw std::runtime_error("interrupted"); };
-  EXPECT_THROW(save_quantized(ctx, source, folder, save_options("fp8", "", "", false, false)), std::runtime_error);
-  EXPECT_TRUE(out.list().empty());
-  ctx.progress = [](const Progress&) {};
-  in.tensors[kExperts + ".1.up_proj.weight"] = Tensor(DType::i32, {kInter, kHidden}).zero();
-  error_of([&] { save_quantized(ctx, in.open(), folder, save_options("fp8", "", "", false, false)); });
-  EXPECT_TRUE(out.list().empty());
+  const io::Checkpoint model = in.open();
+  const std::vector<std::string> parts{kExperts + ".2", "experts.0", kMtp + ".1.down_proj",
+                                       "*.gate_proj",   "down_proj", "re:.*experts\\.1\\.up_proj$"};
+  const std::vector<std::vector<std::string>> wholes{
+      {kExperts}, {"mlp.experts"}, {"experts.1", "experts.0", "re:.*\\.2\\.(up|gate|down)_proj"}};
+  for (const char* format : {"mxfp8", "fp8", "nvfp4", "mxfp4"}) {
+    // Static inputs are asked for before anything was calibrated.
+    SaveOptions options = save_options(format, "", "", std::string(format) == "nvfp4", false);
+    for (const std::string& part : parts) {
+      SCOPED_TRACE(std::string(format) + " " + part);
+      options.exclude = {"lm_head", part};
+      io::expect_error(ErrorCode::invalid_argument,
+                       {"exclude \"" + part + "\" matches model.layers.", ".mlp.experts.", " but not model.layers.",
+                        "accepted: all of a layer's experts, as with \"model.layers.", "or none of them"},
+                       [&] { check_plan(ctx, model, options); });
+    }
+    options.amax = amax();
+    for (size_t i = 0; i < wholes.size(); ++i) {
+      options.exclude = wholes[i];
+      const auto to = out.path() / fmt::format("{}-{}", format, i);
+      save_quantized(ctx, model, to, options);
+      Loader loader(ctx, io::Checkpoint::open(to));
+      EXPECT_EQ(loader.experts(named(kExperts), kShape).format, ModuleFormat{}) << to;
+      const bool stays = i > 0 || std::string(format) == "nvfp4";  // the prediction layer is not calibrated
+      EXPECT_EQ(loader.experts(named(kMtp), kShape).format == ModuleFormat{}, stays) << to;
+    }
+  }
+  SaveOptions experts_stay = save_options("bf16", "mxfp8", "", false, false);
+  experts_stay.exclude = parts;
+  check_plan(ctx, model, experts_stay);  // in BF16 anyway
 }
 
 TEST_F(SaveTest, Refusals) {
