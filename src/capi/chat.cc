@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ctime>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -97,7 +96,7 @@ void read_message(JsonValue& message, const std::string& path, bool knows_calls)
 text::jinja::Fields read_variables(const char* given, const text::SpecialGuard& special, bool knows_tools) {
   text::jinja::Fields extra;
   if (given == nullptr) return extra;
-  const JsonValue json = io::parse_json_value(given, "variables");
+  const JsonValue json = io::parse_json_argument(given, "variables");
   const auto* object = json.as<JsonValue::Object>();
   check(object != nullptr, "variables is {}; accepted: a JSON object", io::describe(json));
   check_known("tools", json.find("tools"), knows_tools);
@@ -112,7 +111,7 @@ std::vector<int32_t> encode_chat(const text::Tokenizer& tokenizer, const text::S
   const text::ChatTemplate chat(source, "the checkpoint's chat template");
   const bool knows_tools = source.find("tools") != std::string::npos;
   const bool knows_calls = knows_tools || source.find("tool_calls") != std::string::npos;
-  JsonValue json = io::parse_json_value(messages, "messages");
+  JsonValue json = io::parse_json_argument(messages, "messages");
   auto* list = std::get_if<JsonValue::Array>(&json.value);
   check(list != nullptr && !list->empty(), "messages is {}; accepted: a JSON array of at least one message",
         io::describe(json));
@@ -123,9 +122,7 @@ std::vector<int32_t> encode_chat(const text::Tokenizer& tokenizer, const text::S
   options.bos_token = tokenizer.bos_token();
   options.eos_token = tokenizer.eos_token();
   options.pad_token = tokenizer.pad_token();
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  options.now = *localtime_r(&now, &local);
+  options.now = text::local_time();
   const auto render = [&] {
     options.messages = io::to_template_value(json, special);
     return special.encode(tokenizer, chat.render(options));

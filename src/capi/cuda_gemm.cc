@@ -35,6 +35,7 @@ sm90::DenseSpec gemm_spec(const sluice_gemm_options& o) {
   spec.rows = o.rows;
   spec.cols = o.cols;
   check(o.rows > 0 && o.cols > 0, "the matrix is [{}, {}]; both must be positive", o.rows, o.cols);
+  capi::check_elements("the matrix is", {o.rows, o.cols});
   spec.weights = parse_name(format::kFormats, "options.weights", &required(o.weights, "options.weights"));
   spec.inputs = o.inputs == nullptr ? format::info(spec.weights).input
                                     : parse_name(format::kInputFormats, "options.inputs", o.inputs);

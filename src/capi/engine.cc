@@ -19,8 +19,10 @@
 #include "engine/event_queue.h"
 
 using namespace sluice;
+using capi::check_struct_out;
 using capi::guard;
 using capi::read_struct;
+using capi::read_structs;
 using capi::required;
 using capi::Running;
 using capi::write_struct;
@@ -292,6 +294,7 @@ sluice_status sluice_engine_encode_chat(const sluice_engine* engine, const char*
   return guard([&] {
     const Running& r = *required(engine, "engine").running;
     check(!r.tokenizer.chat_template().empty(), "{} has no chat template", r.options.path.string());
+    capi::check_ids_out(ids, capacity, count);
     return capi::copy_ids(
         capi::encode_chat(r.tokenizer, r.special, &required(messages, "messages"), variables, generation_prompt != 0),
         ids, capacity, count);
@@ -310,9 +313,8 @@ sluice_status sluice_engine_submit(sluice_engine* engine, const sluice_request* 
           wake_fd);
     std::vector<engine::Request> requests;
     int64_t choices = 0;
-    for (size_t i = 0; i < count; ++i) {
-      requests.push_back(read_request(read_struct(&required(given, "requests") + i, "request", sizeof(sluice_request)),
-                                      *running->grammars));
+    for (const sluice_request& r : read_structs(given, count, "requests", sizeof(sluice_request))) {
+      requests.push_back(read_request(r, *running->grammars));
       engine::validate(requests.back(), running->live->async().limits());
       choices += requests.back().params.n;
     }
@@ -333,6 +335,8 @@ sluice_status sluice_stream_next(sluice_stream* stream, int64_t timeout_ms, slui
   return guard([&] {
     sluice_stream& s = required(stream, "stream");
     required(state, "state") = SLUICE_STREAM_WAITING;
+    // An event that has been taken cannot be put back.
+    check_struct_out(out, "out");
     constexpr int64_t kLongest = 3'600'000;  // "at most"; far from where a deadline would overflow
     auto entry = s.inbox->events.next(std::chrono::milliseconds(std::clamp<int64_t>(timeout_ms, 0, kLongest)));
     if (!entry) {

@@ -11,8 +11,9 @@
 #include "io/tensor_values.h"
 
 using namespace sluice;
+using capi::check_struct_out;
 using capi::guard;
-using capi::read_struct;
+using capi::read_structs;
 using capi::required;
 using capi::Running;
 using capi::write_struct;
@@ -38,8 +39,7 @@ constexpr size_t kMostDimensions = 8;
 engine::NamedTensors view_tensors(const sluice_tensor* given, size_t count) {
   check(count > 0, "count is 0; give at least one tensor");
   engine::NamedTensors out;
-  for (size_t i = 0; i < count; ++i) {
-    const auto t = read_struct(&required(given, "tensors") + i, "tensor", sizeof(sluice_tensor));
+  for (const sluice_tensor& t : read_structs(given, count, "tensors", sizeof(sluice_tensor))) {
     const std::string name = &required(t.name, "tensor.name");
     const DType dtype =
         parse_name(kDTypes, fmt::format("the type of tensor {}", io::quote(name)), &required(t.dtype, "tensor.dtype"));
@@ -131,8 +131,9 @@ sluice_status sluice_engine_sent_tensors(const sluice_engine* engine, int64_t* c
                                          size_t size, size_t* needed) {
   return guard([&] {
     const engine::SentTensors sent = required(engine, "engine").running->live->sent().value_or(engine::SentTensors{});
-    required(come, "come") = sent.come;
+    capi::check_text_out(missing, size);
     required(total, "total") = sent.needed;
+    required(come, "come") = sent.come;
     return capi::copy_text(sent.missing, missing, size, needed);
   });
 }
@@ -174,6 +175,7 @@ sluice_status sluice_weights_find(const sluice_weights* weights, const char* nam
 sluice_status sluice_weights_get(sluice_weights* weights, size_t index, sluice_tensor* out) {
   return guard([&] {
     sluice_weights& w = required(weights, "weights");
+    check_struct_out(out, "out");  // before what the last call gave out goes
     w.last = w.tensor(index);
     write_struct({0, w.name(index).c_str(), to_string(w.last.dtype()).data(), w.last.shape().data(),
                   w.last.shape().size(), w.last.data()},
@@ -182,17 +184,19 @@ sluice_status sluice_weights_get(sluice_weights* weights, size_t index, sluice_t
 }
 
 sluice_status sluice_weights_checksum(const sluice_weights* weights, size_t index, char* buffer, size_t size) {
-  return guard(
-      [&] { return capi::copy_text(io::checksum(required(weights, "weights").tensor(index)), buffer, size, nullptr); });
+  return guard([&] {
+    capi::check_text_out(buffer, size);
+    return capi::copy_text(io::checksum(required(weights, "weights").tensor(index)), buffer, size, nullptr);
+  });
 }
 
 sluice_status sluice_weights_values(const sluice_weights* weights, size_t index, int64_t first, int64_t count,
                                     double* values) {
   return guard([&] {
+    check(values != nullptr || count == 0, "values is NULL and count is {}", count);
     const Tensor t = required(weights, "weights").tensor(index);
     check(first >= 0 && count >= 0 && first <= t.elements() && count <= t.elements() - first,
           "first is {} and count {}; the tensor has {} elements", first, count, t.elements());
-    check(values != nullptr || count == 0, "values is NULL");
     for (int64_t i = 0; i < count; ++i) values[i] = io::value_at(t, first + i);
   });
 }

@@ -29,9 +29,6 @@ int64_t workspace_bytes(const sluice_gemm& gemm, int64_t tokens) {
   return tokens == 0 ? 0 : gemm.linear->workspace_bytes(tokens);
 }
 
-// More do not fit into an address space, and the sizes of these in bytes fit into 63 bits.
-constexpr int64_t kMaxElements = int64_t{1} << 46;
-
 // What the options ask for, without the matrix: the format of the weights, and how inputs are taken.
 struct Product {
   format::Format format;
@@ -40,7 +37,7 @@ struct Product {
 
 Product read_product(const sluice_gemm_options& o) {
   check(o.rows > 0 && o.cols > 0, "the matrix is [{}, {}]; both must be positive", o.rows, o.cols);
-  check(o.cols <= kMaxElements / o.rows, "the matrix is [{}, {}]; accepted: at most 2^46 elements", o.rows, o.cols);
+  capi::check_elements("the matrix is", {o.rows, o.cols});
   Product p{parse_name(format::kFormats, "options.weights", &required(o.weights, "options.weights")), {}};
   p.options.inputs = o.inputs == nullptr ? format::info(p.format).input
                                          : parse_name(format::kInputFormats, "options.inputs", o.inputs);

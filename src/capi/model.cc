@@ -68,9 +68,15 @@ sluice_model_info info_of(const model::ModelInfo& i) {
       0, i.vocab, i.hidden, i.layers, i.max_positions, i.weight_bytes, i.has_draft ? 1 : 0, i.row_invariant ? 1 : 0};
 }
 
+void check_ids_out(const int32_t* ids, size_t capacity, const size_t* count) {
+  check(ids != nullptr || capacity == 0, "ids is NULL and capacity is {}; capacity must be 0 to ask for the number",
+        capacity);
+  required(count, "count");
+}
+
 sluice_status copy_ids(std::span<const int32_t> found, int32_t* ids, size_t capacity, size_t* count) {
-  check(ids != nullptr || capacity == 0, "ids is NULL and capacity is {}", capacity);
-  required(count, "count") = found.size();
+  check_ids_out(ids, capacity, count);
+  *count = found.size();
   std::copy_n(found.begin(), std::min(found.size(), capacity), ids);
   if (found.size() <= capacity) return SLUICE_OK;
   return record(SLUICE_BUFFER_TOO_SMALL,
@@ -80,17 +86,20 @@ sluice_status copy_ids(std::span<const int32_t> found, int32_t* ids, size_t capa
 sluice_status encode(const text::Tokenizer& tokenizer, const char* text, size_t bytes, int32_t* ids, size_t capacity,
                      size_t* count) {
   check(text != nullptr || bytes == 0, "text is NULL and bytes is {}", bytes);
+  check_ids_out(ids, capacity, count);
   return copy_ids(tokenizer.encode({text, bytes}), ids, capacity, count);
 }
 
 sluice_status decode(const text::Tokenizer& tokenizer, const int32_t* ids, size_t count, int skip_special_tokens,
                      char* buffer, size_t size, size_t* needed) {
+  check_text_out(buffer, size);
   return copy_text(tokenizer.decode(ids_of(ids, count), skip_special_tokens != 0), buffer, size, needed);
 }
 
 }  // namespace sluice::capi
 
 using namespace sluice;
+using capi::check_struct_out;
 using capi::guard;
 using capi::ids_of;
 using capi::read_struct;
@@ -202,17 +211,24 @@ sluice_status sluice_model_generate(const sluice_model* model, const int32_t* id
     const LoadedModel& loaded = *required(model, "model").loaded;
     const auto o = read_struct(given, "options", offsetof(sluice_generate_options, speculative_fixed_steps));
     const auto prompt = ids_of(ids, count);
+    if (result != nullptr) check_struct_out(result, "result");
     model::GenerateOptions options;
     options.max_new_tokens = o.max_new_tokens;
     options.sampling = {o.temperature, o.top_k, o.top_p == 0 ? 1.0 : o.top_p, o.seed};
     if (o.ignore_eos == 0) options.stop_tokens = loaded.model->info().stop_tokens;
     check(o.max_new_tokens > 0, "options.max_new_tokens is {}; it must be positive", o.max_new_tokens);
+    const int64_t longest = loaded.model->info().max_positions, length = static_cast<int64_t>(count);
+    check(count < static_cast<size_t>(longest),
+          "ids has {} tokens; the model's longest sequence is {}, and leaves no room for an answer", count, longest);
+    check(o.max_new_tokens <= longest - length,
+          "options.max_new_tokens is {}; accepted: at most {}, what {} ids leave of the model's longest sequence, {}",
+          o.max_new_tokens, longest - length, count, longest);
 
     text::Detokenizer detokenizer(loaded.tokenizer, true);
     model::Generated made;
     loaded.shared->use([&](Context& ctx) {
       model::Generator generator(ctx, *loaded.model,
-                                 {.max_tokens = static_cast<int64_t>(count) + o.max_new_tokens,
+                                 {.max_tokens = length + o.max_new_tokens,
                                   .speculative_steps = o.speculative_steps,
                                   .adaptive_drafts = o.speculative_fixed_steps == 0});
       made = generator.run(prompt, options, [&](int32_t id) {

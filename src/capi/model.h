@@ -17,6 +17,8 @@ sluice_model_info info_of(const model::ModelInfo& info);
 
 // Throws for NULL with a count.
 std::span<const int32_t> ids_of(const int32_t* ids, size_t count);
+// What ids may be written to. Calls look at it before the work.
+void check_ids_out(const int32_t* ids, size_t capacity, const size_t* count);
 sluice_status copy_ids(std::span<const int32_t> found, int32_t* ids, size_t capacity, size_t* count);
 sluice_status encode(const text::Tokenizer& tokenizer, const char* text, size_t bytes, int32_t* ids, size_t capacity,
                      size_t* count);

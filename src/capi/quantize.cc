@@ -32,6 +32,7 @@ format::CodedTensor coded(const char* coding, int64_t rows, int64_t cols, sluice
   t.coding = parse_name(format::kCodings, "coding", &required(coding, "args.coding"));
   t.layout = layout_of(layout);
   check(rows >= 0 && cols >= 0, "the tensor is [{}, {}]; neither size may be negative", rows, cols);
+  check_elements("the tensor is", {rows, cols});
   t.rows = rows;
   t.cols = cols;
   return t;
@@ -94,6 +95,7 @@ Matrices read_matrices(const char* format, int64_t matrices, int64_t rows, int64
   const Matrices m{parse_name(format::kFormats, "format", &required(format, "format")), matrices, rows, cols};
   check(matrices >= 0 && rows >= 0 && cols >= 0, "the weights are [{}, {}, {}]; no size may be negative", matrices,
         rows, cols);
+  check_elements("the weights are", {matrices, rows, cols});
   format::code_bytes(m.format, rows, cols);  // refuses an odd number of 4-bit columns
   return m;
 }
@@ -180,6 +182,7 @@ extern "C" {
 sluice_status sluice_scale_elements(sluice_scale_layout layout, int64_t rows, int64_t groups, int64_t* out) {
   return guard([&] {
     check(rows >= 0 && groups >= 0, "rows is {} and groups {}; neither may be negative", rows, groups);
+    capi::check_elements("the scales are", {rows, groups});
     required(out, "out") = format::scale_elements(capi::layout_of(layout), rows, groups);
   });
 }

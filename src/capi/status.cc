@@ -42,9 +42,13 @@ sluice_status status_of(ErrorCode code) noexcept {
   return SLUICE_INTERNAL;
 }
 
+void check_text_out(const char* buffer, size_t size) {
+  check(buffer != nullptr || size == 0, "buffer is NULL and size is {}; size must be 0 to ask for the length", size);
+}
+
 sluice_status copy_text(std::string_view text, char* buffer, size_t size, size_t* needed) {
   if (needed != nullptr) *needed = text.size() + 1;
-  check(buffer != nullptr || size == 0, "buffer is NULL and size is {}; size must be 0 to ask for the length", size);
+  check_text_out(buffer, size);
   if (size > 0) {
     const size_t kept = std::min(text.size(), size - 1);
     std::memcpy(buffer, text.data(), kept);

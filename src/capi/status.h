@@ -7,6 +7,7 @@
 #include <new>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "base/error.h"
 #include "sluice/c.h"
@@ -37,6 +38,8 @@ sluice_status guard(Body&& body) noexcept {
   }
 }
 
+// What a text may be written to. Calls whose text costs time look at it before the work.
+void check_text_out(const char* buffer, size_t size);
 // The text with its final zero, as much of it as fits, and in *needed (may be NULL) the size that holds all of it.
 sluice_status copy_text(std::string_view text, char* buffer, size_t size, size_t* needed);
 
@@ -61,11 +64,37 @@ T read_struct(const T* given, const char* name, size_t least) {
   return copy;
 }
 
+// A caller's array of such structs. They lie as far apart as a struct of the caller's version is long, which its first
+// one says: an element of our own size would be somewhere inside of a newer caller's.
+template <class T>
+std::vector<T> read_structs(const T* given, size_t count, const char* name, size_t least) {
+  std::vector<T> out;
+  if (count == 0) return out;
+  const size_t stride = required(given, name).struct_size;
+  // A struct is as long as a multiple of its alignment, so what is refused here was not set by a compiler.
+  check(stride % alignof(T) == 0, "{}[0].struct_size is {}; set it with SLUICE_INIT, {} bytes now", name, stride,
+        sizeof(T));
+  for (size_t i = 0; i < count; ++i) {
+    const T* at = reinterpret_cast<const T*>(reinterpret_cast<const char*>(given) + i * stride);
+    check(at->struct_size == stride, "{}[{}].struct_size is {}; accepted: {}, as {}[0] has", name, i, at->struct_size,
+          stride, name);
+    out.push_back(read_struct(at, fmt::format("{}[{}]", name, i).c_str(), least));
+  }
+  return out;
+}
+
+// Whether write_struct() takes it. Calls that work for the result, or change something, look before they do.
+template <class T>
+void check_struct_out(const T* out, const char* name) {
+  const size_t size = required(out, name).struct_size;
+  check(size >= sizeof(size_t) && size <= 4096, "{}.struct_size is {}; set it with SLUICE_INIT", name, size);
+}
+
 // A result struct keeps its size; an older caller's shorter one gets the fields that it knows.
 template <class T>
 void write_struct(const T& value, T* out, const char* name) {
-  const size_t size = required(out, name).struct_size;
-  check(size >= sizeof(size_t) && size <= 4096, "{}.struct_size is {}; set it with SLUICE_INIT", name, size);
+  check_struct_out(out, name);
+  const size_t size = out->struct_size;
   std::memcpy(reinterpret_cast<char*>(out) + sizeof(size_t), reinterpret_cast<const char*>(&value) + sizeof(size_t),
               std::min(size, sizeof(T)) - sizeof(size_t));
 }

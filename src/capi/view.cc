@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/view.h"
 
+#include <algorithm>
+
 #include "capi/status.h"
 #include "format/quantize_rows.h"
 #include "weights/scale_grid.h"
@@ -18,6 +20,18 @@ Tensor view_floats(const char* name, const float* data, bool allowed, Shape shap
 }
 
 }  // namespace
+
+void check_elements(std::string_view what, const Shape& shape) {
+  // More do not fit into an address space. 17 bits are left for 4 bytes each and for what a layout pads, at most a
+  // factor of 512: one row and one group take 128 x 4 scales.
+  constexpr int64_t kMax = int64_t{1} << 46;
+  int64_t product = 1;
+  for (const int64_t size : shape) {
+    check(size <= kMax / std::max<int64_t>(product, 1), "{} {}; accepted: at most 2^46 elements", what,
+          to_string(shape));
+    product *= size;
+  }
+}
 
 weights::QuantTensor view_matrices(format::Format format, int64_t experts, const char* name, const sluice_matrices& m,
                                    int64_t rows, int64_t cols) {

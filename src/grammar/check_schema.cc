@@ -330,18 +330,10 @@ void prepare_formats(JsonValue& v, Prepared& out) {
   else
     object->push_back({"max_whitespace_cnt", {int64_t{kMostWhiteSpace}}});
 }
-
-JsonValue parse(std::string_view text, const char* what) {
-  try {
-    return io::parse_json_value(text, what);
-  } catch (const Error& error) {
-    fail(ErrorCode::invalid_argument, "{}", error.what());
-  }
-}
 }  // namespace
 
 Prepared prepare_schema(std::string_view text, bool closed) {
-  JsonValue schema = parse(text, "the JSON schema");
+  JsonValue schema = io::parse_json_argument(text, "the JSON schema");
   Prepared out;
   SchemaCheck(schema, closed, out).run();
   out.text = io::to_json_line(schema);
@@ -349,7 +341,7 @@ Prepared prepare_schema(std::string_view text, bool closed) {
 }
 
 Prepared prepare_structural_tag(std::string_view text) {
-  JsonValue tag = parse(text, "the structural tag");
+  JsonValue tag = io::parse_json_argument(text, "the structural tag");
   Prepared out;
   prepare_formats(tag, out);
   out.text = io::to_json_line(tag);

@@ -72,6 +72,14 @@ JsonValue parse_json_value(std::string_view text, std::string_view source, JsonD
   return builder.take();
 }
 
+JsonValue parse_json_argument(std::string_view text, std::string_view name) {
+  try {
+    return parse_json_value(text, name);
+  } catch (const Error& e) {
+    throw Error(ErrorCode::invalid_argument, e.what());
+  }
+}
+
 std::string describe(const JsonValue& value) {
   if (const auto* b = value.as<bool>()) return *b ? "true" : "false";
   if (const auto* i = value.as<int64_t>()) return std::to_string(*i);

@@ -39,6 +39,8 @@ struct JsonMember {
 
 // Throws as parse_json, and bad_file for a key that occurs twice in one object (also when only its escapes differ).
 JsonValue parse_json_value(std::string_view text, std::string_view source, JsonDialect dialect = JsonDialect::strict);
+// The same of a caller's text, which is no file: throws invalid_argument in place of bad_file.
+JsonValue parse_json_argument(std::string_view text, std::string_view name);
 
 // The value for an error sentence: 7, "text" (shortened), an array of 3 values, an object.
 std::string describe(const JsonValue& value);

@@ -101,7 +101,7 @@ Generated Generator::run(std::span<const int32_t> prompt, const GenerateOptions&
                          const std::function<bool(int32_t)>& on_token) {
   check(!prompt.empty(), "the prompt has no tokens; at least one is needed");
   check(options.max_new_tokens >= 0, "max_new_tokens is {}; it must be 0 or more", options.max_new_tokens);
-  check(static_cast<int64_t>(prompt.size()) + options.max_new_tokens <= max_tokens_,
+  check(options.max_new_tokens <= max_tokens_ - static_cast<int64_t>(prompt.size()),
         "a prompt of {} tokens and {} new ones are more than the {} that memory was reserved for", prompt.size(),
         options.max_new_tokens, max_tokens_);
   sampling::Sampler sampler(options.sampling);

@@ -32,6 +32,61 @@ TEST_F(CapiEngine, ADescriptorWakesAnEventLoop) {
   EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, -1, &stream), SLUICE_INVALID_ARGUMENT);
 }
 
+TEST_F(CapiEngine, ARefusedCallTakesNoEvent) {
+  const auto prompt = encode("Once upon a time");
+  const Answer expected = run({request(prompt, 4)}).at({0, 0});
+  sluice_stream* stream = submit({request(prompt, 4)});
+  expect_idle();  // every event has come
+  int32_t state = -1;
+  EXPECT_EQ(sluice_stream_next(stream, 1000, nullptr, &state), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "out is NULL; it must be given");
+  sluice_event zeros{};
+  EXPECT_EQ(sluice_stream_next(stream, 1000, &zeros, &state), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "out.struct_size is 0; set it with SLUICE_INIT");
+  EXPECT_EQ(state, SLUICE_STREAM_WAITING);
+  auto event = SLUICE_INIT(sluice_event);
+  EXPECT_EQ(sluice_stream_next(stream, 1000, &event, nullptr), SLUICE_INVALID_ARGUMENT);
+  const Answers answers = read_all(stream);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers.at({0, 0}).ids, expected.ids);
+  EXPECT_EQ(answers.at({0, 0}).finish, SLUICE_FINISH_LENGTH);
+  sluice_stream_destroy(stream);
+}
+
+// A later version of the header has more fields.
+struct NewerRequest {
+  sluice_request known;
+  int64_t more;
+};
+
+TEST_F(CapiEngine, RequestsOfANewerCaller) {
+  const auto prompt = encode(kPrompt), other = encode("Once upon a time");
+  NewerRequest both[] = {{request(prompt, 5), 0}, {request(other, 3), 0}};
+  for (NewerRequest& r : both) r.known.struct_size = sizeof r;
+  sluice_stream* stream = nullptr;
+  ASSERT_EQ(sluice_engine_submit(engine_, &both[0].known, 2, 0, &stream), SLUICE_OK) << sluice_last_error();
+  const Answers answers = read_all(stream);
+  sluice_stream_destroy(stream);
+  const Answers expected = run({request(prompt, 5), request(other, 3)});
+  ASSERT_EQ(answers.size(), 2u);
+  for (const auto& [key, a] : answers) EXPECT_EQ(a.ids, expected.at(key).ids);
+
+  const auto refused = [&](const char* sentence) {
+    EXPECT_EQ(sluice_engine_submit(engine_, &both[0].known, 2, 0, &stream), SLUICE_INVALID_ARGUMENT);
+    EXPECT_EQ(stream, nullptr);
+    EXPECT_STREQ(sluice_last_error(), sentence);
+  };
+  both[1].more = 1;
+  refused("requests[1] sets a field that this version of the library does not know");
+  both[1].known.struct_size = 0;
+  refused(
+      ("requests[1].struct_size is 0; accepted: " + std::to_string(sizeof both[0]) + ", as requests[0] has").c_str());
+  both[0].known.struct_size = 3;
+  refused(("requests[0].struct_size is 3; set it with SLUICE_INIT, " + std::to_string(sizeof(sluice_request)) +
+           " bytes now")
+              .c_str());
+}
+
 TEST_F(CapiEngine, CancelledAndAbandonedRequestsGiveTheirPlaces) {
   const auto prompt = encode("Once upon a time");
   auto r = request(prompt, 2000);

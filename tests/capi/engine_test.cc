@@ -188,6 +188,20 @@ TEST_F(CapiEngine, ChatsByTheTemplate) {
     EXPECT_EQ(sluice_engine_encode_chat(engine_, messages, variables, 1, nullptr, 0, &count), expected) << sentence;
     EXPECT_STREQ(sluice_last_error(), sentence);
   };
+  // No file is at fault for what the caller wrote.
+  refuse(
+      "[[", nullptr, SLUICE_INVALID_ARGUMENT,
+      "messages is not JSON at byte 3: syntax error while parsing value - unexpected end of input; expected '[', '{', "
+      "or a literal");
+  refuse(R"([{"role": "user", "role": "user"}])", nullptr, SLUICE_INVALID_ARGUMENT,
+         "messages has the key \"role\" twice in one object");
+  refuse(chat, "x", SLUICE_INVALID_ARGUMENT,
+         "variables is not JSON at byte 1: syntax error while parsing value - invalid literal; last read: 'x'");
+  // Looked at before the messages.
+  EXPECT_EQ(sluice_engine_encode_chat(engine_, "[[", nullptr, 1, nullptr, 5, &count), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "ids is NULL and capacity is 5; capacity must be 0 to ask for the number");
+  EXPECT_EQ(sluice_engine_encode_chat(engine_, "[[", nullptr, 1, nullptr, 0, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "count is NULL; it must be given");
   refuse(R"([{"role": "user"}])", nullptr, SLUICE_INVALID_ARGUMENT,
          "messages[0].content is missing; accepted: a string or an array of text parts");
   refuse(chat, R"({"tools": [{}]})", SLUICE_UNSUPPORTED,

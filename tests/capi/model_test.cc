@@ -8,6 +8,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -170,6 +171,40 @@ TEST_F(CapiModel, CallbackCancelsOrThrows) {
   EXPECT_THROW(
       model_->generate(prompt, greedy(48), [](int32_t, std::string_view) -> bool { throw std::logic_error("mine"); }),
       std::logic_error);
+}
+
+TEST_F(CapiModel, AResultIsLookedAtBeforeTheWork) {
+  const auto prompt = model_->encode(kPrompt);
+  const auto options = greedy(4);
+  int calls = 0;
+  sluice_generated zeros{};
+  const auto count_call = [](void* user, int32_t, const char*) { return ++*static_cast<int*>(user), 0; };
+  EXPECT_EQ(sluice_model_generate(model_->get(), prompt.data(), prompt.size(), &options, count_call, &calls, &zeros),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "result.struct_size is 0; set it with SLUICE_INIT");
+  EXPECT_EQ(calls, 0);
+  EXPECT_EQ(sluice_model_encode(model_->get(), kPrompt.data(), kPrompt.size(), nullptr, 0, nullptr),
+            SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "count is NULL; it must be given");
+}
+
+TEST_F(CapiModel, MoreTokensThanTheLongestSequence) {
+  const int64_t longest = model_->info().max_positions;
+  const auto refused = [&](size_t count, int64_t tokens, const std::string& sentence) {
+    const std::vector<int32_t> ids(count, 5);
+    const auto options = greedy(tokens);
+    EXPECT_EQ(sluice_model_generate(model_->get(), ids.data(), ids.size(), &options, nullptr, nullptr, nullptr),
+              SLUICE_INVALID_ARGUMENT);
+    EXPECT_EQ(sluice_last_error(), sentence);
+  };
+  const std::string longest_text = std::to_string(longest);
+  for (const int64_t tokens : {longest - 2, std::numeric_limits<int64_t>::max()})
+    refused(3, tokens,
+            "options.max_new_tokens is " + std::to_string(tokens) + "; accepted: at most " +
+                std::to_string(longest - 3) + ", what 3 ids leave of the model's longest sequence, " + longest_text);
+  refused(static_cast<size_t>(longest), 1,
+          "ids has " + longest_text + " tokens; the model's longest sequence is " + longest_text +
+              ", and leaves no room for an answer");
 }
 
 // The context serves one call at a time, and the callback is inside of one.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -358,6 +359,48 @@ TEST(CapiParts, WeightsOfEitherTypeAndAlone) {
   expect_refusal(
       sluice_quantize_weights(context.get(), "mxfp8", 1, 1, 2, wide.data(), SLUICE_F32, some, nullptr, nullptr),
       "scales is NULL; weights of mxfp8 have them");
+}
+
+TEST(CapiParts, SizesBeyondAnAddressSpace) {
+  sluice::Context context(1);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max(), kPower = int64_t{1} << 32;
+  int64_t elements = -7;
+  for (const sluice_scale_layout layout :
+       {SLUICE_SCALES_LINEAR, SLUICE_SCALES_128X4, SLUICE_SCALES_8X4, SLUICE_SCALES_TRANSPOSED}) {
+    expect_refusal(sluice_scale_elements(layout, kPower, kPower, &elements),
+                   "the scales are [4294967296, 4294967296]; accepted: at most 2^46 elements");
+    expect_refusal(sluice_scale_elements(layout, kMost, 0, &elements),
+                   "the scales are [9223372036854775807, 0]; accepted: at most 2^46 elements");
+    expect_refusal(sluice_scale_elements(layout, 0, kMost, &elements),
+                   "the scales are [0, 9223372036854775807]; accepted: at most 2^46 elements");
+  }
+  EXPECT_EQ(elements, -7);
+  ASSERT_EQ(sluice_scale_elements(SLUICE_SCALES_128X4, int64_t{1} << 46, 1, &elements), SLUICE_OK);
+  EXPECT_EQ(elements, int64_t{1} << 48);  // four columns
+
+  // The products are 0 and 2^36 in 64 bits.
+  float value = 1;
+  uint16_t code = 0;
+  const sluice_matrices from{&code, nullptr, nullptr};
+  for (const std::array<int64_t, 3>& s :
+       {std::array<int64_t, 3>{1, kPower, kPower}, {kPower, 1 << 16, 1 << 16}, {(kPower << 8) + 1, 1 << 18, 1 << 18}}) {
+    const std::string sentence = "the weights are [" + std::to_string(s[0]) + ", " + std::to_string(s[1]) + ", " +
+                                 std::to_string(s[2]) + "]; accepted: at most 2^46 elements";
+    for (const sluice_dtype dtype : {SLUICE_F32, SLUICE_BF16})
+      expect_refusal(
+          sluice_quantize_weights(context.get(), "bf16", s[0], s[1], s[2], &value, dtype, &code, nullptr, nullptr),
+          sentence);
+    expect_refusal(sluice_dequantize_weights(context.get(), "bf16", s[0], s[1], s[2], &from, &value), sentence);
+  }
+  uint8_t codes = 0;
+  auto args = SLUICE_INIT(sluice_quantize_args);
+  args.coding = "fp8_token";
+  args.x = &value;
+  args.codes = &codes;
+  args.row_scales = &value;
+  args.rows = args.cols = kPower;
+  expect_refusal(sluice_quantize(context.get(), &args),
+                 "the tensor is [4294967296, 4294967296]; accepted: at most 2^46 elements");
 }
 
 // Each rank's part is a layer of its own, and their outputs add up to the whole layer's.

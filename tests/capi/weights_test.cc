@@ -165,6 +165,14 @@ TEST_F(CapiWeights, NamesValuesAndChecksums) {
   EXPECT_STREQ(sluice_last_error(), "there is no tensor \"model.nothing\"");
   auto t = SLUICE_INIT(sluice_tensor);
   EXPECT_EQ(sluice_weights_get(all, count, &t), SLUICE_INVALID_ARGUMENT);
+  // Results are looked at before the work: neither the index is looked up nor a checksum computed.
+  sluice_tensor zeros{};
+  EXPECT_EQ(sluice_weights_get(all, count, &zeros), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "out.struct_size is 0; set it with SLUICE_INIT");
+  EXPECT_EQ(sluice_weights_checksum(all, count, nullptr, 65), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "buffer is NULL and size is 65; size must be 0 to ask for the length");
+  EXPECT_EQ(sluice_weights_values(all, count, 0, 1, nullptr), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "values is NULL and count is 1");
   EXPECT_EQ(sluice_weights_values(all, index, 250, 7, values.data()), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_weights_values(all, index, -1, 1, values.data()), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_weights_values(all, index, 0, 1, nullptr), SLUICE_INVALID_ARGUMENT);
@@ -200,6 +208,25 @@ TEST_F(CapiWeights, TensorsTakeTheOldOnesPlaces) {
   ASSERT_EQ(update({norm.view(), expert.view()}), SLUICE_OK);
   EXPECT_EQ(answer(), fresh);
   EXPECT_EQ(updates(), 2);
+}
+
+// A later version of the header has more fields.
+struct NewerTensor {
+  sluice_tensor known;
+  const void* more;
+};
+
+TEST_F(CapiWeights, TensorsOfANewerCaller) {
+  const Owned norm = read(kNorm).halved(), expert = read(kExpert).halved();
+  NewerTensor both[] = {{norm.view(), nullptr}, {expert.view(), nullptr}};
+  for (NewerTensor& t : both) t.known.struct_size = sizeof t;
+  both[1].more = &both;
+  EXPECT_EQ(sluice_engine_update_tensors(engine_, &both[0].known, 2, 0), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "tensors[1] sets a field that this version of the library does not know");
+  both[1].more = nullptr;
+  ASSERT_EQ(sluice_engine_update_tensors(engine_, &both[0].known, 2, 0), SLUICE_OK) << sluice_last_error();
+  EXPECT_EQ(read(kNorm).bits, norm.bits);
+  EXPECT_EQ(read(kExpert).bits, expert.bits);
 }
 
 TEST_F(CapiWeights, AllOrNothing) {
@@ -242,7 +269,7 @@ TEST_F(CapiWeights, AllOrNothing) {
   refused(t, "data is NULL");
   t = changed.view();
   t.struct_size = 3;
-  refused(t, "tensor.struct_size is 3");
+  refused(t, "tensors[1].struct_size is 3; accepted: " + std::to_string(sizeof t) + ", as tensors[0] has");
   EXPECT_EQ(sluice_engine_update_tensors(engine_, nullptr, 1, 0), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(sluice_engine_update_tensors(engine_, &t, 0, 0), SLUICE_INVALID_ARGUMENT);
   EXPECT_EQ(answer(), fresh);

@@ -172,7 +172,7 @@ SLUICE_API sluice_status sluice_engine_submit(sluice_engine* engine, const sluic
                                               int wake_fd, sluice_stream** out);
 /* Waits at most timeout_ms for the next event. *state: SLUICE_STREAM_EVENT, it is in *out, whose pointers are valid
  * until the next call with this stream; SLUICE_STREAM_WAITING, none has come; SLUICE_STREAM_DONE, all have been read.
- */
+ * A call with an argument that is not accepted takes no event. */
 enum { SLUICE_STREAM_WAITING = 0, SLUICE_STREAM_EVENT = 1, SLUICE_STREAM_DONE = 2 };
 SLUICE_API sluice_status sluice_stream_next(sluice_stream* stream, int64_t timeout_ms, sluice_event* out,
                                             int32_t* state);

@@ -55,7 +55,7 @@ SLUICE_API sluice_status sluice_model_decode(const sluice_model* model, const in
 
 typedef struct sluice_generate_options {
   size_t struct_size;
-  int64_t max_new_tokens; /* positive */
+  int64_t max_new_tokens; /* positive; with the prompt at most max_positions (sluice_model_info) */
   double temperature;     /* 0: greedy */
   int64_t top_k;          /* 0: all */
   double top_p;           /* 0 is read as 1 */
