@@ -235,15 +235,20 @@ class HeaderReader final : public JsonEvents {
   int offsets_ = 0;
 };
 
+// NumPy takes no more either. A shape that is written into a sentence is then never long.
+constexpr size_t kMostDimensions = 64;
+
 void check_sizes(const SafetensorsEntry& e, std::string_view source) {
   const auto name = [&] { return quote(e.name); };
+  if (e.shape.size() > kMostDimensions)
+    bad("{}: tensor {} has {} dimensions; accepted: at most {}", source, name(), e.shape.size(), kMostDimensions);
   if (e.begin > e.end)
     bad("{}: tensor {} has data_offsets [{}, {}]; the end must not lie before the begin", source, name(), e.begin,
         e.end);
   std::optional<int64_t> bits = 1;
   for (const int64_t d : e.shape) bits = bits ? checked_mul(*bits, d) : bits;
   if (bits) bits = checked_mul(*bits, e.dtype->bits);
-  // The shape comes from the file and may have a million dimensions.
+  // 64 dimensions of 19 digits make no readable sentence.
   const auto shape = [&] { return printable(to_string(e.shape)); };
   if (!bits.has_value()) bad("{}: tensor {} of {} {} is larger than 2^63 bits", source, name(), e.dtype->name, shape());
   if (*bits % 8 != 0) bad("{}: tensor {} of {} {} does not fill whole bytes", source, name(), e.dtype->name, shape());

@@ -152,6 +152,11 @@ Decoder::Parts load_deepseek_v3(const WeightReader& s) {
          "the cache's dtype is float8_e4m3fn; latent attention ({}) keeps its rows in the dtype of the run; accepted: "
          "{}",
          s.config().source(), to_string(s.options().dtype));
+  const bool drafts = has_draft(s, c);
+  // Of several prediction layers the first runs. The others are nobody's mistake.
+  s.warn_of_more_layers("model.layers.",
+                        drafts ? Dim{c.layers + c.draft_layers, "num_hidden_layers + num_nextn_predict_layers"}
+                               : Dim{c.layers, "num_hidden_layers"});
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
   Decoder::Parts parts;
   parts.info.layers = c.layers;
@@ -161,7 +166,7 @@ Decoder::Parts load_deepseek_v3(const WeightReader& s) {
   for (int64_t i = 0; i < c.layers; ++i) add_layer(s, c, i, parts.sublayers);
   parts.final_norm = s.norm("model.norm.weight", hidden, c.eps);
   parts.head = c.tied ? s.tied_head("lm_head", parts.embedding) : s.dense("lm_head", vocab, hidden);
-  if (has_draft(s, c)) parts.draft = draft_head(s, c, parts);
+  if (drafts) parts.draft = draft_head(s, c, parts);
   return parts;
 }
 

@@ -176,6 +176,7 @@ Decoder::Parts load_nemotron_h(const WeightReader& s) {
   const std::string embedding = s.first_of({"backbone.embeddings.weight", "model.embeddings.weight",
                                             "backbone.embed_tokens.weight", "model.embed_tokens.weight"});
   const std::string root = embedding.substr(0, embedding.find('.') + 1);
+  s.warn_of_more_layers(root + "layers.", {static_cast<int64_t>(c.kinds.size()), "num_hidden_layers"});
   Decoder::Parts parts;
   parts.info.layers = static_cast<int64_t>(c.kinds.size());
   parts.info.max_positions = c.max_positions;

@@ -70,6 +70,7 @@ CacheShape cache_of_qwen3_moe(const WeightReader& s) {
 Decoder::Parts load_qwen3_moe(const WeightReader& s) {
   const Config c = read(s.config());
   const Dim hidden{c.hidden, "hidden_size"}, vocab{c.vocab, "vocab_size"};
+  s.warn_of_more_layers("model.layers.", {c.layers, "num_hidden_layers"});
   Decoder::Parts parts;
   parts.info.layers = c.layers;
   parts.info.max_positions = c.max_positions;

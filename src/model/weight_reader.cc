@@ -2,6 +2,7 @@
 #include "model/weight_reader.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <optional>
 
@@ -194,6 +195,24 @@ std::string WeightReader::first_of(std::initializer_list<std::string> names) con
   fail(ErrorCode::bad_file, "{} has none of the tensors {}", options_.path.string(), all);
 }
 
+void WeightReader::warn_of_more_layers(std::string_view prefix, Dim layers) const {
+  if (lists() || options_.dummy || impl_->old) return;
+  std::string first;
+  int64_t others = -1;
+  for (const std::string& name : checkpoint().names()) {
+    if (!name.starts_with(prefix)) continue;
+    const char* const end = name.data() + name.size();
+    int64_t layer = 0;
+    const auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, layer);
+    if (error != std::errc() || rest == end || *rest != '.' || layer < layers.n) continue;
+    if (++others == 0) first = name;
+  }
+  if (others < 0) return;
+  ctx_.log(LogLevel::warning,
+           fmt::format("{} and {} other tensors are not used: {} says that there are {} layers ({})",
+                       checkpoint().source_of(first), others, config().source(), layers.n, layers.keys));
+}
+
 void WeightReader::verify_shape(const std::string& name, Dims shape) const {
   const io::SafetensorsEntry* entry = checkpoint().find(name);
   std::string keys;
@@ -262,6 +281,9 @@ Tensor WeightReader::embedding(const std::string& name, Dims shape) const {
   add_dummies({{name, sizes(shape)}}, DType::bf16);
   verify_shape(name, shape);
   const Tensor t = checkpoint().tensor(name);
+  if (t.dtype() == DType::f16)  // the file is right: matrices and norms of this type are read
+    fail(ErrorCode::unsupported, "{} is {}; an embedding is accepted in bfloat16 and float32",
+         checkpoint().source_of(name), to_string(t.dtype()));
   check_file(t.dtype() == DType::bf16 || t.dtype() == DType::f32, "{} is {}; accepted here: bfloat16, float32",
              checkpoint().source_of(name), to_string(t.dtype()));
   if (impl_->stage && t.dtype() == DType::bf16) {

@@ -81,6 +81,10 @@ class WeightReader {
   // The first of the names that the checkpoint has; throws bad_file naming all of them.
   std::string first_of(std::initializer_list<std::string> names) const;
 
+  // Logs a warning when the checkpoint has tensors of layers that the configuration does not count, "<prefix>7." with 7
+  // layers: the file may be whole and the number wrong. Not for an update: the model's first load has said it.
+  void warn_of_more_layers(std::string_view prefix, Dim layers) const;
+
   // All throw bad_file, naming file, tensor, shape and configuration keys, when the tensor is missing or another shape.
   Tensor floats(const std::string& name, Dims shape) const;               // float32 copy
   Tensor embedding(const std::string& name, Dims shape) const;            // [V, hidden], bf16 or f32, as stored

@@ -17,7 +17,8 @@ int64_t elements_of(const Shape& shape) {
   int64_t n = 1;
   for (int64_t d : shape) {
     const auto product = checked_mul(n, d);
-    check(product.has_value(), "shape {} has a negative size or more than 2^63 elements", to_string(shape));
+    if (!product)  // check() would write out the whole shape for each of its sizes
+      fail(ErrorCode::invalid_argument, "shape {} has a negative size or more than 2^63 elements", to_string(shape));
     n = *product;
   }
   return n;

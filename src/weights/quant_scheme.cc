@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "weights/scheme_reader.h"
 
 namespace sluice::weights {
@@ -16,7 +17,14 @@ QuantScheme QuantScheme::detect(const io::Checkpoint& checkpoint) {
 }
 
 ModuleFormat QuantScheme::of(std::string_view module) const {
-  const auto matches = [&](const NamePattern& p) { return p.matches(module); };
+  const auto matches = [&](const NamePattern& p) {
+    try {
+      return p.matches(module);
+    } catch (const Error& e) {  // a regular expression that is too slow is not the caller's here
+      if (e.code() != ErrorCode::invalid_argument) throw;
+      throw Error(ErrorCode::bad_file, e.what());
+    }
+  };
   if (std::any_of(excluded_.begin(), excluded_.end(), matches)) return {};
   for (const Rule& rule : rules_)
     if (rule.targets.empty() || std::any_of(rule.targets.begin(), rule.targets.end(), matches)) return rule.format;

@@ -31,7 +31,8 @@ class QuantScheme {
   static QuantScheme detect(const io::Checkpoint& checkpoint);
 
   // `module` is a checkpoint name: "model.layers.0.self_attn.q_proj", "model.layers.3.mlp.experts.7.up_proj",
-  // "model.layers.3.mlp.experts" for fused tensors. Modules that no rule names are BF16.
+  // "model.layers.3.mlp.experts" for fused tensors. Modules that no rule names are BF16. Throws bad_file for a regular
+  // expression of the configuration that backtracks too much.
   ModuleFormat of(std::string_view module) const;
 
   bool quantized() const { return !rules_.empty() || !layers_.empty(); }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "io/quote.h"
+
 namespace sluice::weights {
 
 using format::Format;
@@ -41,6 +43,131 @@ void check_group_size(const io::Config& quant, const ModuleFormat& format) {
   const int64_t stated = quant.integer("group_size", {1, 1 << 20});
   if (stated != group)
     quant.refuse("group_size", fmt::format("is {}; {} has groups of {}", stated, info(format.weights).name, group));
+}
+
+// What follows reads compressed-tensors. Most keys that it writes are about how the scales were found; a key that
+// changes what the codes mean, or what is computed, must be known here or refused.
+
+[[noreturn]] void refuse_value(const io::Config& c, const char* key, std::string_view value,
+                               std::string_view accepted) {
+  c.refuse(key, fmt::format("is {}; accepted: {}", value, accepted), ErrorCode::unsupported);
+}
+
+// Of a group's weights or input_activations, or of kv_cache_scheme.
+struct Side {
+  std::string type, strategy;
+  int64_t bits = 0, group_size = 0;
+  bool in_groups() const { return strategy == "group" || strategy == "tensor_group"; }
+};
+
+// Absent keys have the values that compressed-tensors gives them.
+Side read_side(const io::Config& c) {
+  Side side;
+  side.type = c.string("type", "int");
+  side.bits = c.integer("num_bits", {1, 64}, 8);
+  side.group_size = c.integer("group_size", {-1, 1 << 20}, 0);
+  side.strategy = c.string("strategy", side.group_size > 0 ? "group" : side.group_size < 0 ? "channel" : "tensor");
+  return side;
+}
+
+void require_symmetric(const io::Config& side) {
+  if (!side.boolean("symmetric", true)) refuse_value(side, "symmetric", "false", "true, because no zero point is read");
+}
+
+// "group" and its alias permute the columns that share a scale (weight_g_idx); "weight" changes the calibration alone.
+void require_column_order(const io::Config& weights) {
+  const std::string_view accepted = "null, false, \"weight\", \"static\", because columns are read in order";
+  if (!weights.is_string("actorder")) {
+    if (weights.boolean("actorder", false)) refuse_value(weights, "actorder", "true", accepted);
+    return;
+  }
+  const std::string order = weights.string("actorder");
+  if (order != "weight" && order != "static") refuse_value(weights, "actorder", io::quote(order), accepted);
+}
+
+// Transforms of weights are in the stored weights already; all others would have to run with the model.
+void require_no_transforms(const io::Config& quant) {
+  constexpr std::string_view kAccepted = "weight_input, weight_output, because the rest would have to run in the model";
+  const std::optional<io::Config> transforms = quant.find_object("transform_config");
+  if (!transforms || transforms->keys().empty()) return;
+  for (const auto& [name, group] : transforms->object("config_groups").members()) {
+    if (!group.has("apply")) refuse_value(group, "apply", "missing", "an array of what transforms weights");
+    for (const io::Config& apply : group.objects("apply")) {
+      const std::string location = apply.string("location");
+      if (location != "weight_input" && location != "weight_output")
+        refuse_value(apply, "location", io::quote(location), kAccepted);
+    }
+  }
+}
+
+// "dense" is what pruned weights have that are stored like all others.
+void require_dense(const io::Config& quant) {
+  const std::optional<io::Config> sparsity = quant.find_object("sparsity_config");
+  if (!sparsity) return;
+  const std::string format = sparsity->string("format", "dense");
+  if (format != "dense") refuse_value(*sparsity, "format", io::quote(format), "\"dense\"");
+}
+
+// The cache is of BF16 unless the caller wants e4m3, which takes the checkpoint's scales where there are some
+// (WeightReader::cache_scale). Scales for another type mean something else.
+void require_known_cache(const io::Config& quant) {
+  const std::optional<io::Config> scheme = quant.find_object("kv_cache_scheme");
+  if (!scheme) return;
+  const Side side = read_side(*scheme);
+  if (side.type != "float") refuse_value(*scheme, "type", io::quote(side.type), "\"float\"");
+  if (side.bits != 8) refuse_value(*scheme, "num_bits", fmt::to_string(side.bits), "8");
+  require_symmetric(*scheme);
+}
+
+void require_plain_outputs(const io::Config& group) {
+  if (!group.has("output_activations")) return;
+  const Side side = read_side(group.object("output_activations"));
+  refuse_value(group, "output_activations", fmt::format("{} of {} bits", side.type, side.bits),
+               "null, because outputs are not rounded");
+}
+
+// What a group's inputs are rounded to.
+InputFormat read_inputs(const io::Config& group, Format weights) {
+  if (!group.is_object("input_activations")) return InputFormat::plain;  // weight-only
+  const io::Config inputs = group.object("input_activations");
+  const Side side = read_side(inputs);
+  const std::string_view name = info(weights).name;
+  const bool nvfp4 = weights == Format::nvfp4, mx = weights == Format::mxfp8 || weights == Format::mxfp4;
+  const InputFormat grouped = nvfp4 ? InputFormat::nvfp4 : mx ? InputFormat::mxfp8 : InputFormat::fp8_group;
+  // "local": the block scales are dynamic, the global one is calibrated (NVFP4).
+  const bool dynamic =
+      inputs.is_string("dynamic") ? inputs.string("dynamic") != "false" : inputs.boolean("dynamic", false);
+  const auto require = [&](bool taken, const char* key, const std::string& value, std::string_view accepted) {
+    if (!taken)
+      inputs.refuse(key, fmt::format("is {}; accepted with {} weights: {}", value, name, accepted),
+                    ErrorCode::unsupported);
+  };
+
+  const int bits = nvfp4 ? 4 : 8, size = group_of(grouped);
+  require(side.type == "float", "type", io::quote(side.type), "\"float\"");
+  require(side.bits == bits, "num_bits", fmt::to_string(side.bits), fmt::to_string(bits));
+  require(!side.in_groups() || side.group_size == size, "group_size", fmt::to_string(side.group_size),
+          fmt::to_string(size));
+  require_symmetric(inputs);
+  const std::string& strategy = side.strategy;
+  if (nvfp4) {
+    require(side.in_groups(), "strategy", io::quote(strategy), "\"tensor_group\"");
+    return grouped;
+  }
+  if (mx) {
+    require(strategy == "group", "strategy", io::quote(strategy), "\"group\"");
+    require(dynamic, "dynamic", "false", "true");
+    return grouped;
+  }
+  if (!dynamic) {
+    require(strategy == "tensor", "strategy", io::quote(strategy), "\"tensor\", as dynamic is false");
+    return InputFormat::fp8_static;
+  }
+  require(strategy == "tensor" || strategy == "token" || strategy == "group", "strategy", io::quote(strategy),
+          "\"tensor\", \"token\", \"group\"");
+  // One dynamic scale per tensor would depend on which requests share a batch; one per row is at least as fine and does
+  // not.
+  return strategy == "group" ? grouped : InputFormat::fp8_token;
 }
 
 }  // namespace
@@ -135,6 +262,9 @@ void SchemeReader::read_mx(const io::Config& quant, ModuleFormat format) {
 
 void SchemeReader::read_compressed_tensors(const io::Config& quant) {
   exclude(quant, "ignore");
+  require_no_transforms(quant);
+  require_dense(quant);
+  require_known_cache(quant);
   for (const auto& [name, group] : quant.object("config_groups").members()) {
     QuantScheme::Rule rule;
     rule.format = read_group(group);
@@ -160,16 +290,18 @@ void SchemeReader::read_compressed_tensors(const io::Config& quant) {
 
 ModuleFormat SchemeReader::read_group(const io::Config& group) {
   const io::Config weights = group.object("weights");
-  const std::string type = weights.string("type", "int"), strategy = weights.string("strategy", "tensor");
-  const int64_t bits = weights.integer("num_bits", {1, 64}, 8);
-  const int64_t size = weights.integer("group_size", {-1, 1 << 20}, 0);
+  const Side side = read_side(weights);
+  const auto& [type, strategy, bits, size] = side;
   const std::string described =
       fmt::format("{} weights of {} bits, strategy {}, group_size {}", type, bits, strategy, size);
   const auto refuse = [&] { refuse_method(group, "compressed-tensors " + described); };
   if (type != "float") refuse();
+  require_symmetric(weights);
+  require_column_order(weights);
+  require_plain_outputs(group);
 
   ModuleFormat format;
-  const bool groups = strategy == "group" || strategy == "tensor_group";
+  const bool groups = side.in_groups();
   if (bits == 8 && strategy == "tensor") {
     format.weights = Format::fp8_tensor;
   } else if (bits == 8 && strategy == "channel") {
@@ -188,35 +320,7 @@ ModuleFormat SchemeReader::read_group(const io::Config& group) {
   } else {
     refuse();
   }
-
-  if (!group.is_object("input_activations")) return format;  // weight-only
-  const io::Config inputs = group.object("input_activations");
-  // "local": the block scales are dynamic, the global one is calibrated (NVFP4).
-  const bool dynamic =
-      inputs.is_string("dynamic") ? inputs.string("dynamic") != "false" : inputs.boolean("dynamic", false);
-  const std::string input_strategy = inputs.string("strategy", "tensor");
-  const int64_t input_bits = inputs.integer("num_bits", {1, 64}, 8);
-  switch (format.weights) {
-    case Format::nvfp4:
-      format.inputs = InputFormat::nvfp4;
-      break;
-    case Format::mxfp4:
-      format.inputs = input_bits == 8 ? InputFormat::mxfp8 : InputFormat::plain;
-      if (input_bits == 4) refuse_method(group, "compressed-tensors MXFP4 weights with 4-bit MXFP4 activations");
-      break;
-    case Format::mxfp8:
-      format.inputs = InputFormat::mxfp8;
-      break;
-    default:
-      if (!dynamic && input_strategy != "tensor")
-        refuse_method(group,
-                      "compressed-tensors inputs with calibrated scales per " + input_strategy + " (accepted: tensor)");
-      // One dynamic scale per tensor would depend on which requests share a batch; one per row is at least as fine and
-      // does not.
-      format.inputs = !dynamic                    ? InputFormat::fp8_static
-                      : input_strategy == "group" ? InputFormat::fp8_group
-                                                  : InputFormat::fp8_token;
-  }
+  format.inputs = read_inputs(group, format.weights);
   return format;
 }
 

@@ -265,7 +265,11 @@ float read_static_input_scale(const Checkpoint& checkpoint, const std::vector<St
            inputs == format::InputFormat::nvfp4 ? "; nvfp4_per_token_activation takes the scale from each token instead"
                                                 : "");
     const bool reciprocal = names.input.ends_with("input_global_scale");
-    for (const float value : to_floats(checkpoint, names.input)) {
+    const std::vector<float> values = to_floats(checkpoint, names.input);
+    if (values.empty())
+      fail(ErrorCode::bad_file, "{} has shape {}; one input scale is expected, or several of which the largest counts",
+           checkpoint.source_of(names.input), to_string(checkpoint.find(names.input)->shape));
+    for (const float value : values) {
       const float scale = reciprocal ? 1.0f / value : value;
       if (!std::isfinite(scale) || !(scale >= FLT_MIN))
         fail(ErrorCode::bad_file, "{} holds {}; input scales are positive finite numbers",

@@ -82,6 +82,8 @@ enum class SafetensorsDefect {
   shape_product_wraps,
   shape_times_width_wraps,
   shape_overflow_then_zero,
+  shape_of_65,
+  shape_of_a_million,
   offsets_one,
   offsets_three,
   offsets_swapped,
@@ -109,6 +111,11 @@ inline DefectiveFile make_defect(SafetensorsDefect defect) {
     return one(R"({"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}");
   };
   const auto shape = [&](const std::string& s) { return tensor("\"F32\"", s, "[0,8]"); };
+  const auto ones = [](int count) {
+    std::string text = "[1";
+    for (int i = 1; i < count; ++i) text += ",1";
+    return text + "]";
+  };
   const auto offsets = [&](const std::string& o) { return tensor("\"F32\"", "[2]", o); };
   const auto two = [](const std::string& a, const std::string& b, size_t data) {
     return pack_safetensors(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)" + a +
@@ -223,6 +230,10 @@ inline DefectiveFile make_defect(SafetensorsDefect defect) {
       return {"shape_times_width_wraps", tensor("\"F64\"", "[2305843009213693952]", "[0,8]"), {"\"w\"", "2^63"}};
     case D::shape_overflow_then_zero:
       return {"shape_overflow_then_zero", tensor("\"U8\"", "[4294967296,4294967296,0]", "[0,0]"), {"2^63"}};
+    case D::shape_of_65:
+      return {"shape_of_65", shape(ones(65)), {"\"w\" has 65 dimensions; accepted: at most 64"}};
+    case D::shape_of_a_million:
+      return {"shape_of_a_million", shape(ones(1'000'000)), {"\"w\" has 1000000 dimensions; accepted: at most 64"}};
     case D::offsets_one:
       return {"offsets_one", offsets("[0]"), {"\"w\"", "1 data_offsets"}};
     case D::offsets_three:

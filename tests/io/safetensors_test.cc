@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "io/safetensors_writer.h"
 #include "tests/io/expect_error.h"
@@ -79,6 +81,28 @@ TEST(Safetensors, ScalarsAndEmptyTensorsAreLegal) {
   EXPECT_FALSE(file.tensor("y").empty());
   const auto none = SafetensorsFile::open(dir.put("none", pack_safetensors("{}", 0)));
   EXPECT_TRUE(none.names().empty());
+}
+
+TEST(Safetensors, SixtyFourDimensionsAreLegal) {
+  TempDir dir;
+  std::string shape = "2";
+  for (int i = 1; i < 64; ++i) shape += ",1";
+  const std::string header = R"({"w":{"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,8]}})";
+  const Tensor t = SafetensorsFile::open(dir.put("f", pack_safetensors(header, 8))).tensor("w");
+  EXPECT_EQ(t.rank(), 64);
+  EXPECT_EQ(t.elements(), 2);
+}
+
+// The sentence of an error must not be made for each of the sizes: that is quadratic, and the test would not end.
+TEST(Shape, ElementsOfAMillionDimensions) {
+  Shape shape(1'000'000, 1);
+  shape.front() = 3;
+  EXPECT_EQ(elements_of(shape), 3);
+  shape.back() = -1;
+  EXPECT_THROW(elements_of(shape), Error);
+  expect_error(ErrorCode::invalid_argument, {"[4294967296, 4294967296]", "more than 2^63 elements"}, [] {
+    elements_of({int64_t{1} << 32, int64_t{1} << 32});
+  });
 }
 
 TEST(Safetensors, TypesWithoutDTypeAreListedNotRead) {
@@ -212,6 +236,22 @@ TEST(SafetensorsWriter, RandomTensorsComeBack) {
       EXPECT_EQ(bytes.substr(8 + length + static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
                 std::string(static_cast<const char*>(tensor.data()), static_cast<size_t>(tensor.bytes())));
     }
+  }
+}
+
+// A pipe takes no offset.
+TEST(SafetensorsWriter, APipeGetsTheSameBytes) {
+  auto rng = test::rng<std::mt19937_64>();
+  TempDir dir;
+  ASSERT_EQ(mkfifo((dir / "fifo").c_str(), 0600), 0);
+  for (int round = 0; round < 50; ++round) {
+    const RandomTensors random(rng);
+    SafetensorsWriter(dir / "file").write_all(random.tensors);
+    std::string got;
+    std::thread reader([&] { got = slurp(dir / "fifo"); });
+    SafetensorsWriter(dir / "fifo").write_all(random.tensors);
+    reader.join();
+    EXPECT_EQ(got, slurp(dir / "file")) << "round " << round;
   }
 }
 

@@ -15,14 +15,22 @@ using nlohmann::json;
 
 std::string fixture(const std::string& name) { return std::string(SLUICE_SOURCE_DIR) + "/tests/fixtures/" + name; }
 
-// Loads the fixture's tensors under an edited config.json.
-void load_edited(const std::string& name, const std::function<void(json&)>& edit) {
+// Loads the fixture's tensors under an edited config.json. Returns the warnings.
+std::vector<std::string> load_edited(const std::string& name, const std::function<void(json&)>& edit) {
   const io::TempDir folder;
   json config = json::parse(io::slurp(fixture(name) + "/config.json"));
   edit(config);
   folder.put("config.json", config.dump());
   std::filesystem::create_symlink(fixture(name) + "/model.safetensors", folder / "model.safetensors");
-  load(folder.path(), DType::bf16);
+  std::vector<std::string> warnings;
+  Context ctx = test_context();
+  ctx.log = [&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::warning) warnings.emplace_back(text);
+  };
+  LoadOptions o;
+  o.path = folder.path();
+  load_model(ctx, o);
+  return warnings;
 }
 
 struct Wrong {
@@ -49,7 +57,8 @@ void expect_all(const std::string& name, const std::vector<Wrong>& cases) {
 }
 
 TEST(Config, UneditedLoads) {
-  for (const char* name : {"qwen3-moe", "nemotron-h", "deepseek-v3"}) load_edited(name, [](json&) {});
+  for (const char* name : {"qwen3-moe", "nemotron-h", "deepseek-v3"})
+    EXPECT_TRUE(load_edited(name, [](json&) {}).empty()) << name;
 }
 
 TEST(Config, Qwen3Moe) {
@@ -293,6 +302,36 @@ TEST(Config, MoreHeadsThanColumns) {
       c.erase("head_dim");
     });
   });
+}
+
+// transformers, too, runs what config.json counts and names the tensors that are left.
+TEST(Config, LayersBeyondTheConfigurationsAreReported) {
+  const auto expect_warning = [](const std::string& name, const std::function<void(json&)>& edit,
+                                 const std::vector<std::string>& words) {
+    const std::vector<std::string> warnings = load_edited(name, edit);
+    ASSERT_EQ(warnings.size(), 1U) << name;
+    for (const std::string& word : words)
+      EXPECT_NE(warnings.front().find(word), std::string::npos)
+          << "\"" << word << "\" is missing in " << warnings.front();
+  };
+  // Layers 3 and 4 have 15 tensors each.
+  expect_warning(
+      "qwen3-moe",
+      [](json& c) {
+        c["num_hidden_layers"] = 3;
+        c.erase("mlp_only_layers");
+      },
+      {"model.safetensors: tensor \"model.layers.3.input_layernorm.weight\" and 29 other tensors are not used",
+       "config.json says that there are 3 layers (num_hidden_layers)"});
+  expect_warning("nemotron-h", [](json& c) { c["layers_block_type"].erase(7); },
+                 {"\"model.layers.7.", "and 4 other tensors are not used", "says that there are 7 layers"});
+  // The prediction layer of the file is layer 4 and is not one of three layers.
+  expect_warning("deepseek-v3", [](json& c) { c["num_hidden_layers"] = 3; },
+                 {"\"model.layers.3.", "and 73 other tensors are not used", "says that there are 3 layers"});
+  expect_warning("deepseek-v3", [](json& c) { c["num_nextn_predict_layers"] = 0; },
+                 {"\"model.layers.4.", "and 38 other tensors are not used", "says that there are 4 layers"});
+  // The file may have fewer prediction layers than the configuration counts.
+  EXPECT_TRUE(load_edited("deepseek-v3", [](json& c) { c["num_nextn_predict_layers"] = 3; }).empty());
 }
 
 TEST(Config, MissingTensorsAreNamed) {

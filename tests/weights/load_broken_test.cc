@@ -64,6 +64,8 @@ TEST_F(LoadTest, BrokenTensorsNameFileTensorValueAndWhatIsExpected) {
       {Format::nvfp4, "zero input scale", set_float(kModule + ".input_scale", 0),
        "holds 0; input scales are positive finite numbers"},
       {Format::nvfp4, "NaN input scale", set_float(kModule + ".input_scale", NAN), "input_scale\" holds nan"},
+      {Format::nvfp4, "empty input scale", replace(kModule + ".input_scale", DType::f32, {0}),
+       "input_scale\" has shape [0]; one input scale is expected"},
       {Format::nvfp4, "NaN block scale", set_byte(scale, 0x7f), "holds the byte 127 at [3], which reads as nan"},
       {Format::nvfp4, "negative block scale", set_byte(scale, 0x90), "holds the byte 144 at [3]"},
       {Format::nvfp4, "unpacked", replace(w, DType::u8, {160, 64}), "[160, 64]; [160, 32] is expected for nvfp4"},
@@ -100,6 +102,12 @@ TEST_F(LoadTest, BrokenExperts) {
   expect_parts(
       text_of(Format::nvfp4, [](Written& w) { w.tensors.erase(kExperts + ".3.up_proj.input_scale"); }, {4, 64, 32}),
       kExperts + ".3.up_proj.weight\"|its input_scale is missing", "input scale of a foreign expert");
+  expect_parts(text_of(Format::nvfp4,
+                       [](Written& w) {
+                         w.tensors[kExperts + ".3.down_proj.input_scale"] = Tensor(DType::bf16, {2, 0});
+                       },
+                       {4, 64, 32}),
+               kExperts + ".3.down_proj.input_scale\" has shape [2, 0]; one input scale is expected", "empty scale");
   expect_parts(text_of(Format::mxfp8,
                        [](Written& w) {
                          for (int e = 0; e < 4; ++e)

@@ -45,6 +45,18 @@ TEST(NamePattern, RegularExpressionsMatchFromTheBeginning) {
   EXPECT_NE(error_of([] { matches("re:(", "x"); }).find("list"), std::string::npos);
 }
 
+// A configuration's pattern is the file's fault, also when only a name shows that it is too slow.
+TEST(QuantScheme, PatternsThatBacktrackAreTheFiles) {
+  for (const char* ignore : {"re:(", "re:([a-z0-9._]+)+[A-Z]"})
+    io::expect_error(ErrorCode::bad_file, {"config.json: ignore", ignore + 3}, [&] {
+      const QuantScheme s = QuantScheme::detect(io::Config::parse(
+          R"({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": [")" +
+              std::string(ignore) + R"("]}})",
+          "config.json"));
+      s.of("model.layers.0.mlp.experts.127.gate_up_proj");
+    });
+}
+
 QuantScheme detect(const std::string& quantization_config, const std::string& key = "quantization_config") {
   return QuantScheme::detect(io::Config::parse("{\"" + key + "\": " + quantization_config + "}", "config.json"));
 }
@@ -195,6 +207,137 @@ TEST(QuantScheme, CompressedTensors) {
                          "}");
             }).find("holds \"Conv2d\"; accepted: Linear"),
             std::string::npos);
+}
+
+// One side of a group with all keys that llm-compressor writes; `numbers` are those that differ between its schemes.
+std::string side(const std::string& numbers, const std::string& dynamic) {
+  return "{" + numbers + R"(, "type": "float", "symmetric": true, "dynamic": )" + dynamic +
+         R"(, "actorder": null, "observer": "minmax", "observer_kwargs": {"averaging_constant": 0.01},
+            "scale_dtype": null, "zp_dtype": null})";
+}
+std::string llm_compressor(const std::string& weights, const std::string& inputs, const std::string& more = "") {
+  return R"({"config_groups": {"group_0": {"format": null, "input_activations": )" + inputs +
+         R"(, "output_activations": null, "targets": ["Linear"], "weights": )" + weights +
+         R"(}}, "format": "float-quantized", "global_compression_ratio": null, "ignore": ["lm_head"],
+          "quant_method": "compressed-tensors", "quantization_status": "compressed", "version": "0.15.0")" +
+         more + "}";
+}
+const std::string kTensor = R"("num_bits": 8, "strategy": "tensor", "group_size": null, "block_structure": null)";
+const std::string kChannel = R"("num_bits": 8, "strategy": "channel", "group_size": null, "block_structure": null)";
+const std::string kToken = R"("num_bits": 8, "strategy": "token", "group_size": null, "block_structure": null)";
+const std::string kBlock = R"("num_bits": 8, "strategy": "block", "block_structure": [128, 128], "group_size": null)";
+const std::string kGroup128 = R"("num_bits": 8, "strategy": "group", "group_size": 128)";
+const std::string kGroup32 = R"("num_bits": 8, "strategy": "group", "group_size": 32)";
+const std::string kFours16 = R"("num_bits": 4, "strategy": "tensor_group", "group_size": 16)";
+const std::string kFours32 = R"("num_bits": 4, "strategy": "group", "group_size": 32)";
+
+// The presets of compressed-tensors 0.15 (quant_scheme.py) with float weights.
+TEST(QuantScheme, CompressedTensorsPresets) {
+  const auto read = [](const std::string& weights, const std::string& inputs) {
+    return detect(llm_compressor(side(weights, "false"), inputs)).of(kQ);
+  };
+  EXPECT_EQ(read(kTensor, side(kTensor, "false")), (ModuleFormat{Format::fp8_tensor, InputFormat::fp8_static}));
+  EXPECT_EQ(read(kChannel, side(kToken, "true")), (ModuleFormat{Format::fp8_channel, InputFormat::fp8_token}));
+  EXPECT_EQ(read(kBlock, side(kGroup128, "true")), (ModuleFormat{Format::fp8_block, InputFormat::fp8_group}));
+  EXPECT_EQ(read(kFours16, side(kFours16, "\"local\"")), (ModuleFormat{Format::nvfp4, InputFormat::nvfp4}));
+  EXPECT_EQ(read(kFours16, "null"), (ModuleFormat{Format::nvfp4, InputFormat::plain}));
+  EXPECT_EQ(read(kFours32, "null"), (ModuleFormat{Format::mxfp4, InputFormat::plain}));
+  EXPECT_EQ(read(kGroup32, side(kGroup32, "true")), (ModuleFormat{Format::mxfp8, InputFormat::mxfp8}));
+  EXPECT_EQ(read(kGroup32, "null"), (ModuleFormat{Format::mxfp8, InputFormat::plain}));
+}
+
+TEST(QuantScheme, CompressedTensorsKeysWithoutEffect) {
+  for (const char* more :
+       {R"(, "transform_config": {}, "sparsity_config": {}, "kv_cache_scheme": null)",
+        R"(, "transform_config": null, "sparsity_config": null)", R"(, "transform_config": {"config_groups": {}})",
+        R"(, "sparsity_config": {"format": "dense", "global_sparsity": 0.14, "ignore": [], "targets": [],
+             "registry_requires_subclass": false, "sparsity_structure": "2:4"})",
+        R"(, "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": true,
+             "dynamic": false, "observer": "minmax", "group_size": null})",
+        // SpinQuant's rotations, which are in the weights.
+        R"(, "transform_config": {"config_groups": {"R1": {"type": "hadamard", "head_dim": null, "apply": [
+             {"targets": ["re:.*o_proj$"], "location": "weight_output", "inverse": false, "ignore": []},
+             {"targets": ["re:.*q_proj$"], "location": "weight_input", "inverse": true, "ignore": []}]}}})"})
+    EXPECT_EQ(detect(llm_compressor(side(kChannel, "false"), side(kToken, "true"), more)).of(kQ),
+              (ModuleFormat{Format::fp8_channel, InputFormat::fp8_token}))
+        << more;
+  for (const char* order : {"null", "false", "\"weight\"", "\"static\""})
+    EXPECT_EQ(detect(llm_compressor(R"({"num_bits": 4, "strategy": "group", "group_size": 32, "type": "float",
+                                        "actorder": )" +
+                                        std::string(order) + "}",
+                                    "null"))
+                  .of(kQ)
+                  .weights,
+              Format::mxfp4)
+        << order;
+}
+
+TEST(QuantScheme, CompressedTensorsKeysThatChangeNumbersAreRefused) {
+  const std::string channel = side(kChannel, "false"), token = side(kToken, "true"), fours = side(kFours16, "false");
+  const auto with = [](std::string text, const std::string& key, const std::string& value) {
+    const size_t at = text.find("\"" + key + "\": ");
+    EXPECT_NE(at, text.npos) << key;
+    return text.replace(at, text.find_first_of(",}", at) - at, "\"" + key + "\": " + value);
+  };
+  const std::string config = "config.json: quantization_config.", group = config + "config_groups.group_0.";
+  const auto expect_refused = [](const std::string& text, const std::string& sentence) {
+    io::expect_error(ErrorCode::unsupported, {sentence}, [&] { detect(text); });
+  };
+  const auto refused_inputs = [&](const std::string& weights, const std::string& inputs, const std::string& sentence) {
+    expect_refused(llm_compressor(weights, inputs), group + "input_activations." + sentence);
+  };
+  refused_inputs(channel, with(token, "type", "\"int\""),
+                 "type is \"int\"; accepted with fp8_channel weights: \"float\"");
+  refused_inputs(channel, R"({"num_bits": 8, "dynamic": true, "strategy": "token"})", "type is \"int\"");
+  refused_inputs(channel, with(token, "num_bits", "4"), "num_bits is 4; accepted with fp8_channel weights: 8");
+  refused_inputs(channel, with(token, "num_bits", "16"), "num_bits is 16; accepted with fp8_channel weights: 8");
+  refused_inputs(channel, with(token, "symmetric", "false"), "symmetric is false; accepted: true");
+  refused_inputs(channel, with(token, "dynamic", "false"),
+                 "strategy is \"token\"; accepted with fp8_channel weights: \"tensor\", as dynamic is false");
+  refused_inputs(channel, with(token, "strategy", "\"channel\""),
+                 "strategy is \"channel\"; accepted with fp8_channel weights: \"tensor\", \"token\", \"group\"");
+  refused_inputs(side(kBlock, "false"), with(side(kGroup128, "true"), "group_size", "64"),
+                 "group_size is 64; accepted with fp8_block weights: 128");
+  refused_inputs(side(kBlock, "false"), R"({"num_bits": 8, "type": "float", "dynamic": true, "group_size": 64})",
+                 "group_size is 64");  // no strategy: that of a group size
+  refused_inputs(fours, side(kToken, "true"), "num_bits is 8; accepted with nvfp4 weights: 4");
+  refused_inputs(fours, side(kFours32, "true"), "group_size is 32; accepted with nvfp4 weights: 16");
+  refused_inputs(fours, with(side(kFours16, "true"), "strategy", "\"token\""),
+                 "strategy is \"token\"; accepted with nvfp4 weights: \"tensor_group\"");
+  refused_inputs(side(kFours32, "false"), side(kFours32, "true"), "num_bits is 4; accepted with mxfp4 weights: 8");
+  refused_inputs(side(kFours32, "false"), token, "strategy is \"token\"; accepted with mxfp4 weights: \"group\"");
+  refused_inputs(side(kGroup32, "false"), side(kGroup128, "true"),
+                 "group_size is 128; accepted with mxfp8 weights: 32");
+  refused_inputs(side(kGroup32, "false"), side(kGroup32, "false"),
+                 "dynamic is false; accepted with mxfp8 weights: true");
+
+  expect_refused(llm_compressor(with(channel, "symmetric", "false"), "null"),
+                 group + "weights.symmetric is false; accepted: true");
+  for (const char* order : {"\"group\"", "\"dynamic\"", "true"})
+    expect_refused(llm_compressor(with(side(kFours32, "false"), "actorder", order), "null"),
+                   group + "weights.actorder is " + order + "; accepted: null");
+  expect_refused(
+      R"({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": )" +
+          channel + R"(, "output_activations": )" + token + "}}}",
+      group + "output_activations is float of 8 bits; accepted: null");
+
+  const auto refused_key = [&](const std::string& more, const std::string& sentence) {
+    expect_refused(llm_compressor(channel, token, ", " + more), config + sentence);
+  };
+  refused_key(R"("sparsity_config": {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"})",
+              "sparsity_config.format is \"sparse-24-bitmask\"; accepted: \"dense\"");
+  refused_key(R"("kv_cache_scheme": {"num_bits": 8, "type": "int"})",
+              "kv_cache_scheme.type is \"int\"; accepted: \"float\"");
+  refused_key(R"("kv_cache_scheme": {"num_bits": 4, "type": "float"})", "kv_cache_scheme.num_bits is 4; accepted: 8");
+  refused_key(R"("transform_config": {"config_groups": {"u": {"type": "hadamard"}}})",
+              "transform_config.config_groups.u.apply is missing");
+  for (const char* location : {"input", "output", "k_cache", "q_attn"})
+    refused_key(R"("transform_config": {"config_groups": {"u": {"type": "hadamard", "apply": [
+                     {"targets": ["Linear"], "location": "weight_input"},
+                     {"targets": ["Linear"], "location": ")" +
+                    std::string(location) + "\"}]}}}",
+                "transform_config.config_groups.u.apply[1].location is \"" + std::string(location) +
+                    "\"; accepted: weight_input, weight_output");
 }
 
 TEST(QuantScheme, UnknownMethodsNameWhatIsAccepted) {
