@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 
 #include "base/error.h"
@@ -19,6 +20,23 @@ void check_uint64(CLI::Option& option) {
         return fmt::format("Value {} not in range 0 to {}", text, UINT64_MAX);  // as CLI::Range says it
       },
       ""));
+}
+
+void check_numbers(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();  // "FLOAT", or "FLOAT:FLOAT in [0 - 1]"
+    const bool real = type.starts_with("FLOAT");
+    if (!real && !type.starts_with("INT") && !type.starts_with("UINT")) continue;
+    option->check(CLI::Validator(
+        [real](const std::string& text) -> std::string {
+          double value = 0;
+          if (!text.empty() && !(real && CLI::detail::lexical_cast(text, value) && std::isnan(value))) return "";
+          return fmt::format("Value {} not in range {}", text,
+                             real ? "a number" : "an integer");  // as CLI::Range says it
+        },
+        ""));
+  }
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) check_numbers(*command);
 }
 
 void check_not_the_input(const std::string& output, const std::string& input) {

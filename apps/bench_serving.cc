@@ -117,8 +117,16 @@ std::vector<Sample> run_load(const Options& o, const HttpTarget& target, const s
     }
   };
   std::vector<std::thread> lanes;
-  for (int i = 0; i < o.max_concurrency; ++i) lanes.emplace_back(lane);
+  const size_t wanted = std::min(static_cast<size_t>(o.max_concurrency), requests.size());
+  try {
+    while (lanes.size() < wanted) lanes.emplace_back(lane);
+  } catch (const std::system_error&) {  // no more threads
+    next = requests.size();
+  }
   for (std::thread& t : lanes) t.join();
+  if (lanes.size() < wanted)
+    fail(ErrorCode::out_of_memory, "--max-concurrency is {}; this system has threads for {}", o.max_concurrency,
+         lanes.size());
   return samples;
 }
 

@@ -21,20 +21,18 @@ struct LogitsOptions {
 };
 
 // input_ids [B, T] or [T], int32 or int64.
-std::vector<int32_t> read_ids(const Tensor& t, const std::string& file) {
-  std::vector<int32_t> ids(static_cast<size_t>(t.elements()));
-  if (t.dtype() == DType::i32) {
-    std::copy_n(t.as<int32_t>(), t.elements(), ids.begin());
-  } else if (t.dtype() == DType::i64) {
-    for (size_t i = 0; i < ids.size(); ++i) {
-      const int64_t id = t.as<int64_t>()[i];
-      check_file(id >= 0 && id < (int64_t{1} << 31), "{}: input_ids holds {}; token ids are 0 to 2^31 - 1", file, id);
-      ids[i] = static_cast<int32_t>(id);
-    }
-  } else {
-    fail(ErrorCode::bad_file, "{}: input_ids is {}; accepted: int32, int64", file, to_string(t.dtype()));
-  }
-  return ids;
+std::vector<int64_t> read_ids(const Tensor& t, const std::string& file) {
+  if (t.dtype() == DType::i32) return {t.as<int32_t>(), t.as<int32_t>() + t.elements()};
+  if (t.dtype() == DType::i64) return {t.as<int64_t>(), t.as<int64_t>() + t.elements()};
+  fail(ErrorCode::bad_file, "{}: input_ids is {}; accepted: int32, int64", file, to_string(t.dtype()));
+}
+
+// The same as a model takes them.
+std::vector<int32_t> checked_ids(const std::vector<int64_t>& ids, int64_t vocab, const std::string& file) {
+  for (const int64_t id : ids)
+    check_file(id >= 0 && id < vocab, "{}: input_ids holds {}; accepted: 0 to {}, the model's vocabulary", file, id,
+               vocab - 1);
+  return {ids.begin(), ids.end()};
 }
 
 void run_logits(const LogitsOptions& o, Shared& shared) {
@@ -43,12 +41,16 @@ void run_logits(const LogitsOptions& o, Shared& shared) {
   const Tensor input = file.tensor("input_ids");
   check_file((input.rank() == 1 || input.rank() == 2) && input.elements() > 0,
              "{}: input_ids has shape {}; accepted: [sequences, tokens]", o.input, to_string(input.shape()));
-  const std::vector<int32_t> ids = read_ids(input, o.input);
+  const std::vector<int64_t> given = read_ids(input, o.input);
   check_not_the_input(o.output, o.input);
   io::SafetensorsWriter writer(o.output);  // before the work: an output that cannot be written is said at once
   const auto model = load_model(ctx, o.model);
   Shape shape = input.shape();
-  const int64_t length = shape.back(), vocab = model->info().vocab;
+  const int64_t length = shape.back(), longest = model->info().max_positions, vocab = model->info().vocab;
+  check_file(length <= longest,
+             "{}: input_ids has shape {}; accepted: sequences of at most {} tokens, the model's longest", o.input,
+             to_string(shape), longest);
+  const std::vector<int32_t> ids = checked_ids(given, vocab, o.input);
   shape.push_back(vocab);
   Tensor logits(DType::f32, shape);
   // Every sequence is a window of its own.

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line program: parses, runs one sub-command, turns what went wrong into one sentence and an exit code.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 
+#include "argument_checks.h"
 #include "base/env.h"
 #include "base/error.h"
 #include "bus_error.h"
@@ -48,6 +53,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", version_text(), "print the version, the build and the CPU's features");
   app.require_subcommand(0, 1);  // not 1: an unknown word would be reported as a missing one
   add_commands(app, shared);
+  check_numbers(app);
   try {
     shared.threads = env_int(kEnvThreads, ThreadPool::kMaxThreads);
     shared.log_level = env_choice(kEnvLog);
@@ -56,6 +62,7 @@ int run(int argc, char** argv) {
     shared.action();
     // When the output is piped or redirected, a full disk shows only here.
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+      end_if_pipe_broke();
       fail(ErrorCode::io, "writing to standard output failed; is the disk full?");
     }
     return kExitOk;
@@ -64,6 +71,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return report(shared, kExitUsage, sentence_of(app, e));
   } catch (const Interrupted&) {
+    end_if_pipe_broke();
     return report(shared, kExitInterrupted, "interrupted");
   } catch (const Error& e) {
     return report(shared, exit_code(e.code()), e.what());
@@ -74,10 +82,18 @@ int run(int argc, char** argv) {
   }
 }
 
+// Where the caller closed one of the first three descriptors, the next file would get its number, and progress or
+// errors would be written into it.
+void open_standard_files() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) std::abort();
+}
+
 }  // namespace
 }  // namespace sluice::apps
 
 int main(int argc, char** argv) {
+  sluice::apps::open_standard_files();
   sluice::apps::handle_interrupts();
   sluice::apps::explain_bus_errors();
   return sluice::apps::run(argc, argv);

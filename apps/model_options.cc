@@ -7,6 +7,7 @@
 #include "io/file.h"
 #include "model/calibrate.h"
 #include "moe/select.h"
+#include "weights/online.h"
 
 namespace sluice::apps {
 
@@ -91,6 +92,20 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->group(group);
 }
 
+namespace {
+// A calibration that nothing would read takes minutes.
+void check_takes_calibration(const ModelOptions& o, bool nvfp4_per_token) {
+  const weights::OnlinePolicy formats =
+      weights::parse_online_policy(o.quantization, o.quantization_rest, o.quantization_head);
+  for (const weights::ModuleFormat* f : {&formats.experts, &formats.rest, &formats.head})
+    if (format::is_static(f->inputs) && !nvfp4_per_token) return;
+  fail(ErrorCode::invalid_argument,
+       "--calibration-text is given with --quantization {}, which takes no calibrated scales; accepted: --quantization "
+       "nvfp4 without --nvfp4-per-token-activation",
+       o.quantization);
+}
+}  // namespace
+
 model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
   model::LoadOptions load;
   load.path = o.path;
@@ -114,6 +129,7 @@ model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
           "checkpoint first (sluice quantize)",
           to_string(ctx.device().id()));
     check(!o.quantization.empty(), "--calibration-text is given without --quantization, which would use it");
+    check_takes_calibration(o, load.nvfp4_per_token);
     const std::vector<int32_t> ids = model::load_tokenizer(o.path).encode(read_text_file(o.calibration_text));
     model::LoadOptions traced = load;
     if (traced.moe_backend == "auto") traced.moe_backend = "cpu";  // keeps the traces that calibration reads

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "command.h"
+#include "interrupt.h"
 
 namespace sluice::apps {
 
@@ -25,8 +26,8 @@ void on_signal(int) {
 
 void watch_for_shutdown() {
   if (::pipe(signal_pipe) != 0) fail(ErrorCode::io, "no pipe for signals: too many open files");
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  std::signal(SIGPIPE, SIG_IGN);  // a server outlives the reader of its log
+  handle_end_signals(on_signal);
 }
 
 void ask_for_shutdown() {

@@ -68,6 +68,11 @@ class Program(unittest.TestCase):
         self.assertIn(needle, lines[0])
         return lines[0]
 
+    def short_text(self, characters):
+        path = self.folder / "text.txt"
+        path.write_text((MODEL / "valid.txt").read_text()[:characters])
+        return path
+
     def copy_of_model(self):
         copy = self.folder / "model"
         shutil.copytree(MODEL, copy)
