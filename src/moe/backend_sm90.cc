@@ -52,7 +52,8 @@ class Sm90Layer : public MoeLayer {
   DeviceId device() const override { return {DeviceId::Kind::cuda, moe_.device()}; }
   int64_t weight_bytes() const override { return moe_.weight_bytes(); }
   int64_t workspace_bytes(int64_t tokens) const override {
-    check(tokens >= 0, "tokens is {}; it must not be negative", tokens);
+    const int64_t most = INT32_MAX / spec().top_k;  // the kernels count pairs of tokens and experts in 32 bits
+    check(tokens >= 0 && tokens <= most, "tokens is {}; accepted: 0 to {}", tokens, most);
     return moe_.workspace_bytes(tokens);
   }
   // Else the tile and the number of splits along K, and so the order of float32 sums, follow the number of tokens.

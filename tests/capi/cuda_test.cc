@@ -136,6 +136,8 @@ TEST(CudaMoe, EqualsTheHostInterface) {
   sluice::cuda::MoeLayer layer(kSpec, 0, l.weights());
   const Device<uint16_t> hidden(l.hidden), logits(l.logits), output(on_cpu.size());
   const Device<uint8_t> workspace(static_cast<size_t>(layer.workspace_bytes(kTokens)));
+  EXPECT_THROW(layer.workspace_bytes(INT64_MAX), sluice::Error);
+  EXPECT_STREQ(sluice_last_error(), "tokens is 9223372036854775807; accepted: 0 to 1073741823");
   const Device<int32_t> count(std::vector<int32_t>{17});
   args = args_of(hidden, logits, output, workspace);
   cudaStream_t stream;
