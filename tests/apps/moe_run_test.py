@@ -3,7 +3,7 @@
 
 Nothing of Sluice is used but the program: element formats are tables made from their definitions, quantisers round each float32 step.
 
-usage: moe_run_test.py PROGRAM [unittest arguments]
+usage: moe_run_test.py PROGRAM SOURCE_FOLDER [unittest arguments]
 """
 import json
 import math
@@ -332,4 +332,4 @@ class MoeRun(unittest.TestCase):
 
 if __name__ == "__main__":
     print(f"SLUICE_TEST_SEED={SEED}", flush=True)
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
