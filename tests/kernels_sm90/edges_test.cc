@@ -99,6 +99,35 @@ TEST(Edges, OneExpertNoneAndAbsent) {
   all.print("one, absent and no local experts");
 }
 
+// An expert's tiles beyond its first one have counters too, which the one kernel before the GEMMs clears.
+TEST(Edges, RepeatedIdsOfOneTokenFillSeveralTiles) {
+  SLUICE_SKIP_WITHOUT_DEVICE();
+  std::mt19937 rng = test::rng();
+  Excursion all;
+  for (const auto& [f, name] : format::kFormats)
+    for (int locals : {1, 3}) {
+      Case c{spec_of(f, 128, 96, 40, 32), 1, Choice::unpacked, Pattern::one};
+      c.spec.routed = true;
+      c.spec.local_offset = 4;
+      c.spec.local_experts = locals;
+      SCOPED_TRACE(c.name());
+      const Problem p = make_problem(c, rng);
+      DeviceProblem d(p);
+      const auto moe = prepared(p);
+      for (int splits : {1, 2}) {  // forced, so that the kernels of one token do not take the call
+        const auto got = d.run(*moe, {{}, {splits, splits}});
+        Excursion here;
+        here.add(reference_of(p, d), got);
+        EXPECT_LE(here.worst, 1) << "splits " << splits;
+        all.worst = std::max(all.worst, here.worst);
+        all.values += here.values;
+        all.equal += here.equal;
+      }
+      if (HasFailure()) return;
+    }
+  all.print("repeated ids of one token");
+}
+
 // Calls of different shapes and formats over one workspace that nobody clears: nothing of an earlier call may show.
 TEST(Edges, AlternatingShapesOverOneWorkspace) {
   SLUICE_SKIP_WITHOUT_DEVICE();

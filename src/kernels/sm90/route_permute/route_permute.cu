@@ -314,7 +314,9 @@ __device__ __forceinline__ void one_token(const RouteArgs& r, const RowsArgs& a,
     return;
   }
   if (warp != 0) {
-    clear_counters(r, most_tiles, static_cast<int>(threadIdx.x) - 32, kOneThreads - 32);
+    // Given ids may repeat, and more than max_n rows of an expert take several tiles.
+    clear_counters(r, most_tiles + (top_k - most_tiles) / r.max_n, static_cast<int>(threadIdx.x) - 32,
+                   kOneThreads - 32);
   } else {
     int32_t id = -1;
     float weight = 0.0f;
