@@ -64,9 +64,8 @@ void RecordedSteps::follow_workspace() {
 void RecordedSteps::run(const StepShape& shape, const std::function<void(bool replays)>& bring,
                         const std::function<void()>& enqueue) {
   follow_workspace();
-  const auto [at, first] = steps_.try_emplace(shape);
-  Recording& step = at->second;
-  if (!first && !step.graph && !step.refused) {
+  Recording& step = steps_[shape];
+  if (step.launched && !step.graph && !step.refused) {
     try {
       step.graph = ops_.ctx().queue.capture(enqueue);
       step.refused = step.graph == nullptr;
@@ -82,6 +81,7 @@ void RecordedSteps::run(const StepShape& shape, const std::function<void(bool re
   bring(step.graph != nullptr);
   if (step.graph) return step.graph->launch();
   enqueue();
+  step.launched = true;
   follow_workspace();
 }
 

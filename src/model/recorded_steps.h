@@ -68,6 +68,7 @@ class RecordedSteps {
  private:
   struct Recording {
     std::unique_ptr<Graph> graph;
+    bool launched = false;  // to its end: the workspace is large enough
     bool refused = false;
   };
   void follow_workspace();

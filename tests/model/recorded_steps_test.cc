@@ -121,6 +121,21 @@ TEST_F(Recorded, TheSecondStepOfAShapeIsRecorded) {
   EXPECT_EQ(queue.recorded, 3);
 }
 
+// The workspace may be too small still, and would grow while a step is recorded.
+TEST_F(Recorded, AStepWhoseFirstLaunchFailedIsLaunchedOnceMore) {
+  const auto ops = ops::make_ops(ctx);
+  RecordedSteps steps(*ops, {}, {8, 8, 1, 100});
+  const auto bring = [](bool) {};
+  EXPECT_THROW(steps.run({1, 1, 512}, bring, [] { fail(ErrorCode::out_of_memory, "no memory"); }), Error);
+  int launched = 0;
+  const auto step = [&] { steps.run({1, 1, 512}, bring, [&] { ++launched; }); };
+  step();
+  EXPECT_EQ(queue.recorded, 0);
+  EXPECT_EQ(launched, 1);
+  step();
+  EXPECT_EQ(queue.recorded, 1);
+}
+
 TEST_F(Recorded, RecordingsGoWithTheWorkspace) {
   const auto ops = ops::make_ops(ctx);
   RecordedSteps steps(*ops, {}, {8, 8, 1, 100});
