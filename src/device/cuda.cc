@@ -144,6 +144,7 @@ class CudaQueue : public Queue {
   }
   std::unique_ptr<Event> record() override { return std::make_unique<CudaEvent>(id_, stream_); }
   void wait_for(const Event& event) override {
+    const Current current(id_);
     const auto* point = dynamic_cast<const CudaEvent*>(&event);
     if (point != nullptr) check_cuda(cudaStreamWaitEvent(stream_, point->get(), 0), "cudaStreamWaitEvent", id_);
   }

@@ -143,7 +143,9 @@ __device__ int cut_tiles(const WorkArgs& a, int tiles, int piece) {
 __global__ void __launch_bounds__(kWorkThreads) latent_work_kernel(const __grid_constant__ WorkArgs a) {
   __shared__ int shared[kLatentPieces + 1];
   ptx::griddepcontrol_launch_dependents();
-  // The batch's integers are no kernel's results; the arrays may still be in use.
+  // The batch's integers are no kernel's results, and what expanded_work_kernel leaves of them is complete:
+  // FlashInfer's kernel lies between, which waits for all before it (launch_expanded, without PDL). The arrays may
+  // still be in use.
   const int tiles = tile_count(a), blocks = a.plan.blocks;
   const int chosen = a.plan.cut ? choose_piece(a, tiles, shared) : 0;
   ptx::griddepcontrol_wait();

@@ -15,9 +15,9 @@ void RepackedMatrix::place(const WeightShape& of, const DeviceBuffer& memory, co
   block_scale = part(at.block_scale);
 }
 
-// In parts that bound the staged copy of host weights.
+// In parts that bound the staged copy of host weights; a layer has two of them at once.
 MatrixStaging RepackedMatrix::stage(const weights::QuantTensor& up, const weights::QuantTensor* gate) const {
-  constexpr int64_t kStagedBytes = int64_t{256} << 20;
+  constexpr int64_t kStagedBytes = int64_t{128} << 20;
   const Tensor* const from[6] = {&up.codes,
                                  &up.scales,
                                  &up.global,
