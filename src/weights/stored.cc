@@ -32,7 +32,7 @@ std::vector<float> to_floats(const Checkpoint& checkpoint, std::string_view name
   std::vector<float> out(static_cast<size_t>(t.elements()));
   switch (t.dtype()) {
     case DType::f32:
-      std::memcpy(out.data(), t.data(), out.size() * sizeof(float));
+      if (!out.empty()) std::memcpy(out.data(), t.data(), out.size() * sizeof(float));  // no elements: null
       break;
     case DType::bf16:
       std::transform(t.as<uint16_t>(), t.as<uint16_t>() + out.size(), out.begin(), bf16_to_float);
