@@ -119,7 +119,8 @@ void Server::Impl::tick(size_t i) {
   Job& job = jobs[i];
   job.timer.expires_after(job.interval);
   job.timer.async_wait([this, i](ErrorCodeOf error) {
-    if (error) return;
+    // stop() does not reach a timer whose handler is due already.
+    if (error || !acceptor.is_open()) return;
     jobs[i].run();
     tick(i);
   });
