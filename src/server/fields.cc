@@ -48,9 +48,11 @@ std::optional<int64_t> Fields::integer(std::string_view key, int64_t min, int64_
   const auto* i = value->as<int64_t>();
   if (i == nullptr || *i < min || *i > max)
     refuse_type(key, *value,
-                max == std::numeric_limits<int64_t>::max() ? fmt::format("an integer, {} or more", min)
-                : min == max                               ? fmt::format("{}", min)
-                                                           : fmt::format("an integer from {} to {}", min, max));
+                min == max ? fmt::format("{}", min)
+                // An upper end that nobody reaches is no news, but to whom a number is any 64 bits.
+                : max == std::numeric_limits<int64_t>::max() && min >= 0
+                    ? fmt::format("an integer, {} or more", min)
+                    : fmt::format("an integer from {} to {}", min, max));
   return *i;
 }
 

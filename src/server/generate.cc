@@ -215,7 +215,6 @@ std::vector<engine::Params> read_sampling_params(Fields& fields, size_t prompts,
     out.push_back(read_params(inner, kGenerateNames, model, vocab, service.next_seed()));
     const auto constraint = read_sampling_constraint(inner, "sampling_params.");
     inner.refuse_unless_empty({"stop_regex", "custom_params"});
-    inner.ignore({"spaces_between_special_tokens"});  // byte-level text has its spaces in the tokens
     inner.finish(service.unknown_fields());
     if (constraint) apply_constraint(*constraint, model, std::nullopt, out.back());
   }

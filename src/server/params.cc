@@ -94,6 +94,7 @@ engine::Params read_params(Fields& fields, const ParamNames& names, const Served
   p.sampling.seed = given ? static_cast<uint64_t>(*given) : seed;
   read_stops(fields, vocab, p);
   read_token_constraints(fields, model.tokenizer, vocab, p);
+  fields.ignore({"spaces_between_special_tokens"});  // byte-level text has its spaces in the tokens
   return p;
 }
 

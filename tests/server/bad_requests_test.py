@@ -76,6 +76,8 @@ class BadRequests(WithServer):
                          "max_tokens" if value != 10**9 else "prompt")
         self.refused("/v1/completions", {"prompt": "a", "best_of": 10**9}, "best_of")
         self.refused("/v1/completions", {"prompt": ["a"] * 1000, "n": 128}, "n")
+        self.refused("/v1/completions", {"prompt": "a", "seed": 2**63}, "seed",
+                     "an integer from -9223372036854775808 to 9223372036854775807")
         self.ok("/v1/completions", {"prompt": "a", "max_tokens": None, "n": None, "stop": None, "seed": None})
 
     def test_s1_sampling_ranges(self):

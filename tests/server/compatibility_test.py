@@ -97,6 +97,22 @@ class Page(unittest.TestCase):
                     self.assertIn(reasons.get(name, ""), row[-1].replace("`", ""), f"{title}: {name}")
 
 
+class PassedOver(WithServer):
+    """A field of every form that says "passed over" is taken by all of them, whatever it is."""
+
+    def test_by_every_form(self):
+        fields = [name for row in sections()["Fields of every form"] if row[-1].startswith("passed over") for name in names(row[0])]
+        self.assertGreater(len(fields), 0)
+        for field in fields:
+            for value in (True, "x", None):
+                more = {field: value}
+                self.ok("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1, **more})
+                self.ok("/v1/completions", {"prompt": "a", "max_tokens": 1, **more})
+                self.ok("/v1/messages", {"messages": CHAT, "max_tokens": 1, **more})
+                self.ok("/v1/responses", {"input": "a", "max_output_tokens": 16, **more})
+                self.ok("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1, **more}})
+
+
 class Refusals(WithServer):
     """A row that says "refused" is true."""
 
