@@ -215,6 +215,7 @@ void run(const Options& o, Shared& shared) {
   const bool batches = !o.batch_sizes.empty() || !o.prefill.empty();
   check(batches || o.prompt_tokens.size() == 1,
         "--input-len has {} values, which takes --batch-size; accepted without it: one", o.prompt_tokens.size());
+  check(!o.profile || !ctx.device().id().is_host(), "--profile is given with --device cpu; accepted: cuda, cuda:N");
   check(!o.profile || batches, "--profile is given without --batch-size or --prefill, whose steps it times");
   check(!batches || o.speculative.steps() == 0,
         "--speculative-algorithm is {}; with --batch-size and --prefill it is not available", o.speculative.algorithm);

@@ -84,9 +84,11 @@ std::unique_ptr<server::KvEventPublisher> event_publisher(ServeOptions& o, const
   return publisher;
 }
 
-void print_ready(const std::string& url, const server::ServedModel& model) {
+// keys: requests need one, which the line has from the environment, as it may end in a log.
+void print_ready(const std::string& url, const server::ServedModel& model, bool keys) {
   std::printf("ready: %s serves %s\n", url.c_str(), model.names[0].c_str());
-  std::printf("  curl %s/v1/chat/completions -H 'Content-Type: application/json' \\\n", url.c_str());
+  std::printf("  curl %s/v1/chat/completions -H 'Content-Type: application/json'%s \\\n", url.c_str(),
+              keys ? " -H \"Authorization: Bearer $API_KEY\"" : "");
   std::printf("    -d '{\"model\": \"%s\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n",
               model.names[0].c_str());
   std::fflush(stdout);
@@ -173,7 +175,7 @@ bool run(ServeOptions o, Shared& shared) {
   watch_for_shutdown();
   engine->on_fault(ask_for_shutdown);
   server.set_ready(served, engine);
-  print_ready(url, *served);
+  print_ready(url, *served, !o.service.api_key.empty());
 
   wait_for_shutdown();
   if (const std::string fault = engine->fault(); !fault.empty()) {

@@ -67,8 +67,8 @@ float Loader::online_input_scale(InputFormat inputs, const std::string& observed
   const auto found = options_.amax.find(observed);
   if (found == options_.amax.end() && options_.dummy) return static_scale(inputs, kDummyAmax, observed);
   check(found != options_.amax.end(),
-        "{} inputs of {} need a calibrated scale, and quantising while loading has none; accepted: "
-        "nvfp4_per_token_activation, or a checkpoint that sluice quantize wrote with a calibration text",
+        "{} inputs of {} need a calibrated scale; accepted: a calibration text (--calibration-text), "
+        "nvfp4_per_token_activation, or a checkpoint that sluice quantize wrote with --calibration",
         name_of(format::kInputFormats, inputs), observed);
   return static_scale(inputs, found->second, observed);
 }

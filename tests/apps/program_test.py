@@ -394,6 +394,7 @@ class Operator(Program):
         self.refused(USAGE, "--input-len has 2 values", *base, "--input-len", "4,8")
         self.refused(USAGE, "--speculative-algorithm is NEXTN; with --batch-size", *base, "--batch-size", "2",
                      "--speculative-algorithm", "NEXTN")
+        self.refused(USAGE, "--profile is given with --device cpu; accepted: cuda", *base, "--batch-size", "1", "--profile")
         for bad in (("--batch-size", "0"), ("--batch-size", "x"), ("--routing", "none"), ("--profile",),
                     ("--batch-size", "1", "--from-stdin")):
             self.assertEqual(run(*base, *bad).returncode, USAGE, bad)

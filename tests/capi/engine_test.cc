@@ -195,6 +195,8 @@ TEST_F(CapiEngine, ChatsByTheTemplate) {
       "or a literal");
   refuse(R"([{"role": "user", "role": "user"}])", nullptr, SLUICE_INVALID_ARGUMENT,
          "messages has the key \"role\" twice in one object");
+  refuse(R"([{"role": "robot", "content": "x"}])", nullptr, SLUICE_INVALID_ARGUMENT,
+         "messages[0].role is \"robot\"; accepted: system, developer, user, assistant, tool");
   refuse(chat, "x", SLUICE_INVALID_ARGUMENT,
          "variables is not JSON at byte 1: syntax error while parsing value - invalid literal; last read: 'x'");
   // Looked at before the messages.
