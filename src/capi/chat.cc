@@ -74,14 +74,13 @@ void read_message(JsonValue& message, const std::string& path, bool knows_calls)
   const JsonValue* role = message.find("role");
   check(members != nullptr && role != nullptr, "messages holds {}; accepted: objects with role and content",
         io::describe(message));
-  constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
-  const auto* spoken = role->as<std::string>();
-  check(spoken != nullptr && std::find(std::begin(kRoles), std::end(kRoles), *spoken) != std::end(kRoles),
-        "{}.role is {}; accepted: system, developer, user, assistant, tool", path, io::describe(*role));
+  const auto* role_name = role->as<std::string>();
+  check(role_name != nullptr && text::is_chat_role(*role_name), "{}.role is {}; accepted: {}", path,
+        io::describe(*role), fmt::join(text::kChatRoles, ", "));
   const JsonValue* calls = message.find("tool_calls");
   check_known(path + ".tool_calls", calls, knows_calls);
   const bool has_calls = calls != nullptr && !is_empty(*calls);
-  const bool assistant = *spoken == "assistant";
+  const bool assistant = *role_name == "assistant";
   const std::string name = path + ".content";
   constexpr std::string_view kAccepted = "a string or an array of text parts";
   auto at = std::find_if(members->begin(), members->end(), [](const auto& m) { return m.key == "content"; });

@@ -14,7 +14,6 @@ using io::JsonValue;
 using text::jinja::Value;
 
 namespace {
-constexpr std::array<std::string_view, 5> kRoles{"system", "developer", "user", "assistant", "tool"};
 // Kinds of content parts that are text, and the field that holds it.
 struct PartKind {
   std::string_view type, text;
@@ -113,9 +112,9 @@ Value read_message(const JsonValue& json, size_t index, const ServedModel& model
     refuse(name, fmt::format("{} is {}; accepted: an object with role and content", name, io::describe(json)));
   Fields fields(json, name + ".");
   const auto role = fields.string("role");
-  if (!role || std::find(kRoles.begin(), kRoles.end(), *role) == kRoles.end())
-    fields.refuse("role", fmt::format("is {}; accepted: system, developer, user, assistant, tool",
-                                      role ? io::quote(*role) : "missing"));
+  if (!role || !text::is_chat_role(*role))
+    fields.refuse("role", fmt::format("is {}; accepted: {}", role ? io::quote(*role) : "missing",
+                                      fmt::join(text::kChatRoles, ", ")));
   out.last_role = *role;
   out.last_content = content_text(fields, name + ".", *role);
   text::jinja::Fields message;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/chat_template.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "text/jinja/parser.h"
 
@@ -23,6 +25,10 @@ std::tm local_time() {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   return *localtime_r(&now, &local);
+}
+
+bool is_chat_role(std::string_view role) {
+  return std::find(kChatRoles.begin(), kChatRoles.end(), role) != kChatRoles.end();
 }
 
 ChatTemplate::ChatTemplate(std::string_view text, std::string_view source)

@@ -2,6 +2,7 @@
 // A model's chat template: messages in, the prompt's text out, as transformers' apply_chat_template writes it.
 #pragma once
 
+#include <array>
 #include <ctime>
 #include <memory>
 #include <optional>
@@ -23,6 +24,10 @@ struct ChatOptions {
 };
 
 std::tm local_time();  // for ChatOptions::now
+
+// The roles that a message may have: OpenAI's.
+inline constexpr std::array<std::string_view, 5> kChatRoles{"system", "developer", "user", "assistant", "tool"};
+bool is_chat_role(std::string_view role);
 
 class ChatTemplate {
  public:
