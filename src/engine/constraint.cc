@@ -51,6 +51,11 @@ void Constraint::fill_one(Place place, std::span<uint32_t> mask) {
   if (place == Place::beginning) word(mask, thoughts_.open) |= bit(thoughts_.open);
 }
 
+bool Constraint::advance(int32_t token) {
+  const Timed timed(seconds_);
+  return state_.accept(token);
+}
+
 Constraint::Place Constraint::after(Place place, int32_t token) const {
   if (place == Place::beginning) return token == thoughts_.open ? Place::thoughts : Place::text;
   return place == Place::thoughts && token == thoughts_.close ? Place::text : place;
@@ -69,7 +74,7 @@ size_t Constraint::fill(std::span<const int32_t> drafts, std::span<uint32_t> mas
     const Place next = after(place, draft);
     // A stop token that the mask allows is no text of the grammar, and nothing follows it.
     if (next == Place::text && place != Place::thoughts) {
-      if (!state_.accept(draft)) break;
+      if (!advance(draft)) break;
       ++steps;
     }
     place = next;
@@ -80,13 +85,11 @@ size_t Constraint::fill(std::span<const int32_t> drafts, std::span<uint32_t> mas
 
 void Constraint::accept(int32_t token) {
   const Place next = after(place_, token);
-  if (next == Place::text && place_ != Place::thoughts) {
-    const Timed timed(seconds_);
-    if (!state_.accept(token))
-      fail(ErrorCode::internal, "the grammar refuses the token {} that its mask allowed", token);
-  }
+  if (next == Place::text && place_ != Place::thoughts && !advance(token))
+    fail(ErrorCode::internal, "the grammar refuses the token {} that its mask allowed", token);
   place_ = next;
-  if (seconds_ > kBaseSeconds + kSecondsPerToken * static_cast<double>(++tokens_))
+  ++tokens_;
+  if (seconds_ > kBaseSeconds + kSecondsPerToken * static_cast<double>(tokens_))
     fail(ErrorCode::unsupported,
          "the answer's constraint took {:.1f} s of processor time for {} tokens; accepted: {} s and {} s per token",
          seconds_, tokens_, kBaseSeconds, kSecondsPerToken);

@@ -28,6 +28,7 @@ class Constraint {
  private:
   enum class Place : uint8_t { beginning, thoughts, text };
   void fill_one(Place place, std::span<uint32_t> mask);
+  bool advance(int32_t token);  // of the grammar's text; false: not allowed
   Place after(Place place, int32_t token) const;
 
   grammar::GrammarState state_;
@@ -35,7 +36,7 @@ class Constraint {
   std::vector<int32_t> stops_;
   size_t words_;
   Place place_;
-  double seconds_ = 0;  // of processor time
+  double seconds_ = 0;  // of processor time in the grammar
   int64_t tokens_ = 0;
 };
 
