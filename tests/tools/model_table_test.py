@@ -44,6 +44,16 @@ class ModelTable(unittest.TestCase):
         self.assertNotIn("6 others", text)
         self.assertIn("| 6 others | 12 | 3.0 | 0.25 | 30.0 |", list(model_table.kernel_tables(found)))
 
+    def test_floors_are_at_the_best_rate_of_the_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fast, slow = {**ROW, "step_bytes": 4.2e9 * 6.4}, {**ROW, "copy_tb_s": 3.5, "floor_ms": 7.7, "step_bytes": 4.2e9 * 6.4}
+            paths = [self.log(folder, f"speed-qwen3-30b-a3b-{name}.log", [json.dumps(row)])
+                     for name, row in (("bf16", fast), ("fp8", slow))]
+            text = "\n".join(model_table.table(model_table.read_logs(paths)))
+        self.assertIn("at the 4.20 TB/s of copies", text)
+        for name in ("bf16", "fp8"):
+            self.assertIn(f"| qwen3-30b-a3b {name} | 8 | 8.000 | 6.40 | 1.25 | 1000 |", text)
+
     def test_other_runs(self):
         with tempfile.TemporaryDirectory() as folder:
             long = {**ROW, "input_len": 8192, "token_bytes": 98304}
