@@ -49,7 +49,7 @@ std::optional<int64_t> Fields::integer(std::string_view key, int64_t min, int64_
   if (i == nullptr || *i < min || *i > max)
     refuse_type(key, *value,
                 min == max ? fmt::format("{}", min)
-                // An upper end that nobody reaches is no news, but to whom a number is any 64 bits.
+                // Only who may send a negative number sends ones as large as this: a seed of 64 bits.
                 : max == std::numeric_limits<int64_t>::max() && min >= 0
                     ? fmt::format("an integer, {} or more", min)
                     : fmt::format("an integer from {} to {}", min, max));

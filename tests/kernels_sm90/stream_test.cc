@@ -83,6 +83,18 @@ struct OnStream {
   Context ctx;
 };
 
+// Of a call with the inputs and the output of `d`.
+moe::MoeArgs device_args(const Problem& p, const DeviceProblem& d, const sm90::DeviceBuffer& workspace) {
+  moe::MoeArgs args = p.args();
+  args.hidden = d.hidden.data();
+  args.logits = d.logits.data();
+  args.bias = d.bias.data();
+  args.output = d.output.data();
+  args.workspace = workspace.data();
+  args.workspace_size = workspace.bytes();
+  return args;
+}
+
 TEST(Streams, RefitReachesACapturedGraph) {
   SLUICE_SKIP_WITHOUT_DEVICE();
   std::mt19937 rng = test::rng();
@@ -98,13 +110,7 @@ TEST(Streams, RefitReachesACapturedGraph) {
       const auto layer = backend->prepare(on_default.ctx, s, before.weights);
       DeviceProblem d(after);
       const sm90::DeviceBuffer workspace = poisoned(layer->workspace_bytes(12));
-      moe::MoeArgs args = after.args();
-      args.hidden = d.hidden.data();
-      args.logits = d.logits.data();
-      args.bias = d.bias.data();
-      args.output = d.output.data();
-      args.workspace = workspace.data();
-      args.workspace_size = workspace.bytes();
+      const moe::MoeArgs args = device_args(after, d, workspace);
       OwnStream stream;
       OnStream on(stream.get);
       const Graph graph(stream.get, [&] { layer->run(on.ctx, args); });
@@ -299,13 +305,7 @@ TEST(Streams, ARefusedRefitChangesNothing) {
     const auto layer = moe::make_sm90_backend()->prepare(on.ctx, s, before.weights);
     DeviceProblem d(before);
     const sm90::DeviceBuffer workspace = poisoned(layer->workspace_bytes(12));
-    moe::MoeArgs args = before.args();
-    args.hidden = d.hidden.data();
-    args.logits = d.logits.data();
-    args.bias = d.bias.data();
-    args.output = d.output.data();
-    args.workspace = workspace.data();
-    args.workspace_size = workspace.bytes();
+    const moe::MoeArgs args = device_args(before, d, workspace);
     const auto outputs = [&] {
       poison(d.output);
       layer->run(on.ctx, args);

@@ -476,17 +476,6 @@ TEST_F(HttpTest, ExchangesEndOnAnyThread) {
   }
 }
 
-// Two jobs, so that one is due when the other ends: stop() then comes between the timer and the job.
-TEST_F(HttpTest, JobsThatAreDueDoNotKeepItFromEnding) {
-  for (int i = 0; i < 200; ++i) {
-    Server server(options_, nullptr, nullptr);
-    for (int job = 0; job < 2; ++job) server.every(1ms, [] { std::this_thread::sleep_for(1ms); });
-    server.start();
-    std::this_thread::sleep_for(std::chrono::microseconds(3000 + 37 * i));
-    server.stop();
-  }
-}
-
 TEST_F(HttpTest, APortInUseIsNamed) {
   serve();
   options_.port = server_->port();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole server in one process, ended while an administrator's request waits for a reload.
+// The end of the whole server in one process: while an administrator's request waits for a reload, and beside jobs.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -75,6 +75,20 @@ TEST(Shutdown, EndsWithAnAdminRequestThatWaitsForAReload) {
   }
   EXPECT_NE(answer.find("503"), std::string::npos) << answer;
   EXPECT_NE(answer.find("the engine is stopping"), std::string::npos) << answer;
+}
+
+// Two jobs, so that one is due when the other ends: stop() then comes between the timer and the job.
+TEST(Shutdown, EndsBesideJobsThatAreDue) {
+  http::Options options;
+  options.port = 0;
+  for (int i = 0; i < 200; ++i) {
+    http::Server server(options, nullptr, nullptr);
+    for (int job = 0; job < 2; ++job)
+      server.every(milliseconds(1), [] { std::this_thread::sleep_for(milliseconds(1)); });
+    server.start();
+    std::this_thread::sleep_for(std::chrono::microseconds(3000 + 37 * i));
+    server.stop();
+  }
 }
 
 }  // namespace
