@@ -52,7 +52,8 @@ void add_engine_options(CLI::App& command, ServeOptions& o) {
         kMany);
   command
       .add_option("--mem-fraction-static", o.engine.mem_fraction_static,
-                  "instead: as many as weights and cache together fit into this share of the device's memory")
+                  "instead: as many as weights and cache together fit into this share of the device's memory, "
+                  "and at most as many as all running requests need")
       ->check(CLI::Range(0.0, 1.0))
       ->excludes("--max-total-tokens")
       ->group(group);

@@ -57,6 +57,8 @@ def main(wheel, folder):
     wheel, folder = pathlib.Path(wheel), pathlib.Path(folder)
     if not wheel.name.endswith("-py3-none-linux_x86_64.whl"):
         sys.exit(f"manylinux: {wheel.name} is not a wheel of pip wheel . (...-py3-none-linux_x86_64.whl)")
+    if not folder.is_dir():
+        sys.exit(f"manylinux: {folder} is not a folder")
     with tempfile.TemporaryDirectory() as temporary:
         library = zipfile.ZipFile(wheel).extract("sluice_moe/libsluice.so", temporary)
         found = symbols(library)

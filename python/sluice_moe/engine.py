@@ -40,7 +40,7 @@ class Engine(Control):
     max_running_requests: answers that are worked on at once. max_queued_requests: answers that may wait; None: any number.
     chunked_prefill_size: prompt tokens per step; -1: whole prompts; default: 512 on the CPU, 8192 on a GPU.
     max_total_tokens: tokens of keys and values. mem_fraction_static: in its place, what weights and cache together may take of
-        the device's memory, at most 1.
+        the device's memory, at most 1. The cache is never larger than max_running_requests contexts.
     disable_radix_cache: no prefix is found again.
     speculative_algorithm: "NEXTN" drafts with the checkpoint's own head; the text stays the same. A step makes at most
         speculative_num_steps drafts, as measured times and right drafts make them pay; speculative_fixed_steps: always
@@ -159,8 +159,8 @@ class Engine(Control):
         prompt: a text or a list of texts; or input_ids: a list of token ids, or a list of such lists.
         sampling_params: a dict for all prompts, or a list with one for each: max_new_tokens (128), min_new_tokens,
             temperature (1; 0: greedy), top_p, top_k, min_p, frequency_penalty, presence_penalty, repetition_penalty, stop,
-            stop_token_ids, ignore_eos, no_stop_trim, skip_special_tokens, logit_bias, sampling_seed, n; and what the text
-            must be, one of json_schema (a string or a dict), regex, ebnf, structural_tag.
+            stop_token_ids, ignore_eos, no_stop_trim, skip_special_tokens, spaces_between_special_tokens (changes
+            nothing), logit_bias, sampling_seed, n; and what the text must be, one of json_schema (a string or a dict), regex, ebnf, structural_tag.
         return_logprob: log probabilities in meta_info, natural logarithms of the model's own probabilities: of new tokens,
             from logprob_start_len on (-1: none) of the prompt's, with the top_logprobs_num likeliest tokens and
             those of token_ids_logprob. Each may be a list with a value for each prompt. The first of the prompt's is
@@ -204,7 +204,8 @@ class Engine(Control):
         message spells out are plain text.
         """
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
-            raise TypeError(f"messages is {type(messages).__name__}; accepted: a list of dicts with role and content, or "
+            what = "an empty list" if isinstance(messages, list) else type(messages).__name__
+            raise TypeError(f"messages is {what}; accepted: a list of dicts with role and content, or "
                             "a list of such lists")
         for name in ("prompt", "input_ids"):
             if name in options:

@@ -22,6 +22,8 @@ def test_chats(engine):
     for bad, kind in (("Hello", TypeError), ([], TypeError), ([{"content": "x"}], ValueError), ([{1: object()}], TypeError)):
         with pytest.raises(kind):
             engine.chat(bad)
+    with pytest.raises(TypeError, match="messages is an empty list; accepted: "):
+        engine.chat([])
     with pytest.raises(TypeError, match="accepted: messages"):
         engine.chat(chat, input_ids=[1])
 

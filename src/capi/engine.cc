@@ -34,6 +34,17 @@ engine::EngineConfig read_config(const sluice_engine_options& o) {
   const auto take = [](auto& value, auto given) {
     if (given != 0) value = given;
   };
+  // Here, as engine::validate() names the engine's own fields, for which 0 is no default.
+  const auto within = [](const char* name, int64_t value, int64_t least, int64_t most, const char* others) {
+    check(value == 0 || (value >= least && value <= most), "{} is {}; accepted: 1 to {}, {}", name, value, most,
+          others);
+  };
+  within("block_size", o.block_size, 1, 4096, "0 for the default");
+  within("state_snapshots", o.state_snapshots, -1, 65536, "0 for the default, -1 for none");
+  within("graph_max_sequences", o.graph_max_sequences, -1, 4096, "0 for the default, -1 for no graphs");
+  check(o.speculative_fixed_steps == 0 || o.speculative_steps > 0,
+        "speculative_fixed_steps is {} beside speculative_steps {}; accepted: with at least one draft",
+        o.speculative_fixed_steps, o.speculative_steps);
   take(config.context_length, o.context_length);
   take(config.max_running, o.max_running);
   take(config.max_queued, o.max_queued);

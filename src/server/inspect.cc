@@ -100,7 +100,8 @@ void start_profile(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   const ServiceConfig& config = service.config();
   if (config.profile_folder.empty())
-    throw ApiError(403, "permission_error", "there is no folder for traces; start the server with a profile folder", "",
+    throw ApiError(403, "permission_error",
+                   "there is no folder for traces; start the server with a profile folder (--profile-folder)", "",
                    "profile_not_allowed");
   const io::JsonValue body = parse_optional_body(exchange->request().body);
   Fields fields(body);

@@ -101,9 +101,10 @@ Reload read_reload(Service& service, const std::string& body_text) {
 
 void require_permission(const ServiceConfig& config) {
   if (config.allow_weight_update) return;
-  throw ApiError(403, "permission_error",
-                 "weights of requests are not taken; start the server with weight updates allowed", "",
-                 "weight_update_not_allowed");
+  throw ApiError(
+      403, "permission_error",
+      "weights of requests are not taken; start the server with weight updates allowed (--allow-weight-update)", "",
+      "weight_update_not_allowed");
 }
 
 void read_update_flags(Fields& fields, engine::Replacement& how) {

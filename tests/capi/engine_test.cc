@@ -157,10 +157,20 @@ TEST_F(CapiEngine, RefusalsAreSentences) {
   auto options = SLUICE_INIT(sluice_engine_options);
   options.device = "abacus";
   EXPECT_EQ(sluice_engine_create(kFolder.c_str(), &options, &none), SLUICE_INVALID_ARGUMENT);
-  options = SLUICE_INIT(sluice_engine_options);
-  options.graph_max_sequences = 5000;
-  EXPECT_EQ(sluice_engine_create(kFolder.c_str(), &options, &none), SLUICE_INVALID_ARGUMENT);
-  EXPECT_STREQ(sluice_last_error(), "recording.max_sequences is 5000; accepted: 1 to 4096");
+  const auto expect_refused = [&](auto sluice_engine_options::*field, int value, const char* sentence) {
+    auto o = SLUICE_INIT(sluice_engine_options);
+    o.*field = value;
+    EXPECT_EQ(sluice_engine_create(kFolder.c_str(), &o, &none), SLUICE_INVALID_ARGUMENT);
+    EXPECT_STREQ(sluice_last_error(), sentence);
+  };
+  using Options = sluice_engine_options;
+  expect_refused(&Options::graph_max_sequences, 5000,
+                 "graph_max_sequences is 5000; accepted: 1 to 4096, 0 for the default, -1 for no graphs");
+  expect_refused(&Options::block_size, -1, "block_size is -1; accepted: 1 to 4096, 0 for the default");
+  expect_refused(&Options::state_snapshots, -5,
+                 "state_snapshots is -5; accepted: 1 to 65536, 0 for the default, -1 for none");
+  expect_refused(&Options::speculative_fixed_steps, 1,
+                 "speculative_fixed_steps is 1 beside speculative_steps 0; accepted: with at least one draft");
   auto model = SLUICE_INIT(sluice_model_options);
   model.dtype = "float16";  // a type, but not one that a model runs in
   options = SLUICE_INIT(sluice_engine_options);

@@ -196,11 +196,12 @@ class Habits(Options):
                             "--attention-backend", "triton", "--chunked-prefill-size", -1, "--enable-cache-report",
                             "--enable-prompt-tokens-details", "--enable-request-id-headers", "--enable-server-load-tracking",
                             "--tokenizer-worker-num", 4, "--detokenizer-worker-num", 2, "--default-priority-value", 0,
-                            "--grammar-backend", "xgrammar", "--runner", "generate", "--api-server-count", 1)
+                            "--grammar-backend", "xgrammar", "--runner", "generate", "--api-server-count", 1,
+                            "--no-enable-log-requests", "--pp", 1, "--node-rank", 0, "--moe-a2a-backend", "none")
         self.text(server)
         for name in ("--trust-remote-code", "--enable-metrics", "--dp-size 1",
                      "--enable-cache-report", "--enable-prompt-tokens-details", "--enable-request-id-headers",
-                     "--tokenizer-worker-num 4", "--default-priority-value 0", "--runner generate"):
+                     "--tokenizer-worker-num 4", "--default-priority-value 0", "--runner generate", "--pp 1"):
             self.assertIn(name + ": nothing to do, ", server.log())
         info = self.info(server)
         self.assertEqual((info["chunked_prefill_size"], info["dtype"]), (info["context_length"], "bfloat16"))
@@ -214,6 +215,8 @@ class Habits(Options):
                               (("--gpu-memory-utilization", 0.9), "is called --mem-fraction-static here"),
                               (("--no-enable-prefix-caching",), "is called --disable-radix-cache here"),
                               (("--tensor-parallel-size", 2), "is called --tp-size here"), (("--seed", 1), "is called --random-seed here"),
+                              (("--cuda-graph-bs", 8), "is called --cuda-graph-max-bs here"),
+                              (("--revision", "main"), "nothing is downloaded"), (("--enable-torch-compile",), "no torch"),
                               (("--ssl-keyfile", "x"), "a proxy"), (("--enable-lora",), "not available"),
                               (("--root-path", "/x"), "the proxy"), (("--skip-tokenizer-init",), "input_ids"),
                               (("--incremental-streaming-output",), "/v1/completions"),

@@ -33,7 +33,8 @@ typedef struct sluice_engine_options {
   int state_snapshots;    /* states of recurrent layers (Mamba) kept for the prefix cache: 16; -1: none */
   int speculative_steps;  /* the most drafts per step from the model's own head: none; see sluice_generate_options */
   int speculative_fixed_steps; /* 1: always speculative_steps drafts */
-  /* In place of cache_tokens: what weights and cache may take of the device's memory together, at most 1: none. */
+  /* In place of cache_tokens: what weights and cache may take of the device's memory together, at most 1: none. The
+   * cache is never larger than max_running contexts. */
   double mem_fraction_static;
   /* On a GPU; the CPU records nothing and reads the tokens of each step. */
   int graph_max_sequences; /* the most sequences of a step that is replayed from a CUDA graph: 256; -1: no graphs */

@@ -62,8 +62,9 @@ typedef struct sluice_moe_args {
 
 SLUICE_API sluice_status sluice_moe_run(const sluice_moe* moe, const sluice_moe_args* args);
 
-/* Each backend's answer to a spec, one line each, as `sluice explain` prints it. Writes at most `size` bytes with the
- * final zero; *needed (may be NULL) is the size of the whole text. SLUICE_BUFFER_TOO_SMALL when it was cut. */
+/* Each backend's answer to a spec, one line each: its name, "chosen", "usable" or "no", and why. Writes at most `size`
+ * bytes with the final zero; *needed (may be NULL) is the size of the whole text. SLUICE_BUFFER_TOO_SMALL when it was
+ * cut. */
 SLUICE_API sluice_status sluice_moe_explain(const char* spec, char* buffer, size_t size, size_t* needed);
 
 /* What a spec line says, defaults filled in. The strings are the library's, for ever. */

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/cuda.h"
 
 namespace sluice::sm90 {
 
@@ -18,20 +19,9 @@ void check_cuda(int status, const char* call) {
 }
 
 std::string device_problem() {
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess || count == 0) {
-    cudaGetLastError();
-    return fmt::format("no CUDA device: {}", status == cudaSuccess ? "none is present" : cudaGetErrorString(status));
-  }
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  if (major != 9 || minor != 0)
-    return fmt::format("device {} has compute capability {}.{}; these kernels are built for 9.0 (H100, H200) only",
-                       device, major, minor);
-  return "";
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) cudaGetLastError();  // cuda_device_supported() says what is wrong
+  return cuda_device_supported(device).reason;
 }
 
 int multiprocessors() {
