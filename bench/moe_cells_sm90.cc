@@ -108,6 +108,7 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
       if (o.logits) call.logits = upload(r.logits.data(), r.logits.size() * 2);
       call.output = output.data();
       call.pdl = o.pdl;
+      call.warms_up = !o.before;  // as calls of the C API
       list.push_back(call);
       const double mem =
           (r.touched * params * kind.bits / 8 + 4.0 * static_cast<double>(tokens * spec.hidden)) / o.copy_tbs / 1e6;
@@ -129,6 +130,11 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
     if (o.separate_rounding)
       for (size_t i = 0, count = forces.size(); i < count; ++i)
         forces.push_back({forces[i].instance, {forces[i].splits[0], forces[i].splits[1]}, true});
+    const auto before = [&](cudaStream_t stream) {
+      if (o.before) o.before(hidden, tokens * spec.hidden * 2, stream);
+    };
+    const double before_us =
+        o.before ? replayed_us(calls, o.replays, [&](cudaStream_t stream, int) { before(stream); }) : 0;
     for (const sm90::GemmForce& force : forces) {
       const sm90::GemmChoice choice = layers[0].choice(tokens, force);
       const bool forced = !force.none();
@@ -139,12 +145,13 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
         call.workspace = workspace.data();
         call.workspace_size = workspace.bytes();
         call.force = force;
+        before(stream);
         layers[static_cast<size_t>(c) % layers.size()].run(call, stream);
       });
       sink({std::string(shape.name),
             kind.name,
             tokens,
-            us,
+            us - before_us,
             floor_us,
             bound_by,
             one_token ? "one_token" : choice.instance.name() + (force.separate_rounding ? " separate" : ""),

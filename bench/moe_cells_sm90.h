@@ -28,6 +28,8 @@ struct Options {
   bool separate_rounding = false;  // also with GemmForce::separate_rounding
   int64_t cold_mb = 2400;          // weights in rotation, at least
   int replays = 20;
+  // A kernel before each call, as in another program's steps; its time is taken off. None by default.
+  std::function<void(const void* hidden, int64_t bytes, void* stream)> before;
 };
 struct Cell {
   std::string shape, kind;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "other_program.h"
 #include "sm90_bench.h"
 
 using namespace sluice;
@@ -21,7 +22,7 @@ void print(const Cell& c) {
 
 int main(int argc, char** argv) {
   Options o;
-  bool dense = false, repack = false;
+  bool dense = false, repack = false, after_other = false;
   CLI::App app("Fused MoE on one Hopper GPU");
   app.add_option("--shapes", o.shapes)->delimiter(',');
   app.add_option("--kinds", o.kinds)->delimiter(',');
@@ -38,11 +39,23 @@ int main(int argc, char** argv) {
   app.add_flag("--logits", o.logits, "route from logits instead of given top-k");
   app.add_flag("--repack", repack, "the repacking of weights in device memory instead");
   app.add_flag("--dense", dense, "dense GEMMs of shared experts and latent projections instead");
+  app.add_flag("--after-other", after_other,
+               "each call after a kernel that does not let it start early, as in another program's steps");
   CLI11_PARSE(app, argc, argv);
   try {
     if (const std::string problem = sm90::device_problem(); !problem.empty()) {
       std::printf("skipped: %s\n", problem.c_str());
       return 0;
+    }
+    sm90::DeviceBuffer copied;
+    if (after_other) {
+      int64_t hidden = 0, tokens = 0;
+      for (const BenchShape& s : shapes()) hidden = std::max<int64_t>(hidden, s.hidden);
+      for (const int64_t t : o.tokens) tokens = std::max(tokens, t);
+      copied = sm90::DeviceBuffer(tokens * hidden * 2);
+      o.before = [&](const void* rows, int64_t bytes, void* stream) {
+        launch_other_program(rows, copied.data(), bytes / 16, stream);
+      };
     }
     o.copy_tbs = measure_copy();
     std::printf("copy %.2f TB/s; floors with %.0f (bf16) and %.0f (fp8) TFLOP/s\n", o.copy_tbs, o.bf16_tflops,

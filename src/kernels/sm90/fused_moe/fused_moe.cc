@@ -46,7 +46,7 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors, const CallerMemory&
   allow_grouped_gemm(second_.shape.operand);
   allow_one_token(second_.shape.operand);
   allow_route(spec_.experts, spec_.locals());
-  allow_route_permute(spec_.experts, spec_.locals());
+  allow_route_permute(spec_.experts, spec_.locals(), spec_.hidden >= tuning::kEarlyColumns);
   const InputScale ones[2];
   input_scales_ = DeviceBuffer(memory_, memory_at_.input_scales);
   copy_to_device(input_scales_.data(), ones, sizeof(ones), memory.stream);

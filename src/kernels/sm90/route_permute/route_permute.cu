@@ -389,7 +389,10 @@ void launch_several(const RoutePermuteArgs& args, Stream stream, bool pdl) {
 
 }  // namespace
 
-void allow_route_permute(int experts, int locals) {
+void allow_route_permute(int experts, int locals, bool early) {
+  // The GEMM must begin beside this kernel, also where the kernel ahead left the small split of shared memory
+  // (docs/kernels/sm90_route_permute.md).
+  if (early) prefer_shared_memory(route_permute_kernel<false>);
   if (shared_bytes(experts, locals, true) > kFreeSharedMemory)
     allow_shared_memory(route_permute_kernel<true>, shared_bytes(kMaxExperts, kMaxPermuteLocals, true));
 }

@@ -14,8 +14,8 @@ inline constexpr int kMaxPermuteLocals = 1024;
 // Whether the tables fit in a block.
 bool route_permute_fits(const RouteArgs& route);
 
-// On the current device, once before the launches of a layer: allows their shared memory.
-void allow_route_permute(int experts, int locals);
+// On the current device, once before the launches of a layer: allows their shared memory. early: some are launched so.
+void allow_route_permute(int experts, int locals, bool early);
 
 // early: the next kernel may start, and read the given ids, as soon as all kernels before this one are complete.
 void launch_route_permute(const RouteArgs& route, const RowsArgs& rows, bool early, const WarmUp& warm_up,
