@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,13 +41,13 @@ class Browser:
         self.process = subprocess.Popen(
             ["bash", "-c", script, CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
              "--no-first-run", f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"],
-            pass_fds=(to_read, back_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            pass_fds=(to_read, back_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         for end in (*low_ends, to_read, back_write):
             os.close(end)
         self.number, self.buffer, self.events, self.session = 0, b"", [], None
 
     def close(self):
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)  # with its children, which write to the folder
         self.process.wait()
         os.close(self.to)
         os.close(self.back)
@@ -92,6 +93,14 @@ class Browser:
         return value
 
 
+def remove(folder):
+    """Also while processes that were killed still end."""
+    end = time.monotonic() + 5
+    while os.path.exists(folder) and time.monotonic() < end:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
+
+
 class Playground(unittest.TestCase):
     def open(self, *words):
         copy = tempfile.TemporaryDirectory(prefix="sluice-serve-")
@@ -100,7 +109,7 @@ class Playground(unittest.TestCase):
         server = Server(PROGRAM, model, "--served-model-name", "tiny", *words)
         self.addCleanup(server.close)
         folder = tempfile.mkdtemp(prefix="sluice-chromium-")
-        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        self.addCleanup(remove, folder)
         browser = Browser(folder)
         self.addCleanup(browser.close)
         browser.open(f"http://127.0.0.1:{server.port}/")
