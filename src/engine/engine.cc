@@ -262,6 +262,7 @@ void Engine::publish_cache_events(CacheEventSink sink) {
 void Engine::retract_all() {
   impl_->finish_begun_step();
   impl_->scheduler.retract_all();
+  impl_->requests.restart_scores();
 }
 
 void Engine::replace_model(const model::Model& model, InFlight requests) {

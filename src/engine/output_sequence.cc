@@ -2,6 +2,8 @@
 #include "engine/output_sequence.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 namespace sluice::engine {
 
@@ -25,7 +27,7 @@ OutputSequence::OutputSequence(RequestId id, int index, const Request& request, 
       key_(setup.key),
       block_size_(static_cast<size_t>(setup.block_size)) {
   if (index == 0) scored_from_ = params_.prompt_logprobs_from;
-  if (scored_from_) scored_to_ = std::max<int64_t>(*scored_from_, 1);  // the first token has no probability
+  restart_scores();
   if (!params_.ignore_eos) stops_.insert(stops_.end(), setup.model_stops.begin(), setup.model_stops.end());
   if (params_.grammar) constraint_.emplace(params_.grammar, params_.thoughts, stops_, setup.vocab);
   if (setup.tokenizer != nullptr) detokenizer_.emplace(*setup.tokenizer, params_.skip_special_tokens);
@@ -130,8 +132,16 @@ sampling::SampleRow OutputSequence::score_row(int32_t logits, int64_t position) 
 }
 
 void OutputSequence::score_prompt(const sampling::Sampled& sampled) {
-  event_.prompt_logprobs.push_back(sampled.logprob);
-  ++scored_to_;
+  check_file(!std::isnan(sampled.logprob.chosen.logprob),
+             "the log probability at position {} is NaN; the weights or their scales are broken", scored_to_);
+  scores_.push_back(sampled.logprob);
+  if (++scored_to_ == prompt_length_) event_.prompt_logprobs = std::exchange(scores_, {});
+}
+
+void OutputSequence::restart_scores() {
+  if (!scored_from_ || scored_to_ >= prompt_length_) return;
+  scored_to_ = std::max<int64_t>(*scored_from_, 1);  // the first token has no probability
+  scores_.clear();
 }
 
 void OutputSequence::finish(FinishReason reason, std::string error) {

@@ -57,10 +57,12 @@ class OutputSequence {
   int32_t advance(const sampling::Sampled& sampled);
   // Log probabilities of the prompt, each position once, also after a pre-emption. next_scored() is the next position
   // that is wanted. score_row() makes the sampling parameters for it; `logits` is the row of the position before.
-  // score_prompt() takes the result.
+  // score_prompt() takes the result; the event gets all of them with the last one. Throws for broken logits.
   int64_t next_scored() const { return scored_to_; }
   sampling::SampleRow score_row(int32_t logits, int64_t position) const;
   void score_prompt(const sampling::Sampled& sampled);
+  // The prompt will be computed anew, maybe with other weights: so are the log probabilities that are not complete.
+  void restart_scores();
   // No new tokens are wanted (max_tokens = 0).
   bool prompt_only() const { return max_length_ == prompt_length_; }
   void finish(FinishReason reason, std::string error = "");
@@ -94,6 +96,7 @@ class OutputSequence {
   int64_t prompt_length_, max_length_;
   std::optional<int64_t> scored_from_;
   int64_t scored_to_ = 0;
+  std::vector<sampling::TokenLogprob> scores_;  // of positions before scored_to_, until they are complete
   sampling::Sampler sampler_;
   std::optional<Constraint> constraint_;
   std::optional<text::Detokenizer> detokenizer_;

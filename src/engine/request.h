@@ -123,7 +123,7 @@ struct Event {
   std::vector<int32_t> tokens;  // the stop token and a stop string's tokens included
   std::string text;
   std::vector<sampling::TokenLogprob> logprobs;         // one per token when Params::logprobs
-  std::vector<sampling::TokenLogprob> prompt_logprobs;  // before the first token, in order of position
+  std::vector<sampling::TokenLogprob> prompt_logprobs;  // all at once, not after the first token
   FinishReason reason = FinishReason::none;
   std::optional<int32_t> stop_token;  // what ended it, for FinishReason::stop
   std::optional<std::string> stop_string;

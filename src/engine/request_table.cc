@@ -81,6 +81,11 @@ void RequestTable::count_end(Output& at) {
     metrics_.longest_answers.observe(static_cast<double>(at.request->longest));
 }
 
+void RequestTable::restart_scores() {
+  for (const Output& at : outputs_)
+    if (at.output) at.output->restart_scores();
+}
+
 void RequestTable::publish(Handle handle, Clock::time_point now) {
   Output& at = outputs_[static_cast<size_t>(handle)];
   OutputSequence& c = *at.output;

@@ -38,6 +38,8 @@ class RequestTable {
   bool holds(Handle handle, const OutputSequence* output) const {
     return outputs_[static_cast<size_t>(handle)].output.get() == output;
   }
+  // The sequences that have not ended compute their prompts anew.
+  void restart_scores();
   bool timed() const { return timed_ > 0; }
   // Ends the sequences that have passed their timeout.
   void expire(Clock::time_point now);

@@ -142,6 +142,29 @@ TEST_P(Control, RetractedAnswersGoOnWithTheNewWeights) {
   EXPECT_EQ(std::vector<int32_t>(all.begin() + static_cast<std::ptrdiff_t>(begun.size()), all.end()), expected.tokens);
 }
 
+// A prompt that is being scored when it is retracted gets all of its log probabilities from the new weights.
+TEST_P(Control, RetractedScoresAreOfTheNewWeightsAlone) {
+  EngineConfig config = small();
+  config.prefill_chunk = 4;
+  Request score = request({}, 0);
+  for (int i = 0; i < 20; ++i) score.prompt.push_back(3 + i * 7 % 90);
+  score.params.prompt_logprobs_from = 0;
+  Engine engine(test_context(), load(fixture_folder(GetParam())), &tokenizer(), config);
+  Collector c;
+  const RequestId id = engine.add(score, c.sink());
+  for (int i = 0; i < 3; ++i) engine.step();
+  engine.retract_all();
+  engine.replace_model(other_weights(GetParam()), Engine::InFlight::keep);
+  run_all(engine);
+  Engine plain(test_context(), other_weights(GetParam()), &tokenizer(), config);
+  const Answer expected = run_one(plain, score);
+  const Answer got = c.of(id);
+  ASSERT_EQ(expected.prompt_logprobs.size(), 19u);
+  ASSERT_EQ(got.prompt_logprobs.size(), 19u);
+  for (size_t i = 0; i < 19; ++i)
+    EXPECT_EQ(got.prompt_logprobs[i].chosen.logprob, expected.prompt_logprobs[i].chosen.logprob) << i;
+}
+
 TEST_P(Control, ReleasedMemoryComesBackEmpty) {
   Engine engine = make_engine(GetParam());
   const Answer expected = run_one(engine, scored(12));

@@ -346,6 +346,11 @@ TEST(Engine, ErrorsEndTheSequencesThatTheyConcern) {
   model.fails = false;
   EXPECT_EQ(run_one(engine, request(kPrompt, 10)).tokens.size(), 10u);
   EXPECT_EQ(engine.metrics().finished_error, 2);
+  Request score = request({3, 99, 4}, 0);
+  score.params.prompt_logprobs_from = 0;
+  const Answer scored = run_one(engine, score);
+  EXPECT_EQ(scored.last.error, "the log probability at position 2 is NaN; the weights or their scales are broken");
+  EXPECT_TRUE(scored.prompt_logprobs.empty());
 }
 
 TEST(Engine, ReplacingTheModelForgetsThePrefixes) {
