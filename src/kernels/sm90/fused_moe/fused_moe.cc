@@ -40,6 +40,7 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors, const CallerMemory&
       multiprocessors_(multiprocessors > 0 ? multiprocessors : sm90::multiprocessors()),
       workspace_(moe_workspace(spec_, multiprocessors_)),
       memory_at_(moe_memory(spec_)),
+      given_memory_(memory.data != nullptr),
       memory_(device_memory(memory, memory_at_.bytes)) {
   first_.place(first_shape(spec_), memory_, memory_at_.first);
   second_.place(second_shape(spec_), memory_, memory_at_.second);
@@ -47,14 +48,18 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors, const CallerMemory&
   allow_one_token(second_.shape.operand);
   allow_route(spec_.experts, spec_.locals());
   allow_route_permute(spec_.experts, spec_.locals(), spec_.hidden >= tuning::kEarlyColumns);
-  const InputScale ones[2];
   input_scales_ = DeviceBuffer(memory_, memory_at_.input_scales);
-  copy_to_device(input_scales_.data(), ones, sizeof(ones), memory.stream);
+  warm_up_ = DeviceBuffer(memory_, memory_at_.warm_up);
+  write_constants(memory.stream);
+  synchronize(memory.stream);
+}
+
+void FusedMoe::write_constants(Stream stream) {
+  const InputScale ones[2];
+  copy_to_device_now(input_scales_.data(), ones, sizeof(ones), stream);
   std::vector<uint8_t> warm_up(static_cast<size_t>(warm_up_bytes(spec_.experts)));
   std::memcpy(warm_up.data(), ones, sizeof(InputScale));
-  warm_up_ = DeviceBuffer(memory_, memory_at_.warm_up);
-  copy_to_device(warm_up_.data(), warm_up.data(), warm_up_.bytes(), memory.stream);
-  synchronize(memory.stream);
+  copy_to_device_now(warm_up_.data(), warm_up.data(), warm_up_.bytes(), stream);
 }
 
 int64_t FusedMoe::weight_bytes() const { return first_.bytes() + second_.bytes(); }
@@ -94,9 +99,13 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
     scales[0] = input_scale(round, w.input_scale1);
     scales[1] = input_scale(round, w.input_scale2);
   }
-  // Scales that the device has already are not copied again: a copy would lie between two layers' launches.
-  if (!filled_ || std::memcmp(scales, sent_scales_, sizeof(scales)) != 0)
-    copy_to_device(input_scales_.data(), scales, sizeof(scales), stream);
+  // A caller's memory may have lost what it held before this refit (torch's allocators discard memory of engines that
+  // sleep). Else scales that the device has already are not copied again: a copy would lie between two layers'
+  // launches.
+  const bool refits_given = given_memory_ && filled_;
+  if (refits_given) write_constants(stream);
+  if (!filled_ || refits_given || std::memcmp(scales, sent_scales_, sizeof(scales)) != 0)
+    copy_to_device_now(input_scales_.data(), scales, sizeof(scales), stream);
   std::memcpy(sent_scales_, scales, sizeof(scales));
   filled_ = true;
 }

@@ -67,6 +67,7 @@ class FusedMoe {
   Matrix& second() { return second_; }
 
  private:
+  void write_constants(Stream stream);  // what no weights fill: scales of ones, the warm-up's input
   bool finalizes(const MoeCall& call) const { return spec_.finalize && call.finalize; }
   RouteArgs route_args(const MoeCall& call, const MoePlan& p) const;
   RowsArgs row_args(const MoeCall& call, const MoePlan& p, const RouteArgs& route) const;
@@ -80,6 +81,7 @@ class FusedMoe {
   int device_, multiprocessors_;
   WorkspaceBound workspace_;
   MoeMemory memory_at_;
+  bool given_memory_;
   DeviceBuffer memory_;  // what follows are parts of it
   Matrix first_, second_;
   DeviceBuffer bias_up_, bias_gate_, bias_down_, alpha_, beta_, limit_;
