@@ -166,7 +166,7 @@ class CpuMoeLayer final : public MoeLayer {
     if (args.topk_ids != nullptr) {
       routing::Values given{args.topk_weights, args.topk_weights_dtype == DType::bf16};
       if (given) given = given.from(first * k);
-      routing::read_given(args.topk_ids + first * k, given, tokens * k, m.ids, m.weights);
+      routing::read_given(args.topk_ids + first * k, given, spec_.given_scale(), tokens * k, m.ids, m.weights);
     } else {
       const routing::Params p = routing_params();
       const routing::Values logits{args.logits, args.logits_dtype == DType::bf16};

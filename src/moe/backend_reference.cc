@@ -211,7 +211,8 @@ ReferenceLayer::Workspace::Workspace(const ReferenceLayer& layer, void* memory, 
 void ReferenceLayer::route(const MoeArgs& a, const Workspace& ws) const {
   const int64_t n = slots(a.tokens);
   if (spec_.routed) {
-    routing::read_given(a.topk_ids, {a.topk_weights, a.topk_weights_dtype == DType::bf16}, n, ws.ids, ws.weights);
+    routing::read_given(a.topk_ids, {a.topk_weights, a.topk_weights_dtype == DType::bf16}, spec_.given_scale(), n,
+                        ws.ids, ws.weights);
   } else {
     routing::route(spec_.routing, spec_.routing_params(), {a.logits, a.logits_dtype == DType::bf16},
                    {a.bias, a.bias_dtype == DType::bf16}, a.tokens, ws.ids, ws.weights, ws.route_scratch);

@@ -151,10 +151,11 @@ void route(Method method, const Params& p, Values logits, Values bias, int64_t t
   });
 }
 
-void read_given(const int32_t* given_ids, Values given_weights, int64_t count, int32_t* ids, float* weights) {
+void read_given(const int32_t* given_ids, Values given_weights, float scale, int64_t count, int32_t* ids,
+                float* weights) {
   for (int64_t i = 0; i < count; ++i) {
     ids[i] = given_weights ? given_ids[i] : packed_id(given_ids[i]);
-    weights[i] = given_weights ? given_weights[i] : packed_weight(given_ids[i]);
+    weights[i] = scale * (given_weights ? given_weights[i] : packed_weight(given_ids[i]));
   }
 }
 

@@ -37,7 +37,8 @@ void route(Method method, const Params& p, Values logits, Values bias, int64_t t
 
 // Routing that was given: `count` ids and weights, copied; or, when `given_weights` is nothing, packed
 // (id << 16 | bfloat16 weight). Nothing is applied to given weights.
-void read_given(const int32_t* given_ids, Values given_weights, int64_t count, int32_t* ids, float* weights);
+void read_given(const int32_t* given_ids, Values given_weights, float scale, int64_t count, int32_t* ids,
+                float* weights);
 
 // id < 32768; the sign of the weight must not run into the id.
 HD inline int32_t pack(int32_t id, float weight) {

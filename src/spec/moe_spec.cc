@@ -184,11 +184,10 @@ void validate(const MoeSpec& s) {
   validate_sizes(s);
   validate_formats(s);
   if (!s.routed) routing::validate(s.routing, s.routing_params());
-  check(!s.routed || (s.groups == 1 && s.top_groups == 1 && s.routed_scale == 1.0f && s.norm_topk),
-        "groups is {}, top_groups {}, routed_scale {} and norm_topk {} with routed=1; given weights are used as they "
-        "are, "
-        "so leave these out",
-        s.groups, s.top_groups, s.routed_scale, int{s.norm_topk});
+  check(!s.routed || (s.groups == 1 && s.top_groups == 1 && s.norm_topk),
+        "groups is {}, top_groups {} and norm_topk {} with routed=1; experts and weights are given, so leave these out",
+        s.groups, s.top_groups, int{s.norm_topk});
+  check(std::isfinite(s.routed_scale), "routed_scale is {}; it must be finite", s.routed_scale);
   check(!s.act_params || activation::takes_params(s.act),
         "act_params is set with act {}, which ignores alpha, beta and limit; only swiglu takes them",
         name_of(activation::kActivations, s.act));

@@ -27,7 +27,7 @@ struct MoeSpec {
   bool act_params = false;  // alpha, beta or limit are given (swiglu only)
   routing::Method routing = routing::Method::renormalize;
   int groups = 1, top_groups = 1;
-  float routed_scale = 1.0f;
+  float routed_scale = 1.0f;  // of weights that are chosen, or given with `routed`
   bool norm_topk = true;
   bool routed = false;            // top-k ids and weights are given; `routing` is then only a label
   bool weight_on_input = false;   // llama4 only: the router weight multiplies GEMM1's result and finalize uses 1
@@ -41,6 +41,7 @@ struct MoeSpec {
 
   int locals() const { return local_experts > 0 ? local_experts : experts; }
   bool gated() const { return activation::is_gated(act); }
+  float given_scale() const { return routed ? routed_scale : 1.0f; }  // of weights that a call gives
   routing::Params routing_params() const {
     return {experts, top_k, groups, top_groups, routed_scale, norm_topk, dtype == DType::bf16};
   }

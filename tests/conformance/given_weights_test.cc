@@ -32,7 +32,8 @@ void GivenWeights::check(const Problem& p, const Call& c) {
   const float* given = p.given_weights.as<float>();
   Arithmetic arithmetic;
   if (format::is_fp8(p.spec.weights) && backend().name() == "sm90") arithmetic.product_error = kFp8TensorCoreError;
-  const std::vector<float> weights(given, given + p.given_weights.elements());
+  std::vector<float> weights(given, given + p.given_weights.elements());
+  for (float& w : weights) w *= p.spec.routed_scale;
   const ReferenceMoe r = reference_moe(p.spec, p.weights, p.hidden, c.ids, weights, arithmetic);
   const auto hidden = static_cast<size_t>(p.spec.hidden);
   ASSERT_EQ(c.output.size(), r.output.size());
@@ -73,6 +74,7 @@ TEST_P(GivenWeights, ReachTheSumUnlessTheirExpertIsNotHere) {
         Case c;
         c.spec = parse_moe_spec("experts=8 top_k=4 inter=96 routed=1 " + line);
         c.spec.deterministic = deterministic;
+        c.spec.routed_scale = leaves_out ? -0.75f : 1.0f;
         c.choice = Choice::unpacked;
         if (!backend().supports(c.spec)) continue;
         // All tokens, then each alone, which may have kernels of its own.

@@ -28,7 +28,7 @@ void check_routing(const Problem& p, const Call& c) {
       ASSERT_EQ(c.ids[i], there ? id : -1);
       const float w =
           p.given_weights.empty() ? bf16_to_float(static_cast<bf16_t>(given & 0xffff)) : widened(p.given_weights)[i];
-      ASSERT_EQ(c.weights[i], w);
+      ASSERT_EQ(c.weights[i], s.routed_scale * w);
     }
     return;
   }

@@ -193,10 +193,10 @@ TEST(Route, GivenRoutingIsReadAsItIs) {
   std::vector<int32_t> packed, got(4, -9);
   std::vector<float> got_w(4, NAN);
   for (size_t i = 0; i < 4; ++i) packed.push_back(pack(ids[i], weights[i]));
-  read_given(packed.data(), {}, 4, got.data(), got_w.data());
+  read_given(packed.data(), {}, 1.0f, 4, got.data(), got_w.data());
   EXPECT_EQ(got, ids);
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(got_w[i], round_to_bf16(weights[i]));
-  read_given(ids.data(), {weights.data(), false}, 4, got.data(), got_w.data());
+  read_given(ids.data(), {weights.data(), false}, 1.0f, 4, got.data(), got_w.data());
   EXPECT_EQ(got, ids);
   EXPECT_EQ(got_w, weights);
   EXPECT_EQ(pack(3, -1.0f), 0x0003bf80);  // the published layout, by hand

@@ -116,9 +116,11 @@ TEST(MoeSpec, ContradictionsAreRefusedWithASentence) {
   refuses(good + " fp8_block_trtllm=1", "fp8_block_trtllm");
   refuses(good + " weights=mxfp8 fp8_f32_sums=1", "fp8_f32_sums is set with weights mxfp8");
   refuses(good + " tokens=-1", "tokens is -1");
-  // Given weights take no scale, whatever the label of the method would.
-  for (const char* ignored : {"routed_scale=2.5", "groups=4 top_groups=2", "norm_topk=0"})
-    refuses(good + " routed=1 routing=deepseek_v3 " + ignored, "given weights are used as they are");
+  for (const char* ignored : {"groups=4 top_groups=2", "norm_topk=0"})
+    refuses(good + " routed=1 routing=deepseek_v3 " + ignored, "experts and weights are given");
+  // Given weights take a scale, whatever the label of the method would.
+  EXPECT_NO_THROW(validate(parse_moe_spec(good + " routed=1 routed_scale=2.5")));
+  refuses(good + " routed=1 routed_scale=inf", "routed_scale is inf");
   // Routing that is given makes the method a label.
   EXPECT_NO_THROW(validate(parse_moe_spec("experts=4 top_k=6 hidden=64 inter=64 routed=1")));
   // Odd sizes are fine where scales do not forbid them.

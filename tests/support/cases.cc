@@ -42,10 +42,10 @@ void set_method(MoeSpec& s, Method m) {
   if (m == Method::deepseek_v3 || m == Method::minimax2) s.routed_scale = 2.5f;
 }
 
-// Nothing of a method acts on given weights, so its parameters must not be there.
+// Of a method's parameters only its scale acts on given weights, so the others must not be there.
 void set_routed(MoeSpec& s, Choice choice) {
   s.routed = given(choice);
-  if (s.routed) s.groups = s.top_groups = 1, s.routed_scale = 1.0f, s.norm_topk = true;
+  if (s.routed) s.groups = s.top_groups = 1, s.norm_topk = true;
 }
 
 class List {

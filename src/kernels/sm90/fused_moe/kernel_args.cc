@@ -18,6 +18,7 @@ RouteArgs FusedMoe::route_args(const MoeCall& call, const MoePlan& p) const {
   route.given_ids = call.topk_ids;
   route.given_weights = call.topk_weights;
   route.given_bf16 = call.topk_weights_bf16;
+  route.given_scale = spec_.given_scale();
   route.tokens = call.tokens;
   route.num_tokens = call.num_tokens;
   route.local_offset = spec_.local_offset;

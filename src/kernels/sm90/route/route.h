@@ -50,6 +50,7 @@ struct RouteArgs {
   const void* given_weights;  // [T, K] in bfloat16 if given_bf16, else float32; null: packed into the ids
                               // (routing::packed_id)
   bool given_bf16;
+  float given_scale;  // multiplies them
 
   int64_t tokens;             // the captured maximum; at least 1
   const int32_t* num_tokens;  // [1] tokens that are routed, clamped to 0 .. T; null: T
@@ -69,14 +70,15 @@ struct RouteArgs {
 struct TopkPairs {
   const int32_t* ids;
   routing::Values weights;  // nothing: packed with the ids
+  float scale;              // of the weights
   HD int32_t id_in(int32_t word) const { return weights ? word : routing::packed_id(word); }  // word: ids[pair]
   HD int32_t id(int64_t pair) const { return id_in(ids[pair]); }
-  HD float weight(int64_t pair) const { return weights ? weights[pair] : routing::packed_weight(ids[pair]); }
+  HD float weight(int64_t pair) const { return scale * (weights ? weights[pair] : routing::packed_weight(ids[pair])); }
 };
 // As the caller gave them, or as route_kernel chose them.
 HD inline TopkPairs pairs_of(const RouteArgs& a) {
-  if (a.logits != nullptr) return {a.tables.ids, {a.tables.weights, false}};
-  return {a.given_ids, {a.given_weights, a.given_bf16}};
+  if (a.logits != nullptr) return {a.tables.ids, {a.tables.weights, false}, 1.0f};
+  return {a.given_ids, {a.given_weights, a.given_bf16}, a.given_scale};
 }
 
 // The warps of one cluster number the pairs, each those of its share of the tokens. A counter per expert and warp must
