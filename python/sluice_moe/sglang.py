@@ -28,6 +28,8 @@ MXFP8 = "fp8.Fp8Config"
 # Through which every tensor of a layer's experts comes, at the start and in an update.
 LAYER = "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE"
 LOADERS = ("weight_loader", "weight_loader_fused")
+# Who multiplies by routed_scaling_factor: the TopK of SGLang, or the runner.
+SCALES_IN_TOPK = "sglang.srt.layers.moe.fused_moe_triton.layer._fuses_routed_scaling_factor_in_topk"
 # What writes a running model's weights. PREPARING ones prepare them as after a start. So does end_weight_update(), which
 # follows the others in 0.5.23; in 0.5.19 nothing does.
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
@@ -63,6 +65,7 @@ def register() -> None:
         HookRegistry.register(f"{LAYER}.{loader}", load_weight, HookType.AROUND)
     for update in updates():
         HookRegistry.register(f"{UPDATER}.WeightUpdater.{update}", update_weights, HookType.AROUND)
+    HookRegistry.register(SCALES_IN_TOPK, scales_in_topk, HookType.AROUND)
     HookRegistry.register(f"{_QUANT}{METHODS[0]}.__init__", _make_nvfp4, HookType.AROUND)
     HookRegistry.register(f"{_QUANT}{MXFP8}.get_min_capability", _least_capability, HookType.AROUND)
 
@@ -87,6 +90,12 @@ def _least_capability(original: Any, self: Any) -> Any:
     return 90 if is_chosen() and getattr(self, "use_mxfp8", False) else original(self)
 
 
+def scales_in_topk(original: Any, quant_method: Any, *arguments: Any, **named: Any) -> bool:
+    """Never: the runner multiplies. Not every model's TopK does when it is asked to: Bailing's is not told, and that of
+    DeepSeek-V2 multiplies only weights that it renormalises."""
+    return False if getattr(quant_method, "by_sluice", False) else bool(original(quant_method, *arguments, **named))
+
+
 def take_over(original: Any, self: Any, layer: Any, *arguments: Any, **named: Any) -> Any:
     """create_weights() of SGLang's method; the method is the backend's from then on."""
     if is_chosen():
@@ -109,6 +118,12 @@ def check(config: Any, dtype: Any = None) -> None:
     for name in ("apply_router_weight_on_input", "no_combine"):
         if getattr(config, name, False):
             raise ValueError(f"{name} is set with moe_runner_backend sluice; accepted: False")
+    from sglang.srt.runtime_context import get_exec, get_parallel
+    # Both move a layer's own weights between ranks, which are not read after they were prepared.
+    if getattr(get_exec().moe, "enable_eplb", False):
+        raise ValueError("enable_eplb is set with moe_runner_backend sluice; accepted: experts that stay where they are")
+    if getattr(get_parallel(), "dwdp_size", 1) > 1:
+        raise ValueError(f"dwdp_size is {get_parallel().dwdp_size} with moe_runner_backend sluice; accepted: 1")
     a2a = get_moe_a2a_backend().value
     if a2a != "none":
         raise ValueError(f"moe_a2a_backend is {a2a} with moe_runner_backend sluice; accepted: none")
@@ -122,9 +137,19 @@ def held_of(layer: Any, method: Any) -> Any:
     if limit is None:
         limit = getattr(config, "swiglu_limit", None)
     quant = getattr(method, "quant_config", None)
+    scaled = bool(getattr(layer, "should_fuse_routed_scaling_factor_in_topk", False))
     return _experts.Held(
         top_k=int(config.top_k), activation=str(config.activation), gated=bool(config.is_gated), alpha=alpha, beta=beta,
-        limit=limit, per_token=bool(getattr(quant, "use_per_token_activation", False)), interleaved=interleaved(layer, method))
+        limit=limit, per_token=bool(getattr(quant, "use_per_token_activation", False)), interleaved=interleaved(layer, method),
+        weight_only=bool(getattr(quant, "is_w4a16", False)) or has_no_input_scales(layer, method),
+        scale=1.0 if scaled or config.routed_scaling_factor is None else float(config.routed_scaling_factor))
+
+
+def has_no_input_scales(layer: Any, method: Any) -> bool:
+    """Whether an NVFP4 layer's input scales are still the ones that SGLang's create_weights() fills in, as a checkpoint whose
+    activations stay in bfloat16 leaves them. A calibrated one is the largest magnitude divided by 2688."""
+    scales = [getattr(layer, f"{w}_input_scale", None) for w in ("w13", "w2")]
+    return "NvFp4" in type(method).__name__ and all(s is not None and bool((s == 1).all()) for s in scales)
 
 
 def interleaved(layer: Any, method: Any) -> bool:
@@ -189,8 +214,7 @@ def update_weights(original: Any, self: Any, *arguments: Any, **named: Any) -> A
 class Method:
     """Over SGLang's own method of a format, whose create_weights() and loaders stay."""
 
-    # SGLang multiplies the router's weights by routed_scaling_factor; the runner does not do it again.
-    fuse_routed_scaling_factor_in_topk = True
+    fuse_routed_scaling_factor_in_topk = False  # see scales_in_topk()
 
     def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
         from sglang.srt.layers.moe.moe_runner.runner import MoeRunner
@@ -231,7 +255,7 @@ class Method:
 
 
 def quant_info(layer: Any) -> Any:
-    return _info_class()(layer.sluice_experts, bool(layer.should_fuse_routed_scaling_factor_in_topk))
+    return _info_class()(layer.sluice_experts)
 
 
 @functools.cache
@@ -241,18 +265,16 @@ def _info_class() -> type:
     @dataclass
     class SluiceMoeQuantInfo(MoeQuantInfo):  # type: ignore[misc]
         experts: Any
-        scaled_in_topk: bool
 
     return SluiceMoeQuantInfo
 
 
-def run(dispatch_output: Any, info: Any, config: Any) -> Any:
+def run(dispatch_output: Any, info: Any) -> Any:
     """One layer: hidden states and standard top-k in, the combined output of this rank's experts out."""
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
-    topk = dispatch_output.topk_output
-    out = info.experts(dispatch_output.hidden_states, topk.topk_weights, topk.topk_ids)
-    if config.routed_scaling_factor is not None and not info.scaled_in_topk:
-        out *= config.routed_scaling_factor
+    hidden, topk = dispatch_output.hidden_states, dispatch_output.topk_output
+    # Without tokens the top-k may have another width: SGLang's empty one leaves out experts that are fused with a shared one.
+    out = info.experts(hidden, topk.topk_weights, topk.topk_ids) if hidden.shape[0] else hidden.new_empty(hidden.shape)
     return StandardCombineInput(hidden_states=out)
 
 
@@ -269,7 +291,7 @@ def _core_class() -> type:
         def run_from_dispatch(self, dispatch_output: Any, quant_info: Any, runner_config: Any, hooks: Any = None) -> Any:
             if hooks is not None:
                 raise ValueError("LoRA is used with moe_runner_backend sluice; accepted: none")
-            return run(dispatch_output, quant_info, runner_config)
+            return run(dispatch_output, quant_info)
 
     return SluiceRunnerCore
 

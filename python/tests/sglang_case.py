@@ -33,7 +33,7 @@ class Layer(torch.nn.Module):
     def __init__(self, gated=True, **more):
         super().__init__()
         self.moe_runner_config = config(gated, **more)
-        self.params_dtype, self.layer_id, self.should_fuse_routed_scaling_factor_in_topk = torch.bfloat16, 0, True
+        self.params_dtype, self.layer_id, self.should_fuse_routed_scaling_factor_in_topk = torch.bfloat16, 0, False
         self.num_experts = self.num_local_experts = E
         self.moe_tp_size = self.moe_ep_size = 1
         self.moe_ep_rank = 0
@@ -80,6 +80,9 @@ class StandIns:
                register_moe_runner_core=lambda name, factory: self.cores.update({name: factory}))
         module("sglang.srt.layers.moe.utils", get_moe_runner_backend=lambda: value(backend), resolve_moe_runner_backend=value,
                get_moe_a2a_backend=lambda: value(a2a))
+        self.exec, self.parallel = types.SimpleNamespace(enable_eplb=False), types.SimpleNamespace(dwdp_size=1)
+        module("sglang.srt.runtime_context", get_exec=lambda: types.SimpleNamespace(moe=self.exec),
+               get_parallel=lambda: self.parallel)
         module("sglang.srt.layers.moe.token_dispatcher.standard",
                StandardCombineInput=lambda hidden_states: types.SimpleNamespace(hidden_states=hidden_states))
         kinds = types.SimpleNamespace(AROUND="around")
@@ -143,7 +146,7 @@ class Own:
 def taken(layer, case):
     method = Own()
     assert plugin.take_over(Own.create_weights, method, layer, case) == "made"
-    assert method.by_sluice and type(method).__name__ == "Own" and method.fuse_routed_scaling_factor_in_topk
+    assert method.by_sluice and type(method).__name__ == "Own" and not method.fuse_routed_scaling_factor_in_topk
     method.create_moe_runner(layer, layer.moe_runner_config)
     assert method.get_moe_runner_backend(layer).value == "sluice"
     method.process_weights_after_loading(layer)

@@ -90,12 +90,16 @@ def test_an_order_that_no_rule_covers_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("in_topk", [True, False])
 def test_the_routed_scaling_factor_acts_once(rng, monkeypatch, in_topk):
+    """By the runner, unless an SGLang whose rule the plug-in does not know has its TopK multiply."""
     StandIns(monkeypatch)
     plugin.register()
     case, layer = Case(rng, "bf16", True, "cpu"), Layer(routed_scaling_factor=2.5)
     layer.should_fuse_routed_scaling_factor_in_topk = in_topk
-    call = apply(taken(layer, case), layer)
-    factor = 1 if in_topk else 2.5  # in the top-k the router's weights have it already
+    method = taken(layer, case)
+    assert plugin.scales_in_topk(lambda method, backend: True, method, "runner") is False
+    assert plugin.scales_in_topk(lambda method, backend: True, Own(), "runner") is True
+    call = apply(method, layer)
+    factor = 1 if in_topk else 2.5
     case.check(lambda x, weights, ids: (call(x, weights, ids).float() / factor).bfloat16(), *ROUNDINGS["bf16"])
 
 
@@ -131,6 +135,11 @@ def test_refusals(monkeypatch):
             plugin.check(config(**more))
     with pytest.raises(ValueError, match="dtype is torch.float16"):
         plugin.check(config(), torch.float16)
+    for name, value in (("enable_eplb", True), ("dwdp_size", 2)):
+        stand_ins = StandIns(monkeypatch)
+        setattr(stand_ins.exec if name == "enable_eplb" else stand_ins.parallel, name, value)
+        with pytest.raises(ValueError, match=f"{name} is "):
+            plugin.check(config())
     StandIns(monkeypatch, a2a="deepep")
     with pytest.raises(ValueError, match="moe_a2a_backend is deepep"):
         plugin.check(config())
@@ -254,7 +263,7 @@ def test_registration_in_sglangs_own_registries():
     if "skipped" in seen:
         pytest.skip(f"SGLang does not load here, or has no registry of runners: {seen['skipped']}")
     assert seen["hooked"] == seen["asked for"]
-    assert len(seen["hooked"]) == len(plugin.METHODS) + 2 + len(plugin.LOADERS) + 4  # updates from disk, tensors, a group and IPC
+    assert len(seen["hooked"]) == len(plugin.METHODS) + 3 + len(plugin.LOADERS) + 4  # updates from disk, tensors, a group and IPC
     assert (seen["backend"], seen["core"]) == ("sluice", "SluiceRunnerCore")
 
 
@@ -299,7 +308,7 @@ def test_names_that_the_plugin_uses_are_there():
         pytest.skip("this SGLang has no registry of runners: the plug-in leaves it alone")
     assert "run_from_dispatch(\n                dispatch_output, quant_info, self.config, hooks=hooks" in runner
     layer = (root / "layers" / "moe" / "fused_moe_triton" / "layer.py").read_text()
-    assert "fuse_routed_scaling_factor_in_topk" in layer
+    assert f"def {plugin.SCALES_IN_TOPK.rpartition('.')[2]}(" in layer
     assert all(f"def {loader}(\n        self," in layer for loader in plugin.LOADERS)
     updater = (root / "model_executor" / "model_runner_components" / "weight_updater.py").read_text()
     assert "class WeightUpdater:" in updater and "self.get_model()" in updater
