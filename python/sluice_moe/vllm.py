@@ -131,6 +131,12 @@ class Method:
         import torch
         return torch.int32
 
+    def create_weights(self, layer: Any, *arguments: Any, **more: Any) -> None:
+        """vLLM's own, with a loader that knows what was prepared."""
+        if more.get("weight_loader") is not None:
+            more["weight_loader"] = loader_of(layer, more["weight_loader"])
+        type(self).__bases__[0].create_weights(self, layer, *arguments, **more)  # type: ignore[attr-defined]
+
     def maybe_make_prepare_finalize(self, routing_tables: Any = None) -> None:
         """Tokens of other ranks are not sent for."""
 
@@ -152,6 +158,8 @@ class Method:
                 self.process_weights_after_loading(layer)
                 return
             _said(layer.sluice_experts.spec)
+        layer.sluice_written = False
+        layer.sluice_ids = ids_table(layer.expert_map)
         if not _experts.keeps_weights():
             _experts.drop_weights(layer)
 
@@ -159,15 +167,53 @@ class Method:
         return None
 
     def apply(self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, *shared: Any, **named: Any) -> Any:
-        return layer.sluice_experts(x, topk_weights, local_ids(topk_ids, layer.expert_map))
+        return layer.sluice_experts(x, topk_weights, topk_ids if layer.sluice_ids is None else layer.sluice_ids[topk_ids])
 
 
-def local_ids(ids: Any, expert_map: Any) -> Any:
-    """This rank's numbers of the chosen experts; -1 for other ranks' and for padding."""
+def ids_table(expert_map: Any) -> Any:
+    """This rank's numbers of all experts, -1 for other ranks', as int32; its last entry is what padding's -1 finds."""
     if expert_map is None:
-        return ids
+        return None
     import torch
-    return torch.where(ids < 0, -1, expert_map[ids.clamp_min(0).long()]).to(torch.int32)
+    return torch.cat([expert_map.to(torch.int32), expert_map.new_full((1,), -1, dtype=torch.int32)])
+
+
+def loader_of(layer: Any, own: Any) -> Any:
+    """vLLM's loader. After the experts were prepared it cannot write where vLLM's copy was freed, and what it writes else is
+    not what runs before it is prepared, too."""
+
+    @functools.wraps(own)
+    def load(param: Any, *arguments: Any, **more: Any) -> Any:
+        if getattr(layer, "sluice_experts", None) is not None:
+            if param.numel() == 0:
+                raise RuntimeError(freed())
+            if not layer.sluice_written:
+                layer.sluice_written = True
+                _log_written()
+        return own(param, *arguments, **more)
+
+    return load
+
+
+def freed() -> str:
+    from . import _experts
+    return ("weights of the experts are loaded again, and vLLM's copy was freed when they were prepared; accepted: "
+            f"LLM.reload_weights(), or {_experts.KEEP}=1, which keeps it, and sluice_moe.vllm.prepare_written(model) afterwards")
+
+
+@functools.cache
+def _log_written() -> None:
+    _log.warning("sluice_moe: a running model's experts are loaded; they run after sluice_moe.vllm.prepare_written(model), which "
+                 "LLM.reload_weights() does not need")
+
+
+def prepare_written(model: Any) -> int:
+    """Prepares the layers of a running model (torch.nn.Module) whose experts were loaded since they were prepared, at the same
+    addresses, which captured graphs see. Returns how many. For RL frameworks that call model.load_weights(...) themselves."""
+    layers = [m for m in model.modules() if getattr(m, "sluice_written", False)]
+    for layer in layers:
+        layer.quant_method.process_weights_after_loading(layer)
+    return len(layers)
 
 
 @functools.cache

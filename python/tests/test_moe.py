@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import sluice_moe
+from conftest import DEVICES
 from reference import bf16, route_renormalize, swiglu_moe, to_bf16
 
 E, K, H, I, T = 6, 2, 64, 96, 9
@@ -161,6 +162,63 @@ def test_prepared_weights_in_memory_of_the_caller(rng):
         sluice_moe.FusedMoE(SPEC, first.moe_weights(), memory=own, backend="reference")
     with pytest.raises(sluice_moe.InvalidArgument, match="top_k"):
         sluice_moe.prepared_bytes(SPEC.replace("top_k=2", "top_k=9"), "cpu")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format, inputs", [("bf16", "plain"), ("fp8_tensor", "fp8_static"), ("fp8_block", "fp8_group"), ("mxfp8", "mxfp8"),
+                                            ("nvfp4", "nvfp4"), ("mxfp4", "plain")])
+def test_a_refit_fills_memory_that_has_lost_all(rng, device, format, inputs):
+    """As an engine's that sleeps: the same weights again, into memory with other bytes."""
+    layer = Layer(rng, format)
+    weights = layer.moe_weights(input_scale1=0.011, input_scale2=0.007,
+                                **{f"bias_{n}": rng.normal(size=(E, w)).astype(np.float32) for n, w in (("up", I), ("gate", I), ("down", H))},
+                                **{n: np.full(E, v, np.float32) for n, v in (("alpha", 1.5), ("beta", 0.5), ("limit", 3.0))})
+    spec = SPEC.replace("weights=bf16 dtype=float32", f"weights={format} inputs={inputs} dtype=bfloat16 bias=1 act_params=1")
+    size = sluice_moe.prepared_bytes(spec, device)
+    x, logits = to_bf16(layer.x), layer.logits
+    if device == "cpu":
+        memory = np.empty(size + 64, np.uint8)
+        memory = memory[-memory.ctypes.data % 64:][:size]
+        lose, values = memory.fill, bf16
+    else:
+        import torch
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        x, logits = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).to(device), torch.from_numpy(logits).to(device)
+        lose, values = memory.fill_, lambda out: out.float().cpu().numpy()
+    moe = sluice_moe.FusedMoE(spec, weights, memory=memory, device=device)
+    before = values(moe(x, logits))
+    lose(0x7F)
+    moe.refit(weights)
+    after = values(moe(x, logits))
+    assert np.isfinite(before).all() and (after == before).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tokens", [1, T])
+def test_a_scale_of_given_weights(rng, device, tokens):
+    """routed_scale multiplies what the call gives: packed, float32 or bfloat16."""
+    layer = Layer(rng)
+    ids, weights = route_renormalize(layer.logits[:tokens], K)
+    ids, given = ids.astype(np.int32), bf16(to_bf16(weights.astype(np.float32))).astype(np.float32)
+    spec = SPEC.replace("dtype=float32", "dtype=bfloat16") + " routed=1"
+    x, scale = to_bf16(layer.x[:tokens]), 2.5
+    tensors = {"x": x, "ids": ids, "scaled": (scale * given).astype(np.float32), "float32": given, "bfloat16": to_bf16(given),
+               "packed": (ids << 16 | to_bf16(given).astype(np.int32)).astype(np.int32)}
+    if device != "cpu":
+        import torch
+        tensors = {n: (torch.from_numpy(t.view(np.int16)).view(torch.bfloat16) if t.dtype == np.uint16 else torch.from_numpy(t)).to(device)
+                   for n, t in tensors.items()}
+    plain, scaled = (sluice_moe.FusedMoE(spec + more, layer.moe_weights(), device=device) for more in ("", f" routed_scale={scale}"))
+    chosen = np.empty((tokens, K), np.float32) if device == "cpu" else torch.empty(tokens, K, device=device)
+
+    def bits(out):
+        return out if device == "cpu" else out.view(torch.int16).cpu().numpy()
+
+    want = bits(plain(tensors["x"], topk_ids=tensors["ids"], topk_weights=tensors["scaled"]))
+    for name in ("float32", "bfloat16"):
+        assert (bits(scaled(tensors["x"], topk_ids=tensors["ids"], topk_weights=tensors[name], chosen_weights=chosen)) == want).all()
+        assert (np.asarray(chosen if device == "cpu" else chosen.cpu()) == scale * given).all()
+    assert (bits(scaled(tensors["x"], topk_ids=tensors["packed"])) == want).all()
 
 
 def test_shards_add_up(rng):

@@ -239,6 +239,48 @@ def test_weights_of_an_update(rng):
         check(method, layer, case, *ROUNDINGS["bf16"])
 
 
+class OwnWithWeights(Own):
+    def create_weights(self, layer, case, weight_loader=None):
+        for name in ("w13_weight", "w2_weight"):
+            param = torch.nn.Parameter(getattr(case.layer, name).data.clone(), requires_grad=False)
+            param.weight_loader = weight_loader
+            setattr(layer, name, param)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_weights_that_a_framework_loads_by_itself(rng, monkeypatch, caplog, keeps):
+    """As verl's calls of model.load_weights(): through the parameters' loaders, and nothing follows."""
+    def own_loader(param, tensor):
+        param.data.copy_(tensor)
+        return "loaded"
+
+    own_loader.supports_moe_loading = True
+    monkeypatch.setenv("SLUICE_KEEP_WEIGHTS", str(int(keeps)))
+    first, second = Case(rng, "bf16", True, "cpu"), Case(rng, "bf16", True, "cpu")
+    method = plugin.take_over(OwnWithWeights(moe_config()))
+    layer = Layer(True)
+    layer.quant_method = method
+    model = torch.nn.ModuleList([layer])
+    method.create_weights(layer, first, weight_loader=own_loader)
+    assert layer.w13_weight.weight_loader.supports_moe_loading
+    assert layer.w13_weight.weight_loader(layer.w13_weight, first.layer.w13_weight) == "loaded"
+    method.process_weights_after_loading(layer)
+    check(method, layer, first, *ROUNDINGS["bf16"])
+    assert plugin.prepare_written(model) == 0
+    for name in ("w13_weight", "w2_weight"):
+        param = getattr(layer, name)
+        if keeps:
+            param.weight_loader(param, getattr(second.layer, name))
+        else:
+            with pytest.raises(RuntimeError, match="SLUICE_KEEP_WEIGHTS=1"):
+                param.weight_loader(param, getattr(second.layer, name))
+    if keeps:
+        assert "prepare_written(model)" in caplog.text
+        check(method, layer, first, *ROUNDINGS["bf16"])
+        assert plugin.prepare_written(model) == 1 and plugin.prepare_written(model) == 0
+        check(method, layer, second, *ROUNDINGS["bf16"])
+
+
 def test_an_older_vllm_is_left_alone(monkeypatch, caplog):
     monkeypatch.setattr(plugin, "_done", False)
     for name in list(sys.modules):
