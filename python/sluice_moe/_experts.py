@@ -15,7 +15,7 @@ import torch
 
 from . import torch_ops
 from ._arguments import is_set
-from .errors import Unsupported
+from .errors import Error, Unsupported
 from .moe import FusedMoE, prepared_bytes
 from .specs import Matrices, MoeWeights
 
@@ -241,18 +241,60 @@ def _bias(layer: Any, held: Held) -> dict[str, Any]:
             "bias_down": bias2.float().contiguous().cpu()}
 
 
+def _spec_line(spec: dict[str, Any]) -> str:
+    return " ".join([*(f"{key}={value}" for key, value in spec.items()), os.environ.get(MORE, "")]).strip()
+
+
+def _matrices(layer: Any) -> list[torch.nn.Parameter]:
+    """w13 and w2, as far as they are parameters with elements."""
+    found = (getattr(layer, f"{w}_{n}", None) for w in ("w13", "w2") for n in ("weight", "weight_packed"))
+    return [m for m in found if isinstance(m, torch.nn.Parameter) and m.numel()]
+
+
+def share_buffer(layer: Any) -> torch.Tensor | None:
+    """Moves w13 and w2, which an engine has just made, into one buffer that the prepared weights will take, and returns it.
+
+    The freed matrices of a layer are each too small for them. Where an engine's allocator gives nothing back while it loads
+    (vLLM's sleep mode), loading would need twice the memory of all experts. None where it cannot be done, or a copy is kept.
+    """
+    found = _matrices(layer)
+    if keeps_weights() or len(found) != 2 or any(m.dim() != 3 or m.device.type == "meta" for m in found):
+        return None
+    w13, w2 = found
+    name = next((n for n in ("w13_weight_scale", "w13_weight_scale_inv") if _first_of(layer, n) is not None), None)
+    try:
+        format = _format(w13, None if name is None else _first_of(layer, name), name)
+        gated = w13.shape[1] > w2.shape[2] * (2 if format in ("nvfp4", "mxfp4") else 1)
+        shape = _shape(w13, w2, format, Held(top_k=1, activation="", gated=gated))
+        size = prepared_bytes(_spec_line({**shape, "act": "swiglu" if gated else "relu2", "routed": 1}), w13.device)
+    except Error:
+        return None
+    second = -(-w13.nbytes // 256) * 256
+    buffer = torch.empty(max(size, second + w2.nbytes), dtype=torch.uint8, device=w13.device)
+    for matrix, begin in ((w13, 0), (w2, second)):
+        part = buffer[begin:begin + matrix.nbytes].view(matrix.dtype).view(matrix.shape)
+        matrix.data = part.copy_(matrix.data)  # padding that no loader fills
+    return buffer
+
+
 class Experts:
     """A layer's experts, prepared in memory of torch's. load() again writes other weights to the same addresses, which CUDA
-    graphs that were captured before see."""
+    graphs that were captured before see.
 
-    def __init__(self, layer: Any, held: Held) -> None:
+    buffer: what share_buffer() gave for the layer; where it is too small the weights get memory of their own.
+    """
+
+    def __init__(self, layer: Any, held: Held, buffer: torch.Tensor | None = None) -> None:
+        if buffer is not None:  # the weights lie in what is written
+            for matrix in _matrices(layer):
+                matrix.data = matrix.data.clone()
         spec, weights = read(layer, held)
-        line = " ".join(f"{key}={value}" for key, value in spec.items())
-        more = os.environ.get(MORE, "")
-        self.spec = f"{line} {more}".strip()
+        self.spec = _spec_line(spec)
         device = weights.up.codes.device
         size = prepared_bytes(self.spec, device)
-        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        if buffer is None or buffer.numel() < size or buffer.device != device:
+            buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        memory = buffer[:size]
         self._held = held
         self.layer = FusedMoE(self.spec, weights, device=device, memory=memory)
         self._number = torch_ops.register(self.layer)

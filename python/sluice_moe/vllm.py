@@ -136,6 +136,8 @@ class Method:
         if more.get("weight_loader") is not None:
             more["weight_loader"] = loader_of(layer, more["weight_loader"])
         type(self).__bases__[0].create_weights(self, layer, *arguments, **more)  # type: ignore[attr-defined]
+        from . import _experts
+        layer.sluice_buffer = _experts.share_buffer(layer)
 
     def maybe_make_prepare_finalize(self, routing_tables: Any = None) -> None:
         """Tokens of other ranks are not sent for."""
@@ -150,7 +152,8 @@ class Method:
             try:
                 if layer.apply_router_weight_on_input:
                     raise Unsupported("apply_router_weight_on_input is set; accepted: False")
-                layer.sluice_experts = _experts.Experts(layer, held_of(layer, self))
+                buffer, layer.sluice_buffer = getattr(layer, "sluice_buffer", None), None
+                layer.sluice_experts = _experts.Experts(layer, held_of(layer, self), buffer)
             except Unsupported as problem:
                 own = type(self).__bases__[0]
                 _left(own.__name__, str(problem))

@@ -120,8 +120,10 @@ def test_vllms_own_methods(rng, monkeypatch, format, gated):
     case = Case(rng, format, gated, "cpu")
     if format in ("nvfp4", "fp8_tensor"):
         case.static()
+    buffer = layer.sluice_buffer
     fill(layer, case)
     method.process_weights_after_loading(layer)
+    assert layer.sluice_buffer is None and layer.sluice_experts.layer._memory.pointer == buffer.data_ptr()
     if format == "fp8_tensor":
         from test_experts import to_static
         roundings = to_static(SCALE1), to_static(SCALE2)
