@@ -24,7 +24,7 @@ void abort_request(Service& service, const ExchangePtr& exchange) {
   fields.finish(service.unknown_fields());
   if (!all && rid.empty()) fields.refuse("rid", "is missing; accepted: the name of a request, or abort_all true");
   if (all)
-    service.engine()->cancel_all();
+    service.abort_all();
   else if (!service.abort_request(rid))
     throw ApiError(404, "invalid_request_error", fmt::format("rid is {}; no such request is running", io::quote(rid)),
                    "rid", "not_found");

@@ -81,7 +81,8 @@ void Generation::start() {
   for (size_t i = 0; i < requests.size(); ++i)
     sinks.emplace_back([self = shared_from_this(), i](const engine::Event& event) { self->arrived(i, event); });
   std::vector<engine::RequestId> ids = engine_->submit(std::move(requests), std::move(sinks));
-  for (size_t i = 0; i < ids.size(); ++i) service_.add_to_request(job_.rids[job_.rids.size() == 1 ? 0 : i], ids[i]);
+  for (size_t i = 0; i < ids.size(); ++i)
+    if (!service_.add_to_request(job_.rids[job_.rids.size() == 1 ? 0 : i], ids[i])) engine_->cancel(ids[i]);
   {
     const std::lock_guard lock(mutex_);
     ids_ = std::move(ids);

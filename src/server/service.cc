@@ -131,13 +131,16 @@ std::string Service::new_id(std::string_view prefix) {
 
 void Service::register_request(const std::string& rid) {
   const std::lock_guard lock(mutex_);
-  if (!requests_.emplace(rid, std::vector<engine::RequestId>{}).second)
+  if (!requests_.emplace(rid, NamedRequest()).second)
     refuse("rid", "rid names a request that is still running; give each its own");
 }
 
-void Service::add_to_request(const std::string& rid, engine::RequestId id) {
+bool Service::add_to_request(const std::string& rid, engine::RequestId id) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = requests_.find(rid); found != requests_.end()) found->second.push_back(id);
+  const auto found = requests_.find(rid);
+  if (found == requests_.end()) return true;
+  found->second.ids.push_back(id);
+  return !found->second.aborted;
 }
 
 void Service::forget_request(const std::string& rid) {
@@ -151,11 +154,20 @@ bool Service::abort_request(const std::string& rid) {
     const std::lock_guard lock(mutex_);
     const auto found = requests_.find(rid);
     if (found == requests_.end()) return false;
-    ids = found->second;
+    found->second.aborted = true;
+    ids = found->second.ids;
   }
   const auto engine = this->engine();
   for (const engine::RequestId id : ids) engine->cancel(id);
   return true;
+}
+
+void Service::abort_all() {
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [name, request] : requests_) request.aborted = true;
+  }
+  engine()->cancel_all();
 }
 
 void Service::after(std::chrono::milliseconds delay, std::function<void()> job) {

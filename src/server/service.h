@@ -93,11 +93,14 @@ class Service {
   uint64_t next_seed();
   std::string new_id(std::string_view prefix);  // "chatcmpl-0f3a..."
 
-  // Requests in the engine by the client's name for them. Throws ApiError 400 for a name in use.
+  // Requests by the client's name for them, from before they are in the engine on. Throws ApiError 400 for a name in
+  // use.
   void register_request(const std::string& rid);
-  void add_to_request(const std::string& rid, engine::RequestId id);
+  // False: it was aborted before the engine had it, and the caller must cancel `id`.
+  [[nodiscard]] bool add_to_request(const std::string& rid, engine::RequestId id);
   void forget_request(const std::string& rid);
   bool abort_request(const std::string& rid);  // false: unknown
+  void abort_all();
 
   // Calls `job` once after `delay`, on the tick after it.
   void after(std::chrono::milliseconds delay, std::function<void()> job);
@@ -122,6 +125,11 @@ class Service {
   Mailbox& mailbox() { return mailbox_; }
 
  private:
+  struct NamedRequest {
+    std::vector<engine::RequestId> ids;
+    bool aborted = false;  // ids that are added later are cancelled too
+  };
+
   ServiceConfig config_;
   UnknownFields unknown_fields_;
   std::function<FrontStats()> front_;
@@ -130,7 +138,7 @@ class Service {
   std::shared_ptr<const ServedModel> model_;
   AnswerFormats formats_;
   std::shared_ptr<EngineClient> engine_;
-  std::map<std::string, std::vector<engine::RequestId>> requests_;
+  std::map<std::string, NamedRequest> requests_;
   std::vector<std::pair<std::chrono::steady_clock::time_point, std::function<void()>>> delayed_;
   std::string weight_version_ = "0", weights_path_;
   int64_t reloads_ = 0;

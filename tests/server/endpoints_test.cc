@@ -194,6 +194,28 @@ TEST_F(EndpointsTest, NamesOfRequests) {
   EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": "r"})")->response.status, 404);
 }
 
+// An abort that is told it was successful had an effect, also where the engine does not have the request yet.
+TEST_F(EndpointsTest, AnAbortMayComeWhileTheRequestIsSubmitted) {
+  engine_->while_submitting = [&] {
+    EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": "r"})")->response.status, 200);
+  };
+  ask("POST", "/generate", R"({"text": ["a", "b"], "rid": "r"})");
+  EXPECT_TRUE(engine_->requests.at(1).cancelled && engine_->requests.at(2).cancelled);
+  ask("POST", "/generate", R"({"text": ["a", "b"], "rid": ["q", "s"]})");  // the first is still running
+  EXPECT_FALSE(engine_->requests.at(3).cancelled || engine_->requests.at(4).cancelled);
+  engine_->while_submitting = [&] {
+    EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": "y"})")->response.status, 200);
+  };
+  ask("POST", "/generate", R"({"text": ["a", "b"], "rid": ["x", "y"]})");
+  EXPECT_FALSE(engine_->requests.at(5).cancelled);
+  EXPECT_TRUE(engine_->requests.at(6).cancelled);
+  engine_->while_submitting = [&] {
+    EXPECT_EQ(ask("POST", "/abort_request", R"({"abort_all": true})")->response.status, 200);
+  };
+  ask("POST", "/v1/completions", R"({"prompt": "a"})");
+  EXPECT_TRUE(engine_->requests.at(7).cancelled);
+}
+
 TEST_F(EndpointsTest, EachPromptMayHaveItsOwnName) {
   ask("POST", "/generate", R"({"text": ["a", "b"], "rid": ["x", "y"]})");
   EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": "y"})")->response.status, 200);

@@ -2,6 +2,7 @@
 // An engine whose every event the test sends, and an exchange that keeps what it is told.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ class FakeEngine final : public EngineClient {
   std::string reload_error;
   int reloads = 0;
   std::vector<engine::PauseMode> pauses;  // since the last resume()
+  std::function<void()> while_submitting = [] {};
 
   engine::RequestId submit(engine::Request request, engine::Sink sink) override {
     engine::validate(request, limits());  // as the real engine does
@@ -43,6 +45,7 @@ class FakeEngine final : public EngineClient {
   std::vector<engine::RequestId> submit(std::vector<engine::Request> all, std::vector<engine::Sink> sinks) override {
     if (requests.size() >= room) fail(ErrorCode::busy, "the queue is full: {} answers wait; try again later", room);
     for (const engine::Request& r : all) engine::validate(r, limits());
+    while_submitting();
     std::vector<engine::RequestId> ids;
     for (size_t i = 0; i < all.size(); ++i) {
       ids.push_back(requests.size() + 1);
