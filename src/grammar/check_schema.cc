@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "grammar/source.h"
+#include "grammar/tag_styles.h"
 #include "io/json_text.h"
 #include "io/json_value.h"
 #include "io/quote.h"
@@ -83,7 +84,9 @@ std::string_view type_of(const JsonValue& v) {
 
 class SchemaCheck {
  public:
-  SchemaCheck(JsonValue& root, bool closed, Prepared& out) : root_(root), closed_(closed), out_(out) {}
+  // style: of arguments between tags; nullptr: the document is JSON.
+  SchemaCheck(JsonValue& root, bool closed, Prepared& out, const TagStyle* style = nullptr)
+      : root_(root), closed_(closed), style_(style), out_(out) {}
 
   // Places that references lead to are looked at one after another: a chain of thousands of them must not be a stack.
   void run() {
@@ -125,6 +128,7 @@ class SchemaCheck {
         refuse(path,
                fmt::format("has {} {}; accepted: integers from 0 to {}", m.key, io::describe(m.value), kMostCounted));
     }
+    if (style_ != nullptr) check_tags(m, path);
     if (m.key == "pattern") {
       const auto* pattern = m.value.as<std::string>();
       if (pattern == nullptr)
@@ -133,6 +137,35 @@ class SchemaCheck {
     }
     if (m.key == "patternProperties")
       for (const JsonMember& p : members(m.value, path, m.key)) check_bounded(p.key, path + "/patternProperties");
+  }
+
+  // Between tags a value ends where its closing tag begins, and a name where a tag does.
+  void check_tags(const JsonMember& m, const std::string& path) const {
+    if (m.key == "enum" || m.key == "const") {
+      if (const std::string* text = text_with(style_->end, m.value))
+        refuse(path, fmt::format("has the value {} in {}; accepted where arguments stand between tags: "
+                                 "values without the tag {}, which ends them",
+                                 io::quote(*text), m.key, style_->end));
+    } else if (m.key == "properties") {
+      for (const JsonMember& p : members(m.value, path, m.key))
+        if (p.key.empty() || p.key.find_first_of(style_->never) != p.key.npos)
+          refuse(path, fmt::format("names the property {}; accepted where arguments stand between tags: "
+                                   "names of at least one character and without {}",
+                                   io::quote(p.key), io::quote(style_->never)));
+    }
+  }
+
+  // A text or name within `v` that holds `tag`, or nullptr.
+  static const std::string* text_with(std::string_view tag, const JsonValue& v) {
+    const auto holds = [&](const std::string& s) { return s.find(tag) != s.npos; };
+    if (const auto* text = v.as<std::string>()) return holds(*text) ? text : nullptr;
+    const std::string* found = nullptr;
+    if (const auto* array = v.as<JsonValue::Array>())
+      for (size_t i = 0; found == nullptr && i < array->size(); ++i) found = text_with(tag, (*array)[i]);
+    if (const auto* object = v.as<JsonValue::Object>())
+      for (size_t i = 0; found == nullptr && i < object->size(); ++i)
+        found = holds((*object)[i].key) ? &(*object)[i].key : text_with(tag, (*object)[i].value);
+    return found;
   }
 
   void strings(JsonValue::Object& object, JsonValue& s, const std::string& path) {
@@ -297,10 +330,20 @@ class SchemaCheck {
 
   JsonValue& root_;
   bool closed_;
+  const TagStyle* style_;
   Prepared& out_;
   std::set<const JsonValue*> seen_;
   std::vector<std::pair<JsonValue*, std::string>> pending_;
 };
+
+// nullptr: JSON, or a style that no format of calls has.
+const TagStyle* style_of(const JsonValue& format) {
+  const JsonValue* given = member(format, "style");
+  const auto* name = given == nullptr ? nullptr : given->as<std::string>();
+  const auto* style = std::find_if(std::begin(kTagStyles), std::end(kTagStyles),
+                                   [&](const TagStyle& s) { return name != nullptr && s.name == *name; });
+  return style == std::end(kTagStyles) ? nullptr : style;
+}
 
 // The schemas, patterns and grammars in a structural tag, at any depth.
 void prepare_formats(JsonValue& v, Prepared& out) {
@@ -311,7 +354,7 @@ void prepare_formats(JsonValue& v, Prepared& out) {
   for (JsonMember& m : *object) {
     const auto* text = m.value.as<std::string>();
     if (m.key == "json_schema") {
-      SchemaCheck(m.value, true, out).run();
+      SchemaCheck(m.value, true, out, style_of(v)).run();
     } else if (m.key == "pattern" && text != nullptr) {
       m.value = {prepare({Kind::regex, *text}).text};
     } else if (m.key == "grammar" && text != nullptr) {

@@ -11,26 +11,18 @@
 #include <vector>
 
 #include "grammar/source.h"
+#include "grammar/tag_styles.h"
 
 namespace sluice::grammar {
 
 namespace {
-// What ends a value, and what the format has on both sides of it.
-struct Style {
-  std::string_view end, around;
-};
-constexpr Style kStyles[] = {
-    {"</parameter>", "\n"},  // qwen_xml
-    {"</arg_value>", ""},    // glm_xml
-};
-
 class ValueTrimmer final : public xgrammar::GrammarMutator {
  protected:
   // White space, a value, white space, the closing tag.
   int32_t VisitSequence(const GrammarExpr& sequence) override {
     std::vector<int32_t> elements;
     for (int i = 0; i < sequence.size(); ++i) {
-      const Style* style = style_before(sequence, i + 3);
+      const TagStyle* style = style_before(sequence, i + 3);
       if (style == nullptr) style = style_before(sequence, i + 1);
       if (style == nullptr || !is_white_space(sequence[i]))
         elements.push_back(VisitExpr(base_grammar_->GetGrammarExpr(sequence[i])));
@@ -42,12 +34,12 @@ class ValueTrimmer final : public xgrammar::GrammarMutator {
 
  private:
   // Of the value that ends with the tag at `i` and has white space on both sides; nullptr: there is none.
-  const Style* style_before(const GrammarExpr& sequence, int i) const {
+  const TagStyle* style_before(const GrammarExpr& sequence, int i) const {
     if (i < 3 || i >= sequence.size() || !is_white_space(sequence[i - 1]) || !is_white_space(sequence[i - 3]))
       return nullptr;
     const GrammarExpr tag = base_grammar_->GetGrammarExpr(sequence[i]);
     if (tag.type != GrammarExprType::kByteString) return nullptr;
-    for (const Style& style : kStyles)
+    for (const TagStyle& style : kTagStyles)
       if (std::equal(tag.begin(), tag.end(), style.end.begin(), style.end.end())) return &style;
     return nullptr;
   }

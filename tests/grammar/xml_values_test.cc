@@ -53,5 +53,32 @@ TEST_F(Grammar, ValuesBetweenTagsAreTheSchemas) {
       accepts(arguments("qwen_xml", R"({"const":1})"), "<parameter=a>1</parameter><parameter=b>1</parameter>"));
 }
 
+TEST_F(Grammar, WhatTagsCannotHoldIsRefused) {
+  const struct {
+    const char *style, *fits, *value;
+  } styles[]{{"qwen_xml", "</arg_value>", "a</parameter>b"}, {"glm_xml", "</parameter>", "a</arg_value>b"}};
+  for (const auto& s : styles)
+    for (const char* form :
+         {R"({{"type":"string","enum":["x","{}"]}})", R"({{"const":"{}"}})",
+          R"({{"anyOf":[{{"type":"integer"}},{{"const":"{}"}}]}})",
+          R"({{"type":"array","items":{{"enum":[{{"deep":["{}"]}}]}}}})", R"({{"const":{{"{}":1}}}})"}) {
+      EXPECT_EQ(refusal(arguments(s.style, fmt::format(fmt::runtime(form), s.fits))), "") << form;
+      const std::string sentence = refusal(arguments(s.style, fmt::format(fmt::runtime(form), s.value)));
+      EXPECT_NE(sentence.find(fmt::format("has the value \"{}\" in ", s.value)), std::string::npos) << sentence;
+      EXPECT_NE(sentence.find("accepted where arguments stand between tags: values without the tag"),
+                std::string::npos);
+    }
+  const auto named = [](const char* style, const char* name) {
+    return refusal({Kind::structural_tag,
+                    fmt::format(R"({{"type":"structural_tag","format":{{"type":"json_schema","style":"{}",)"
+                                R"("json_schema":{{"type":"object","properties":{{"{}":{{"type":"integer"}}}}}}}}}})",
+                                style, name)});
+  };
+  EXPECT_NE(named("qwen_xml", "a>b").find("names the property \"a>b\"; accepted"), std::string::npos);
+  EXPECT_NE(named("glm_xml", "a<b").find("names the property \"a<b\"; accepted"), std::string::npos);
+  EXPECT_EQ(named("glm_xml", "a>b"), "");
+  EXPECT_EQ(named("json", "a<b"), "");
+}
+
 }  // namespace
 }  // namespace sluice::grammar

@@ -108,22 +108,49 @@ TEST(EarlyCalls, PiecesComeWithTheText) {
       (Told{"", "<now>+{\"a\"", "+: 1}", ""}));
 }
 
-// Where each parameter has tags, strings come as they are written, and all else when it is complete.
+// Where each parameter has tags, strings come as they are written, and all else when it is complete. That a value is
+// over is known with the tag after its own.
 TEST(EarlyCalls, ParametersBecomeJsonOnTheWay) {
   EXPECT_EQ(
       told("qwen3_coder",
            {"<tool_call>\n<function=get_weather>\n", "<parameter=city>\nS\xC3\xA3o \"Pau", "lo\" of the longest name\n",
             "\nof all\n</parameter>", "\n<parameter=days>\n1", "2\n</parameter>\n</function>", "\n</tool_call>"},
            kConstrained),
-      (Told{"", "<get_weather>+{\"city\":\"S\xC3\xA3o \\\"Pau", R"(+lo\" of the longest name)", R"(+\n\nof all")",
-            R"(+,"days":)", "+12}", "", ""}));
+      (Told{"", "<get_weather>+{\"city\":\"S\xC3\xA3o \\\"Pau", R"(+lo\" of the longest name)", R"(+\n\nof all)",
+            R"(+","days":)", "+12}", "", ""}));
   EXPECT_EQ(
       told("glm45",
            {"<tool_call>get_weather\n<arg_key>city</arg_key>\n", "<arg_value>\xE6\x9D\xB1", "\xE4\xBA\xAC and more",
             " text</arg_value>", "<arg_key>tags</arg_key><arg_value>[1", "]</arg_value></tool_call>"},
            kConstrained),
-      (Told{"", "<get_weather>+{\"city\":\"\xE6\x9D\xB1", "+\xE4\xBA\xAC and more", R"(+ text")", R"(+,"tags":)",
-            "+[1]}", ""}));
+      (Told{"", "<get_weather>+{\"city\":\"\xE6\x9D\xB1", "+\xE4\xBA\xAC and more", "+ text", R"(+","tags":)", "+[1]}",
+            ""}));
+}
+
+// A grammar closes every value and goes on with a parameter or the call's end: other tags are the value's own. Without
+// one a forgotten tag is forgiven.
+TEST(EarlyCalls, ConstrainedValuesHoldTags) {
+  const auto qwen = [](const std::string& value) {
+    return "<tool_call>\n<function=get_weather>\n<parameter=city>\n" + value +
+           "\n</parameter>\n<parameter=days>\n1\n</parameter>\n</function>\n</tool_call>";
+  };
+  for (const std::string& value :
+       {"</function>", "<parameter=days>", "a</parameter>b", "</parameter>", "</parameter> </f"})
+    expect_everywhere(*tool_call_format("qwen3_coder"), transcript_tools(), qwen(value),
+                      {"", "new<<get_weather {\"city\":\"" + value + "\",\"days\":1}>>", 1}, kConstrained);
+  EXPECT_EQ(parse(*tool_call_format("qwen3_coder"), transcript_tools(), {qwen("a\n<parameter=exact>\ntrue")}),
+            (Parsed{"", R"(new<<get_weather {"city":"a","exact":true,"days":1}>>)", 1}));
+  const auto glm = [](const std::string& value) {
+    return "<tool_call>get_weather\n<arg_key>city</arg_key><arg_value>" + value +
+           "</arg_value>\n<arg_key>days</arg_key><arg_value>1</arg_value>\n</tool_call>";
+  };
+  for (const std::string& value : {"a</arg_value>b", "</tool_call>", "<arg_key>"})
+    expect_everywhere(*tool_call_format("glm45"), transcript_tools(), glm(value),
+                      {"", "new<<get_weather {\"city\":\"" + value + "\",\"days\":1}>>", 1}, kConstrained);
+  // More white space than a grammar writes is text.
+  const std::string spaces = "</arg_value>" + std::string(33, ' ') + "<arg_key>";
+  expect_everywhere(*tool_call_format("glm45"), transcript_tools(), glm(spaces),
+                    {"", "new<<get_weather {\"city\":\"" + spaces + "\",\"days\":1}>>", 1}, kConstrained);
 }
 
 // Without a constraint, or outside of what one holds, a call is told when it is complete.

@@ -9,7 +9,9 @@ namespace sluice::server {
 
 namespace {
 constexpr std::string_view kSpace = " \t\r\n";
-}
+// Between a closing tag and what follows it: more is text. A grammar allows half of it.
+constexpr size_t kMostSpace = 32;
+}  // namespace
 
 void BlockText::skip_space() { go(std::min(text_.find_first_not_of(kSpace, at_), text_.size())); }
 
@@ -52,6 +54,30 @@ BlockText::Status BlockText::until(std::initializer_list<std::string_view> tags,
   }
   searched_ = std::max(searched_, window.size() - begun_tag(window, {tags.begin(), tags.size()}));
   return full ? Status::bad : Status::more;
+}
+
+BlockText::Status BlockText::until_followed(std::string_view tag, std::initializer_list<std::string_view> next,
+                                            std::string_view& out) {
+  for (;; ++searched_) {
+    const size_t found = text_.find(tag, searched_);
+    if (found == text_.npos) {
+      searched_ = std::max(searched_, text_.size() - begun_tag(text_, {&tag, 1}));
+      return Status::more;
+    }
+    searched_ = found;
+    const std::string_view after = text_.substr(found + tag.size());
+    const size_t space = std::min(after.find_first_not_of(kSpace), after.size());
+    if (space > kMostSpace) continue;
+    const std::string_view rest = after.substr(space);
+    const auto follows = [&](std::string_view t) { return rest.starts_with(t) || (last_ && t.starts_with(rest)); };
+    if (std::any_of(next.begin(), next.end(), follows)) {
+      out = text_.substr(at_, found - at_);
+      go(found + tag.size());
+      return Status::done;
+    }
+    const auto may_follow = [&](std::string_view t) { return t.starts_with(rest); };
+    if (!last_ && std::any_of(next.begin(), next.end(), may_follow)) return Status::more;
+  }
 }
 
 BlockText::Status BlockText::json(std::optional<JsonScanner>& scanner) {

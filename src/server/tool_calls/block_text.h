@@ -32,7 +32,10 @@ class BlockText {
   Status closing(std::string_view tag);
   // The text up to the first of `tags`, which it does not pass. bad: there is none within `most` bytes.
   Status until(std::initializer_list<std::string_view> tags, std::string_view& out, size_t most = SIZE_MAX);
-  // After until() that ended with more: the text up to where one of the tags may have begun.
+  // The text up to the first `tag` that has one of `next` after it, with white space between the two; it passes `tag`.
+  // At the end of the text the beginning of what comes next is enough.
+  Status until_followed(std::string_view tag, std::initializer_list<std::string_view> next, std::string_view& out);
+  // After one of these two that ended with more: the text up to where one of the tags may have begun.
   std::string_view unfinished() const { return text_.substr(at_, searched_ - at_); }
   // White space, then a JSON object or array.
   Status json(std::optional<JsonScanner>& scanner);
@@ -62,7 +65,9 @@ CallFormat blocks_between(std::string_view open, std::string_view close, std::ve
   f.begins = {open};
   f.trigger = open;
   f.inner = {close};
-  f.reader = [](const Tools& tools) -> std::unique_ptr<CallReader> { return std::make_unique<R>(tools); };
+  f.reader = [](const Tools& tools, bool constrained) -> std::unique_ptr<CallReader> {
+    return std::make_unique<R>(tools, constrained);
+  };
   return f;
 }
 

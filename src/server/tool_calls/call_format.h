@@ -61,8 +61,8 @@ struct CallFormat {
   // Further tags inside of a block.
   std::vector<std::string_view> inner = {};
 
-  // `tools` lives longer than the reader.
-  std::unique_ptr<CallReader> (*reader)(const Tools& tools) = nullptr;
+  // `tools` lives longer than the reader. constrained: a grammar holds the block from its opening tag on.
+  std::unique_ptr<CallReader> (*reader)(const Tools& tools, bool constrained) = nullptr;
   CallTemplate (*written)(std::string_view name) = nullptr;
 };
 

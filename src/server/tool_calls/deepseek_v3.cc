@@ -33,7 +33,7 @@ CallFormat deepseek_v3_format() {
   f.separator = "\n";
   f.trigger = f.open;
   f.inner = {deepseek::kSeparator, deepseek::kCallEnd};
-  f.reader = [](const Tools&) -> std::unique_ptr<CallReader> {
+  f.reader = [](const Tools&, bool) -> std::unique_ptr<CallReader> {
     return std::make_unique<TaggedJsonReader>(
         TaggedJson{deepseek::kCall.size(), kFence, "```", {deepseek::kCallEnd}, header});
   };

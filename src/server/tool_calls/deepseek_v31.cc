@@ -19,7 +19,7 @@ CallFormat deepseek_v31_format() {
   f.separator = "";
   f.trigger = f.open;
   f.inner = {deepseek::kSeparator, deepseek::kCallEnd};
-  f.reader = [](const Tools&) -> std::unique_ptr<CallReader> {
+  f.reader = [](const Tools&, bool) -> std::unique_ptr<CallReader> {
     const auto header = [](std::string_view text, ToolCall& call) {
       call.name = trimmed(text);
       return true;

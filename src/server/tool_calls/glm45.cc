@@ -18,7 +18,7 @@ constexpr size_t kLongestKey = 256;
 
 class Reader final : public XmlCallReader {
  public:
-  explicit Reader(const Tools& tools) : XmlCallReader(tools, kOpen.size()) {}
+  Reader(const Tools& tools, bool constrained) : XmlCallReader(tools, constrained, kOpen.size()) {}
 
  private:
   Status next() override { return (this->*next_)(); }
@@ -64,11 +64,12 @@ class Reader final : public XmlCallReader {
   }
   Status value() {
     std::string_view value;
-    const Status status = block_.until({kValueEnd}, value);
+    const Status status =
+        constrained_ ? block_.until_followed(kValueEnd, {kKey, kClose}, value) : block_.until({kValueEnd}, value);
     if (status != Status::done) grow_value(false);
     if (status != Status::done) return status;
     arguments_->end(value);
-    block_.go(block_.at() + kValueEnd.size());
+    if (!constrained_) block_.go(block_.at() + kValueEnd.size());
     mark_taken();
     next_ = &Reader::argument;
     return status;

@@ -46,7 +46,7 @@ CallFormat gpt_oss_format() {
   f.begins = {kStart, kChannel, kTo};
   f.trigger = "<|channel|>commentary to=functions.";
   f.inner = {"<|start|>", kMessage, "<|constrain|>", "<|call|>", "<|end|>"};
-  f.reader = [](const Tools&) -> std::unique_ptr<CallReader> {
+  f.reader = [](const Tools&, bool) -> std::unique_ptr<CallReader> {
     return std::make_unique<TaggedJsonReader>(TaggedJson{0, kMessage, "", {"<|call|>", "<|end|>"}, header});
   };
   f.written = [](std::string_view name) {

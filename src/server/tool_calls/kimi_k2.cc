@@ -37,7 +37,7 @@ CallFormat kimi_k2_format() {
   f.separator = "";
   f.trigger = f.open;
   f.inner = {kCallEnd, kArguments};
-  f.reader = [](const Tools&) -> std::unique_ptr<CallReader> {
+  f.reader = [](const Tools&, bool) -> std::unique_ptr<CallReader> {
     return std::make_unique<TaggedJsonReader>(TaggedJson{kCall.size(), kArguments, "", {kCallEnd}, header});
   };
   // The number counts the calls of the conversation; a constraint leaves it to the model.

@@ -14,7 +14,7 @@ constexpr std::string_view kOpen = "<TOOLCALL>", kClose = "</TOOLCALL>";
 
 class Reader final : public CallReader {
  public:
-  explicit Reader(const Tools&) { block_.go(kOpen.size()); }
+  Reader(const Tools&, bool) { block_.go(kOpen.size()); }
 
   Result read(std::string_view text, bool last) override {
     block_.set(text, last);

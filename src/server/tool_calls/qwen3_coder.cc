@@ -31,7 +31,7 @@ std::string_view value_of(std::string_view text) {
 // From <function= to </function>.
 class Reader final : public XmlCallReader {
  public:
-  explicit Reader(const Tools& tools) : XmlCallReader(tools, kFunction.size()) {}
+  Reader(const Tools& tools, bool constrained) : XmlCallReader(tools, constrained, kFunction.size()) {}
 
  private:
   Status next() override { return (this->*next_)(); }
@@ -66,11 +66,13 @@ class Reader final : public XmlCallReader {
   }
   Status value() {
     std::string_view value;
-    const Status status = block_.until({kParameterEnd, kParameter, kFunctionEnd}, value);
+    const Status status = constrained_ ? block_.until_followed(kParameterEnd, {kParameter, kFunctionEnd}, value)
+                                       : block_.until({kParameterEnd, kParameter, kFunctionEnd}, value);
     if (status != Status::done) grow_value(true);
     if (status != Status::done) return status;
     arguments_->end(value_of(value));
-    if (block_.text().substr(block_.at()).starts_with(kParameterEnd)) block_.go(block_.at() + kParameterEnd.size());
+    if (!constrained_ && block_.text().substr(block_.at()).starts_with(kParameterEnd))
+      block_.go(block_.at() + kParameterEnd.size());
     mark_taken();
     next_ = &Reader::parameter;
     return status;
@@ -89,7 +91,9 @@ CallFormat qwen3_coder_format() {
   f.close = kClose;
   f.trigger = kOpen;
   f.inner = {kFunctionEnd, kParameter, kParameterEnd};
-  f.reader = [](const Tools& tools) -> std::unique_ptr<CallReader> { return std::make_unique<Reader>(tools); };
+  f.reader = [](const Tools& tools, bool constrained) -> std::unique_ptr<CallReader> {
+    return std::make_unique<Reader>(tools, constrained);
+  };
   f.written = [](std::string_view name) {
     return CallTemplate{fmt::format("{}\n{}{}>\n", kOpen, kFunction, name),
                         fmt::format("\n{}\n{}", kFunctionEnd, kClose), "qwen_xml"};

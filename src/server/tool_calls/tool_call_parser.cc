@@ -80,7 +80,7 @@ bool ToolCallParser::find_block(bool last, size_t& at, std::vector<AnswerPart>& 
     content(text.substr(at, begin - at), out);
     at = begin;
     if (tag != format_.open && tag != format_.close) {
-      reader_ = format_.reader(tools_);
+      reader_ = format_.reader(tools_, is_constrained(text.substr(begin)));
       return true;
     }
     in_section_ = tag == format_.open;
@@ -141,8 +141,12 @@ size_t ToolCallParser::take(std::string_view text, const CallReader::Result& blo
 bool ToolCallParser::is_sent_early(std::string_view text, const ToolCall& call) const {
   const Tool* tool = find_tool(tools_, call.name);
   if (tool == nullptr || tool->eager) return tool != nullptr;
+  return is_constrained(text);
+}
+
+// The constraint begins with the trigger; models also write calls without it.
+bool ToolCallParser::is_constrained(std::string_view text) const {
   if (!options_.constrained) return false;
-  // The constraint begins with the trigger; models also write calls without it.
   const std::string_view trigger = format_.trigger;
   if (trigger == format_.open) return in_section_;
   return text.starts_with(trigger) || std::any_of(format_.begins.begin(), format_.begins.end(), [&](auto begin) {

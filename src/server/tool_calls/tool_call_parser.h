@@ -43,6 +43,7 @@ class ToolCallParser {
   void content(std::string_view text, std::vector<AnswerPart>& out);
   size_t take(std::string_view text, const CallReader::Result& block, std::vector<AnswerPart>& out);
   bool is_sent_early(std::string_view text, const ToolCall& call) const;
+  bool is_constrained(std::string_view text) const;  // the block that it begins with
 
   const CallFormat& format_;
   const Tools& tools_;

@@ -26,8 +26,11 @@ class XmlCallReader : public CallReader {
  protected:
   using Status = BlockText::Status;
 
-  // `begin`: bytes of the opening tag.
-  XmlCallReader(const Tools& tools, size_t begin) : tools_(tools) { block_.go(begin); }
+  // `begin`: bytes of the opening tag. constrained: as CallFormat::reader has it. The grammar closes every value, and
+  // lets a value hold the other tags.
+  XmlCallReader(const Tools& tools, bool constrained, size_t begin) : constrained_(constrained), tools_(tools) {
+    block_.go(begin);
+  }
 
   virtual Status next() = 0;
 
@@ -53,6 +56,7 @@ class XmlCallReader : public CallReader {
 
   BlockText block_;
   std::optional<XmlArguments> arguments_;
+  const bool constrained_;
 
  private:
   const Tools& tools_;
