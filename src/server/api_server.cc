@@ -33,6 +33,7 @@ class Named final : public http::Exchange {
   void begin_stream(http::Response r) override { inner_->begin_stream(with(std::move(r))); }
   void write(std::string bytes) override { inner_->write(std::move(bytes)); }
   void end() override { inner_->end(); }
+  void fail(http::Response reply, std::string last) override { inner_->fail(with(std::move(reply)), std::move(last)); }
   void on_gone(std::function<void()> callback) override { inner_->on_gone(std::move(callback)); }
   void post(std::function<void()> job) override { inner_->post(std::move(job)); }
 

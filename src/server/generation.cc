@@ -178,12 +178,10 @@ void Generation::finish() {
 void Generation::fail(const ApiError& error) {
   over_ = true;
   forget_name();
-  if (job_.stream) {
-    exchange_->write(std::exchange(out_, {}) + job_.writer->error_event(error));
-    exchange_->end();
-  } else {
+  if (job_.stream)  // a client that has nothing of it yet gets the status, by which it knows to try again
+    exchange_->fail(job_.writer->error_reply(error), std::exchange(out_, {}) + job_.writer->error_event(error));
+  else
     exchange_->reply(job_.writer->error_reply(error));
-  }
   reasons_ = fmt::format("error: {}", error.what());
   log_line();
   cancel();

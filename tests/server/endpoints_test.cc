@@ -174,6 +174,27 @@ TEST_F(EndpointsTest, AFailureEndsTheRequestAndItsOtherChoices) {
   EXPECT_EQ(stream->streamed.find("[DONE]"), std::string::npos);
 }
 
+// As a whole answer's: with its status, which tells a client or a router to try again.
+TEST_F(EndpointsTest, AStreamThatFailsBeforeItsFirstTokenIsAPlainError) {
+  for (const auto& [path, body] :
+       {std::pair{"/v1/completions", R"({"prompt": "a", "echo": true, "stream": true})"},
+        {"/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "stream": true})"},
+        {"/v1/messages", R"({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}], "stream": true})"},
+        {"/v1/responses", R"({"input": "a", "stream": true})"},
+        {"/generate", R"({"text": "a", "stream": true})"}})
+    for (const bool late : {false, true}) {
+      const auto stream = ask("POST", path, body);
+      engine_->send(engine_->requests.size(), 0, "", late ? FinishReason::timed_out : FinishReason::error);
+      EXPECT_EQ(stream->answered, 1);
+      EXPECT_EQ(stream->streamed, "") << path;
+      EXPECT_EQ(stream->response.status, late ? 503 : 500) << path;
+      EXPECT_EQ(!stream->response.headers.empty() && stream->response.headers.front().name == "Retry-After", late);
+      const io::JsonValue answer = json(stream->response.body);
+      EXPECT_EQ(string_at(answer, {"error", "code"}), late ? "timed_out" : "internal_error");
+      EXPECT_EQ(string_at(answer, {"type"}), path == std::string_view("/v1/messages") ? "error" : "(none)");
+    }
+}
+
 TEST_F(EndpointsTest, AClientThatLeavesCancels) {
   const auto exchange = ask("POST", "/generate", R"({"text": ["a", "b"], "stream": true})");
   ASSERT_TRUE(exchange->gone);

@@ -122,6 +122,11 @@ class FakeExchange final : public http::Exchange {
   void begin_stream(http::Response) override { streaming = true; }
   void write(std::string bytes) override { streamed += bytes; }
   void end() override { ++answered; }
+  void fail(http::Response r, std::string last) override {
+    if (streamed.empty()) return reply(std::move(r));
+    write(std::move(last));
+    end();
+  }
   void on_gone(std::function<void()> callback) override { gone = std::move(callback); }
   void post(std::function<void()> job) override { job(); }
 

@@ -1,85 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The HTTP server by itself, over real sockets: what is bounded, and what happens at each bound.
-#include "server/http/server.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <mutex>
 #include <thread>
 
 #include "base/error.h"
-#include "tests/server/socket_client.h"
+#include "tests/server/http_case.h"
 
 namespace sluice::server::http {
 namespace {
-
-using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
-
-class HttpTest : public testing::Test {
- protected:
-  HttpTest() {
-    // Tests of one of them make it short. In all others this thread may rest between any two calls for as long as a
-    // busy machine lets it.
-    options_.header_timeout = options_.body_timeout = options_.write_timeout = 1h;
-    options_.idle_timeout = options_.first_byte_timeout = 1h;
-    options_.comment_interval = 1h;
-    options_.header_bytes = 2000;
-    options_.body_bytes = 10'000;
-    options_.max_connections = 20;
-  }
-  void serve(Server::Handler handler) {
-    server_ = std::make_unique<Server>(options_, std::move(handler), [](int status, std::string_view sentence) {
-      return std::to_string(status) + ": " + std::string(sentence);
-    });
-    server_->start();
-  }
-  // Answers with the body; keeps requests for /hold and /stream.
-  void serve() {
-    serve([this](std::shared_ptr<Exchange> exchange) {
-      const std::string path = exchange->request().path;
-      if (path == "/throw") throw std::runtime_error("thrown");
-      if (path == "/drop") return;
-      if (path == "/stream") exchange->begin_stream({.content_type = "text/event-stream"});
-      if (path != "/hold" && path != "/stream") return exchange->reply({.body = exchange->request().body});
-      exchange->on_gone([this] { ++gone_; });
-      const std::lock_guard lock(mutex_);
-      held_.push_back(std::move(exchange));
-    });
-  }
-  std::shared_ptr<Exchange> held() {
-    for (;; std::this_thread::sleep_for(1ms)) {
-      const std::lock_guard lock(mutex_);
-      if (held_.empty()) continue;
-      auto first = held_.front();
-      held_.erase(held_.begin());
-      return first;
-    }
-  }
-  static std::string post(std::string_view path, std::string_view body,
-                          std::string_view more = "Connection: close\r\n") {
-    return "POST " + std::string(path) + " HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) +
-           "\r\n" + std::string(more) + "\r\n" + std::string(body);
-  }
-  std::string ask(std::string_view bytes) {
-    Client client(server_->port());
-    client.send(bytes);
-    return client.rest();
-  }
-  static bool soon(const std::function<bool()>& condition) {
-    for (const auto end = Clock::now() + 60s; Clock::now() < end; std::this_thread::sleep_for(1ms))
-      if (condition()) return true;
-    return false;
-  }
-
-  Options options_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Exchange>> held_;
-  std::atomic<int> gone_{0};
-  std::unique_ptr<Server> server_;
-};
 
 TEST_F(HttpTest, AnswersAndStaysOpen) {
   serve();
@@ -329,76 +259,6 @@ TEST_F(HttpTest, HandlersThatFailOrForgetAnswer500) {
     EXPECT_TRUE(ask(post(path, "")).starts_with("HTTP/1.1 500 Internal Server Error")) << path;
 }
 
-// The bytes of chunks, of which the last is empty: size in hexadecimal, CRLF, bytes, CRLF (RFC 9112, 7.1).
-std::string unchunked(std::string_view text) {
-  std::string bytes;
-  for (size_t size = 1; size > 0;) {
-    const size_t line = text.find("\r\n");
-    size = std::stoul(std::string(text.substr(0, line)), nullptr, 16);
-    bytes += text.substr(line + 2, size);
-    EXPECT_EQ(text.substr(line + 2 + size, 2), "\r\n");
-    text.remove_prefix(line + 4 + size);
-  }
-  EXPECT_EQ(text, "");
-  return bytes;
-}
-
-TEST_F(HttpTest, AStreamInChunksWithComments) {
-  options_.comment_interval = 60ms;
-  serve();
-  Client client(server_->port());
-  client.send(post("/stream", "", ""));
-  const auto exchange = held();
-  exchange->write("data: 1\n\n");
-  std::string text = client.until("data: 1\n\n");
-  EXPECT_NE(text.find("Transfer-Encoding: chunked\r\n"), text.npos);
-  text += client.until(": keep-alive\n\n");
-  exchange->end();
-  text += client.until("0\r\n\r\n");
-  // On a busy machine comments may come before the data as well, and in one chunk with it.
-  std::string payload = unchunked(text.substr(text.find("\r\n\r\n") + 4));
-  const std::string comment = ": keep-alive\n\n";
-  for (size_t at = payload.find(comment); at != payload.npos; at = payload.find(comment))
-    payload.erase(at, comment.size());
-  EXPECT_EQ(payload, "data: 1\n\n");
-  client.send(post("/", "next"));
-  EXPECT_NE(client.rest().find("next"), std::string::npos);
-}
-
-// A router asks another server for a request as long as it has not seen an answer's head.
-TEST_F(HttpTest, TheHeadOfAStreamComesWithItsFirstChunkOrComment) {
-  for (const bool comment : {false, true}) {
-    options_.comment_interval = comment ? 500ms : 3'600'000ms;
-    serve();
-    Client client(server_->port());
-    const auto begin = Clock::now();
-    client.send(post("/stream", "", ""));
-    const auto exchange = held();
-    std::this_thread::sleep_for(200ms);
-    std::string text = client.arrived();
-    // On a busy machine the comment may have come already.
-    if (Clock::now() - begin < options_.comment_interval) {
-      EXPECT_EQ(text, "");
-    }
-    if (!comment) exchange->write("data: 1\n\n");
-    text += client.until(comment ? ": keep-alive\n\n" : "data: 1\n\n");
-    EXPECT_TRUE(text.starts_with("HTTP/1.1 200 OK")) << text;
-    exchange->end();
-  }
-}
-
-TEST_F(HttpTest, Http10StreamsUntilTheConnectionEnds) {
-  serve();
-  Client client(server_->port());
-  client.send("POST /stream HTTP/1.0\r\nContent-Length: 0\r\n\r\n");
-  const auto exchange = held();
-  exchange->write("plain");
-  exchange->end();
-  const std::string answer = client.rest();
-  EXPECT_EQ(answer.find("chunked"), answer.npos);
-  EXPECT_TRUE(answer.ends_with("\r\n\r\nplain"));
-}
-
 TEST_F(HttpTest, AClientThatLeavesIsNoticedAtOnce) {
   serve();
   for (const char* path : {"/hold", "/stream"}) {
@@ -419,17 +279,6 @@ TEST_F(HttpTest, AClientThatLeavesIsNoticedAtOnce) {
   const auto exchange = held();
   client.close();
   EXPECT_TRUE(soon([&] { return gone_ > before; }));
-}
-
-TEST_F(HttpTest, AClientThatNeverReadsLosesItsConnection) {
-  options_.comment_interval = 1h;
-  options_.write_timeout = 400ms;
-  serve();
-  Client client(server_->port());
-  client.send(post("/stream", ""));
-  const auto exchange = held();
-  for (int i = 0; i < 100; ++i) exchange->write(std::string(1 << 20, 'a'));  // more than the system's buffers hold
-  EXPECT_TRUE(soon([&] { return gone_ == 1; }));
 }
 
 TEST_F(HttpTest, StopEndsEverything) {

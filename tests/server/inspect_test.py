@@ -206,6 +206,15 @@ class OneAtATime(WithServer):
             self.assertTrue(s.recv(1024))
             for path, more in (("/v1/completions", {"prompt": "a"}), ("/generate", {"text": "a"})):
                 self.refused(path, more, status=503, code="timed_out", needle="waited")
+            # A stream of which nothing has been sent, too: routers and clients act on the status alone.
+            short = {"queue_timeout": 0.1, "stream": True}
+            for path, body in (("/v1/completions", {"prompt": "a"}), ("/generate", {"text": "a"}),
+                               ("/v1/chat/completions", {"messages": CHAT}), ("/v1/responses", {"input": "a"}),
+                               ("/v1/messages", {"messages": CHAT, "max_tokens": 1})):
+                status, headers, text = self.server.request("POST", path, {**body, **short})
+                self.assertEqual((status, headers["Retry-After"]), (503, "1"), (path, text))
+                self.assertEqual(headers["Content-Type"], "application/json")
+                self.assertEqual(json.loads(text)["error"]["code"], "timed_out")
         self.server.wait_until_idle()
         self.ok("/v1/completions", {"prompt": "a", "max_tokens": 2})
 

@@ -86,12 +86,15 @@ void Connection::look_at_peer() {
 // Writes what every client has to pass over: "100 Continue" before an answer (RFC 9110, 15.2; libraries skip this one
 // of the 1xx for certain), a comment in a stream. False: nothing could be written.
 bool Connection::probe_peer() {
-  if (phase_ == Phase::streaming && !ended_) {
+  const bool streams = phase_ == Phase::streaming && !ended_;
+  // HTTP/1.0 has no 1xx. A stream's comment then takes the head along: a peer that has ended its side and speaks
+  // HTTP/1.0 has almost always gone, and its answer would run on.
+  if (streams && (unsent_status_ == 0 || !chunked_)) {
     probed_ = true;
     write(number_, std::string(kComment));
     return true;
   }
-  if (phase_ != Phase::handling || !chunked_) return false;  // HTTP/1.0 has no 1xx
+  if ((phase_ != Phase::handling && !streams) || !chunked_) return false;
   probed_ = true;
   // It is the only thing in the socket's buffer: what was written before this request's answer has been flushed.
   return ::send(socket_.native_handle(), kContinue.data(), kContinue.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0;

@@ -56,6 +56,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void begin_stream(uint64_t number, const Response& head);
   void write(uint64_t number, const std::string& bytes);
   void end(uint64_t number);
+  void fail(uint64_t number, Response response, const std::string& last);
   void set_gone(uint64_t number, std::function<void()> callback);
   void abandon(uint64_t number);  // the exchange was destroyed
 
@@ -90,6 +91,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // connection_write.cc
   std::string head_text(const Response& response, bool chunked) const;
   void count_answer(int status);
+  void send_head();
   void flush();
   void on_written(Error error, size_t bytes);
   void finish_exchange();
@@ -109,7 +111,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool probed_ = false;  // after the peer had ended its side
   bool timed_out_ = false;
   bool keep_alive_ = false, chunked_ = false, head_only_ = false;
-  bool ended_ = false;  // nothing will be added to pending_
+  int unsent_status_ = 0;  // of a stream's head that is in out_ and waits for the first bytes; else 0
+  bool ended_ = false;     // nothing will be added to pending_
   bool writing_ = false;
   std::string pending_, out_;
   size_t written_ = 0;  // of out_

@@ -45,6 +45,11 @@ class ConnectionExchange final : public Exchange {
   void end() override {
     on_server([number = number_](Connection& c) { c.end(number); });
   }
+  void fail(Response reply, std::string last) override {
+    on_server([number = number_, r = std::move(reply), b = std::move(last)](Connection& c) mutable {
+      c.fail(number, std::move(r), b);
+    });
+  }
   void on_gone(std::function<void()> callback) override {
     on_server([number = number_, f = std::move(callback)](Connection& c) mutable { c.set_gone(number, std::move(f)); });
   }

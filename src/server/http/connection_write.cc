@@ -47,7 +47,7 @@ void Connection::reply(uint64_t number, Response response) {
 
 void Connection::begin_stream(uint64_t number, const Response& head) {
   if (number != number_ || phase_ != Phase::handling) return;
-  count_answer(head.status);
+  unsent_status_ = head.status;
   keep_alive_ = keep_alive_ && chunked_;  // without chunks, the end of the connection is the end of the answer
   out_ = head_text(head, chunked_) + "\r\n";
   written_ = 0;
@@ -58,6 +58,7 @@ void Connection::begin_stream(uint64_t number, const Response& head) {
 void Connection::write(uint64_t number, const std::string& bytes) {
   if (number != number_ || phase_ != Phase::streaming || ended_) return;
   pending_ += bytes;
+  send_head();
   flush();
 }
 
@@ -65,7 +66,25 @@ void Connection::end(uint64_t number) {
   if (number != number_ || phase_ != Phase::streaming || ended_) return;
   ended_ = true;
   comment_timer_.cancel();
+  send_head();
   flush();
+}
+
+void Connection::fail(uint64_t number, Response response, const std::string& last) {
+  if (number != number_ || phase_ != Phase::streaming || ended_) return;
+  if (unsent_status_ == 0) {
+    write(number, last);
+    return end(number);
+  }
+  unsent_status_ = 0;
+  comment_timer_.cancel();
+  phase_ = Phase::handling;
+  reply(number, std::move(response));
+}
+
+// With the next flush(); from now on the stream can only go on as one.
+void Connection::send_head() {
+  if (unsent_status_ != 0) count_answer(std::exchange(unsent_status_, 0));
 }
 
 void Connection::flush() {
@@ -112,11 +131,12 @@ void Connection::finish_exchange() {
 }
 
 void Connection::abandon(uint64_t number) {
-  if (number != number_) return;
+  if (number != number_ || (phase_ != Phase::handling && phase_ != Phase::streaming)) return;
+  Response response{.status = 500, .body = hub_->error_body(500, "the request ended without an answer")};
   if (phase_ == Phase::handling)
-    reply(number, {.status = 500, .body = hub_->error_body(500, "the request ended without an answer")});
-  else if (phase_ == Phase::streaming && !ended_)
-    end(number);
+    reply(number, std::move(response));
+  else
+    fail(number, std::move(response), "");
 }
 
 // The answer must reach a client that is still sending: closing a socket with unread input discards what was written.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One request and its answer. An endpoint either replies once, or begins a stream, writes to it and ends it.
+// One request and its answer. An endpoint either replies once, or begins a stream, writes to it and ends it; a stream
+// of which nothing has been sent may still become a reply.
 #pragma once
 
 #include <functional>
@@ -27,6 +28,9 @@ class Exchange {
   virtual void begin_stream(Response head) = 0;
   virtual void write(std::string bytes) = 0;
   virtual void end() = 0;
+  // Ends a stream that fails: with `reply`, whose status clients and routers act on, while nothing of the stream has
+  // been sent, else with `last`, whose bytes are those of a write().
+  virtual void fail(Response reply, std::string last) = 0;
 
   // Called at most once, on the server's thread, when the client has gone before the answer was complete.
   virtual void on_gone(std::function<void()> callback) = 0;
