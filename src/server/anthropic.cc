@@ -73,7 +73,9 @@ void read_output(Fields& fields, UnknownFields& unknown, ChatDemand& demand) {
 
 constexpr ParamNames kNames{"max_tokens", "", "min_tokens", "seed", std::nullopt, "", 1};
 
-void create(Service& service, const ExchangePtr& exchange) {
+}  // namespace
+
+void anthropic_messages(Service& service, const ExchangePtr& exchange) {
   AnswerRequest given(service, *exchange);
   auto& [model, limits, body, fields] = given;
   const ChatPrompt prompt = read_chat(fields, service, *model);
@@ -106,7 +108,7 @@ void create(Service& service, const ExchangePtr& exchange) {
   start_generation(service, exchange, std::move(job));
 }
 
-void count(Service& service, const ExchangePtr& exchange) {
+void anthropic_count_tokens(Service& service, const ExchangePtr& exchange) {
   service.require_ready();
   const auto model = service.model();
   const io::JsonValue body = parse_body(exchange->request().body);
@@ -119,25 +121,6 @@ void count(Service& service, const ExchangePtr& exchange) {
   fields.finish(service.unknown_fields());
   const auto ids = chat_prompt_ids(*model, service.engine()->limits(), prompt, "messages");
   exchange->reply({.body = JsonObject().add("input_tokens", ids.size()).str()});
-}
-
-template <class F>
-void answer_in_anthropics_form(Service& service, const ExchangePtr& exchange, const F& endpoint) {
-  service.require_ready();
-  try {
-    endpoint(service, exchange);
-  } catch (const std::exception& error) {
-    exchange->reply(anthropic_error_response(to_api_error(error)));
-  }
-}
-}  // namespace
-
-void anthropic_messages(Service& service, const ExchangePtr& exchange) {
-  answer_in_anthropics_form(service, exchange, create);
-}
-
-void anthropic_count_tokens(Service& service, const ExchangePtr& exchange) {
-  answer_in_anthropics_form(service, exchange, count);
 }
 
 }  // namespace sluice::server

@@ -47,6 +47,14 @@ ApiError to_api_error(const std::exception& error) {
   return {500, "server_error", error.what(), "", "internal_error"};
 }
 
+ApiError to_api_error(int status, std::string_view sentence) {
+  return {status,
+          status == 503   ? "overloaded_error"
+          : status >= 500 ? "server_error"
+                          : kInvalid,
+          std::string(sentence)};
+}
+
 std::string error_json(const ApiError& error) {
   const auto text_or_null = [](const std::string& s) {
     return s.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(s);
@@ -60,14 +68,6 @@ std::string error_json(const ApiError& error) {
 }
 
 std::string error_body(const ApiError& error) { return fmt::format("{{\"error\":{}}}", error_json(error)); }
-
-std::string error_body(int status, std::string_view sentence) {
-  return error_body(ApiError(status,
-                             status == 503   ? "overloaded_error"
-                             : status >= 500 ? "server_error"
-                                             : kInvalid,
-                             std::string(sentence)));
-}
 
 http::Response error_response(const ApiError& error) {
   http::Response response{.status = error.status, .body = error_body(error)};

@@ -34,11 +34,12 @@ class ApiError : public std::runtime_error {
 
 // The table. Everything that is not ApiError or Error is our own fault.
 ApiError to_api_error(const std::exception& error);
+// What the HTTP server refuses by itself.
+ApiError to_api_error(int status, std::string_view sentence);
 
 // {"error": {"message", "type", "param", "code"}}
 std::string error_body(const ApiError& error);
-std::string error_json(const ApiError& error);                  // the object in it
-std::string error_body(int status, std::string_view sentence);  // of the HTTP server itself
+std::string error_json(const ApiError& error);  // the object in it
 http::Response error_response(const ApiError& error);
 
 }  // namespace sluice::server

@@ -99,6 +99,10 @@ ApiError overloaded(const std::string& sentence) {
   return ApiError(503, "overloaded_error", sentence, "", "server_overloaded");
 }
 
+void refuse(const ExchangePtr& exchange, const ApiError& error) {
+  exchange->reply(refusal(exchange->request().path, error));
+}
+
 const Route& route_of(const http::Request& request) {
   std::string allowed;
   const Route* route = find_route(request.method, request.path, allowed);
@@ -128,7 +132,9 @@ ApiServer::ApiServer(const http::Options& options, ServiceConfig config)
       grammar_waiters_(kMostWaiting),
       http_(
           for_front(options, service_.config()), [this](std::shared_ptr<http::Exchange> exchange) { handle(exchange); },
-          [](int status, std::string_view sentence) { return error_body(status, sentence); }) {
+          [](int status, std::string_view sentence, std::string_view path) {
+            return refusal(path, to_api_error(status, sentence)).body;
+          }) {
   service_.set_front([this] {
     return FrontStats{http_.stats(), workers_.waiting() + long_workers_.waiting() + slow_workers_.waiting() +
                                          grammar_waiters_.waiting()};
@@ -146,7 +152,7 @@ void ApiServer::set_ready(std::shared_ptr<const ServedModel> model, std::shared_
 
 void ApiServer::begin(const std::shared_ptr<Pending>& request) {
   if (!request->workers.submit([this, request] { answer(request); }))
-    request->exchange->reply(error_response(overloaded("too many requests wait to be read; try again later")));
+    refuse(request->exchange, overloaded("too many requests wait to be read; try again later"));
 }
 
 void ApiServer::answer(const std::shared_ptr<Pending>& request) {
@@ -157,12 +163,12 @@ void ApiServer::answer(const std::shared_ptr<Pending>& request) {
     std::vector<grammar::Source>& before = request->waited_for;
     // It has taken too long to begin, or others have pushed it out of the cache.
     if (std::find(before.begin(), before.end(), missing.source) != before.end())
-      return exchange->reply(error_response(overloaded("grammars take long to compile; try again later")));
+      return refuse(exchange, overloaded("grammars take long to compile; try again later"));
     before.push_back(missing.source);
     if (!grammar_waiters_.wait(missing.source, [this, request] { begin(request); }))
-      exchange->reply(error_response(overloaded("too many requests wait for their grammars; try again later")));
+      refuse(exchange, overloaded("too many requests wait for their grammars; try again later"));
   } catch (const std::exception& error) {
-    exchange->reply(error_response(to_api_error(error)));
+    refuse(exchange, to_api_error(error));
   }
 }
 
@@ -188,7 +194,7 @@ void ApiServer::handle(const std::shared_ptr<http::Exchange>& plain) {
     else
       begin(pending);
   } catch (const ApiError& error) {
-    http::Response response = error_response(error);
+    http::Response response = refusal(request.path, error);
     if (error.status == 405) {
       std::string allowed;
       find_route(request.method, request.path, allowed);

@@ -3,6 +3,8 @@
 
 #include <array>
 
+#include "server/anthropic_writer.h"
+
 namespace sluice::server {
 
 namespace {
@@ -77,6 +79,13 @@ const Route* find_route(std::string_view method, std::string_view path, std::str
     allowed += route.method == "GET" ? "GET, HEAD" : route.method;
   }
   return nullptr;
+}
+
+http::Response refusal(std::string_view path, const ApiError& error) {
+  constexpr std::string_view kMessages = "/v1/messages";
+  const bool anthropics =
+      path.starts_with(kMessages) && (path.size() == kMessages.size() || path[kMessages.size()] == '/');
+  return anthropics ? anthropic_error_response(error) : error_response(error);
 }
 
 }  // namespace sluice::server

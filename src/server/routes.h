@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "server/api_error.h"
 #include "server/endpoints.h"
 
 namespace sluice::server {
@@ -30,5 +31,8 @@ std::span<const Route> routes();
 
 // Null: none of that path, or only with another method; `allowed` says with which ("GET, HEAD").
 const Route* find_route(std::string_view method, std::string_view path, std::string& allowed);
+
+// A refusal in the form of the API that the path belongs to: Anthropic's at and below /v1/messages, else OpenAI's.
+http::Response refusal(std::string_view path, const ApiError& error);
 
 }  // namespace sluice::server

@@ -4,6 +4,7 @@
 #include "server/api_error.h"
 #include "server/api_server.h"
 #include "server/routes.h"
+#include "tests/server/socket_client.h"
 
 namespace sluice::server {
 namespace {
@@ -125,6 +126,32 @@ TEST(Routes, PathsAndMethods) {
     EXPECT_EQ(allowed, "") << path;
   }
   EXPECT_NE(find_route("GET", "/v1/models/a/b", allowed), nullptr);
+}
+
+// What a server says before it can do anything else, in the form of the path's API.
+TEST(Access, RefusalsHaveTheFormOfTheirApi) {
+  http::Options options;
+  options.port = 0;
+  ApiServer server(options, ServiceConfig());
+  std::string code = R"("code":"loading")";
+  const auto refused = [&](const std::string& path) {
+    http::Client client(server.port());
+    client.send("POST " + path +
+                " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n" +
+                "Content-Length: 2\r\n\r\n{}");
+    const std::string answer = client.rest();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << answer;
+    EXPECT_NE(answer.find("Retry-After: 1\r\n"), answer.npos) << answer;
+    EXPECT_NE(answer.find(code), answer.npos) << answer;
+    return answer.find(R"({"type":"error","error":{)") != answer.npos;
+  };
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_TRUE(refused("/v1/messages"));
+    EXPECT_TRUE(refused("/v1/messages/count_tokens?beta=true"));
+    EXPECT_FALSE(refused("/v1/completions"));
+    server.service().set_draining();
+    code = R"("code":"draining")";
+  }
 }
 
 }  // namespace

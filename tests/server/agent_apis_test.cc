@@ -147,8 +147,14 @@ TEST_F(AgentApisTest, MessagesThatCannotBeAreRefused) {
   EXPECT_EQ(claude(R"("output_config": {"effort": 7})"), "output_config.effort");
   EXPECT_EQ(claude(R"("output_config": 7)"), "output_config");
   EXPECT_EQ(claude(R"("thread": {"type": "create"})"), "thread");
-  const io::JsonValue thread = json(ask(kAskClaude + R"(, "thread": {"type": "create"}})", kMessages)->response.body);
-  EXPECT_EQ(at(thread, "error.details.error_code"), "thread_unsupported_request");
+  try {
+    anthropic_messages(
+        service_, std::make_shared<FakeExchange>("POST", kMessages, kAskClaude + R"(, "thread": {"type": "create"}})"));
+    ADD_FAILURE();
+  } catch (const ApiError& error) {
+    const io::JsonValue thread = json(refusal(kMessages, error).body);
+    EXPECT_EQ(at(thread, "error.details.error_code"), "thread_unsupported_request");
+  }
   EXPECT_EQ(claude(R"("output_format": 7)"), "output_format");
   const auto message = [&](const std::string& role, const std::string& block) {
     return refused(R"("messages": [{"role": ")" + role + R"(", "content": [)" + block + "]}]", R"({"max_tokens": 1)",

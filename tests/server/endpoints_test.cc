@@ -26,7 +26,7 @@ class EndpointsTest : public testing::Test {
     try {
       answer_when_compiled(service_, *route, exchange);
     } catch (const std::exception& error) {
-      exchange->reply(error_response(to_api_error(error)));
+      exchange->reply(refusal(path, to_api_error(error)));
     }
     return exchange;
   }

@@ -34,9 +34,10 @@ class HttpTest : public testing::Test {
     options_.max_connections = 20;
   }
   void serve(Server::Handler handler) {
-    server_ = std::make_unique<Server>(options_, std::move(handler), [](int status, std::string_view sentence) {
-      return std::to_string(status) + ": " + std::string(sentence);
-    });
+    server_ = std::make_unique<Server>(
+        options_, std::move(handler), [](int status, std::string_view sentence, std::string_view path) {
+          return std::to_string(status) + ": " + std::string(sentence) + " for " + std::string(path);
+        });
     server_->start();
   }
   // Answers with the body; keeps requests for /hold and /stream.

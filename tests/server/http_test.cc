@@ -135,6 +135,19 @@ TEST_F(HttpTest, PlacesAreKeptForSomePaths) {
   EXPECT_GE(server_->stats().answers.at(503), 1);
 }
 
+// The form of a refusal is that of its path's API.
+TEST_F(HttpTest, WhatIsRefusedBeforeItIsReadHasItsPath) {
+  serve();
+  const std::string large = std::to_string(options_.body_bytes + 1);
+  for (const char* target : {"/a/b?c=/d", "http://x/a/b", "http://y/a/b?c"})
+    EXPECT_TRUE(ask("POST " + std::string(target) + " HTTP/1.1\r\nHost: x\r\nContent-Length: " + large + "\r\n\r\n")
+                    .ends_with(" for /a/b"));
+  EXPECT_TRUE(ask("GET /a/b HTTP/1.1\r\n\r\n").ends_with(" for /a/b"));  // no Host
+  EXPECT_TRUE(ask("garbage\r\n\r\n").ends_with(" for "));
+  EXPECT_TRUE(ask(post("/throw", "")).ends_with("thrown for /throw"));
+  EXPECT_TRUE(ask(post("/drop", "")).ends_with(" for /drop"));
+}
+
 TEST_F(HttpTest, WhenEverythingIsTakenNewOnesAreRefusedAtOnce) {
   options_.max_connections = 2;
   serve();

@@ -123,6 +123,24 @@ class Anthropic(OtherApi):
         self.ok(MESSAGES, {**good, "metadata": {"user_id": "me"}, "tools": [], "tool_choice": {"type": "auto"},
                            "service_tier": "auto", "thinking": {"type": "disabled"}})
 
+    def test_what_the_server_refuses_itself(self):
+        good = json.dumps({"messages": CHAT, "max_tokens": 4})
+        origin, length = {"Origin": "http://evil.example"}, {"Content-Length": str(10**9)}
+        for method, path, body, headers, expected in (
+                ("POST", MESSAGES, good, origin, (403, "permission_error")),
+                ("POST", MESSAGES + "/batches", good, {}, (404, "not_found_error")),
+                ("GET", MESSAGES, None, {}, (405, "invalid_request_error")),
+                ("GET", MESSAGES + "/count_tokens?beta=true", None, {}, (405, "invalid_request_error")),
+                ("POST", MESSAGES, "", length, (413, "request_too_large")),
+                ("POST", MESSAGES + "?beta=true", "", length, (413, "request_too_large")),
+                ("POST", MESSAGES, good, {"Content-Type": "text/plain"}, (415, "invalid_request_error"))):
+            status, headers, text = self.server.request(method, path, body, headers)
+            answer = json.loads(text)
+            self.assertEqual((status, answer["error"]["type"]), expected, answer)
+            self.assertEqual(answer["type"], "error", answer)
+            self.assertEqual(headers["Allow"], "POST" if status == 405 else None)
+        self.refused("/v1/messagess", good, status=404)  # another path: OpenAI's form
+
     def test_no_edits_of_the_context(self):
         keeps = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
         for edits in ({"edits": []}, {}, keeps):
@@ -132,6 +150,17 @@ class Anthropic(OtherApi):
         body = {"messages": CHAT, "max_tokens": 1, "context_management": keeps}
         self.refused_in_their_form(body, "context_management.edits")
         self.assertIn("edits are not applied", self.server.post(MESSAGES, body)[1]["error"]["message"])
+
+
+class Keys(OtherApi):
+    words = ("--api-key", "secret")
+
+    def test_a_wrong_key(self):
+        for path in (MESSAGES, MESSAGES + "/count_tokens"):
+            status, headers, text = self.server.request("POST", path, {}, {"X-API-Key": "x"})
+            self.assertEqual((status, headers["WWW-Authenticate"]), (401, "Bearer"))
+            answer = json.loads(text)
+            self.assertEqual((answer["type"], answer["error"]["type"]), ("error", "authentication_error"))
 
 
 class EditsPassedOver(OtherApi):

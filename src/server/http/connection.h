@@ -77,7 +77,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void refuse(int status, std::string_view sentence);
   bool count_body(size_t bytes);
   void set_waiting(bool waiting);
-  bool may_ask(const Request& request) const;
+  bool may_ask() const;
 
   // connection.cc
   void leave_hub();
@@ -105,6 +105,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   Phase phase_ = Phase::idle;
   uint64_t number_ = 0;  // of the request
+  std::string path_;     // of the request, as far as it is known
   const bool kept_;
   std::optional<std::list<Connection*>::iterator> place_;  // in hub_->waiting
   bool in_exchange_ = false;

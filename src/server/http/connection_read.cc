@@ -83,6 +83,11 @@ std::string take_authority(std::string& target) {
   if (target.front() == '?') target.insert(0, "/");
   return authority;
 }
+
+std::string path_of(std::string target) {
+  take_authority(target);
+  return target.substr(0, target.find('?'));
+}
 }  // namespace
 
 // Its place in the line of those that may have to give way.
@@ -199,25 +204,25 @@ bool Connection::count_body(size_t bytes) {
 
 void Connection::hand_over() {
   deadline_.cancel();
+  path_ = path_of(text_of(parser_->get().target()));
+  if (!may_ask())
+    return refuse(503, fmt::format("{} connections are open already, and the last places are kept for {}; try again "
+                                   "later",
+                                   hub_->options.max_connections, fmt::join(hub_->options.kept_paths, ", ")));
   auto message = parser_->release();
   Request request;
   request.method = text_of(message.method_string());
   std::string target = text_of(message.target());
   if (const std::string authority = take_authority(target); !authority.empty())
     message.set(beast::http::field::host, authority);
-  const size_t question = target.find('?');
-  request.path = target.substr(0, question);
-  if (question != target.npos) request.query = target.substr(question + 1);
+  request.path = path_;
+  if (const size_t question = target.find('?'); question != target.npos) request.query = target.substr(question + 1);
   for (const auto& field : message) request.headers.push_back({text_of(field.name_string()), text_of(field.value())});
   request.body = std::move(message.body());
 
   keep_alive_ = message.keep_alive();
   chunked_ = message.version() >= 11;
   head_only_ = request.method == "HEAD";
-  if (!may_ask(request))
-    return refuse(503, fmt::format("{} connections are open already, and the last places are kept for {}; try again "
-                                   "later",
-                                   hub_->options.max_connections, fmt::join(hub_->options.kept_paths, ", ")));
   if (kept_) keep_alive_ = false;  // the place is for the next one
   ended_ = false;
   probed_ = false;
@@ -231,14 +236,14 @@ void Connection::hand_over() {
   try {
     hub_->handler(exchange);
   } catch (const std::exception& error) {
-    reply(number, {.status = 500, .body = hub_->error_body(500, error.what())});
+    reply(number, {.status = 500, .body = hub_->error_body(500, error.what(), path_)});
   }
 }
 
-bool Connection::may_ask(const Request& request) const {
+bool Connection::may_ask() const {
   if (!kept_ || hub_->open <= hub_->options.max_connections) return true;
   const auto& paths = hub_->options.kept_paths;
-  return std::find(paths.begin(), paths.end(), request.path) != paths.end();
+  return std::find(paths.begin(), paths.end(), path_) != paths.end();
 }
 
 void Connection::refuse(int status, std::string_view sentence) {
@@ -253,7 +258,8 @@ void Connection::refuse(int status, std::string_view sentence) {
     in_exchange_ = true;
     ++hub_->exchanges;
   }
-  Response response{.status = status, .body = hub_->error_body(status, sentence), .close = true};
+  path_ = parser_ ? path_of(text_of(parser_->get().target())) : "";
+  Response response{.status = status, .body = hub_->error_body(status, sentence, path_), .close = true};
   std::string id;
   if (parser_) id = text_of(parser_->get()["X-Request-Id"]);
   if (!is_request_id(id)) id.clear();

@@ -103,7 +103,7 @@ void Server::Impl::refuse(tcp::socket socket) {
   ++hub->refused;
   ++hub->answers[503];
   const std::string body = hub->error_body(
-      503, fmt::format("{} connections are open already; try again later", hub->options.max_connections));
+      503, fmt::format("{} connections are open already; try again later", hub->options.max_connections), "");
   const std::string text = fmt::format(
       "HTTP/1.1 503 {}\r\nServer: sluice\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
       "Content-Length: {}\r\n\r\n{}",

@@ -57,8 +57,9 @@ class Server {
  public:
   // Called on the server's thread for each complete request; must be short. What it throws becomes a 500.
   using Handler = std::function<void(std::shared_ptr<Exchange>)>;
-  // The body of an answer that the server gives by itself: a request that is not HTTP, too large or too slow.
-  using ErrorBody = std::function<std::string(int status, std::string_view sentence)>;
+  // The body of an answer that the server gives by itself: a request that is not HTTP, too large or too slow. path: the
+  // request's, "" where it is not known.
+  using ErrorBody = std::function<std::string(int status, std::string_view sentence, std::string_view path)>;
 
   // Listens. Throws io when the address cannot be taken, naming it, and invalid_argument for what is no address.
   Server(const Options& options, Handler handler, ErrorBody error_body);
