@@ -269,6 +269,25 @@ Shown read_logprobs(Fields& fields, const Prompt& prompt, int64_t vocab, engine:
   if (start >= 0 && start < length) params.prompt_logprobs_from = shown.prompt_from = start;  // at its end: none
   return shown;
 }
+
+// Each answer's id, and what /abort_request may call the request: the client's names (by prompt, "" where it has none;
+// for_each: each is that prompt's, else they are one name of the whole request) and these ids. An answer's id stands
+// for its prompt, whose choices are one request of the engine.
+void name_answers(const std::vector<std::string>& names, bool for_each, Form& form, Job& job) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    const bool chosen = !names[i].empty();
+    if (chosen && (for_each || i == 0))
+      job.names.push_back({names[i], true, for_each ? std::optional(i) : std::nullopt});
+    const int64_t n = job.requests[i].params.n;
+    for (int64_t k = 0; k < n; ++k) {
+      std::string id = chosen ? names[i] : job.id;
+      if (chosen && for_each && n > 1) id += fmt::format("-{}", k);
+      if (!(chosen && for_each) && form.list) id += fmt::format("-{}", form.ids.size());
+      job.names.push_back({id, false, i});
+      form.ids.push_back(std::move(id));
+    }
+  }
+}
 }  // namespace
 
 void generate(Service& service, const ExchangePtr& exchange) {
@@ -301,7 +320,7 @@ void generate(Service& service, const ExchangePtr& exchange) {
     const io::JsonValue own = of_prompt(fields, i, prompts.size(), form.list);
     Fields one(own);
     check_model_name(one, *model);
-    names.push_back(read_rid(one, "rid").value_or(job.id));
+    names.push_back(read_rid(one, "rid").value_or(""));
     engine::Request request = options;
     request.prompt = prompts[i].ids;
     request.params = std::move(params[i]);
@@ -318,16 +337,7 @@ void generate(Service& service, const ExchangePtr& exchange) {
   fields.finish(service.unknown_fields());
 
   form.list = form.list || answers > 1;
-  job.rids = rids ? names : std::vector<std::string>{names.front()};
-  for (size_t i = 0; i < job.requests.size(); ++i) {
-    const int64_t n = job.requests[i].params.n;
-    for (int64_t k = 0; k < n; ++k) {
-      std::string id = names[i];
-      if (rids && n > 1) id += fmt::format("-{}", k);
-      if (!rids && form.list) id += fmt::format("-{}", form.ids.size());
-      form.ids.push_back(std::move(id));
-    }
-  }
+  name_answers(names, rids, form, job);
   job.writer = std::make_unique<GenerateWriter>(model, std::move(form), job.requests);
   start_generation(service, exchange, std::move(job));
 }

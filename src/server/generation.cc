@@ -31,7 +31,7 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
       : service_(service), engine_(service.engine()), exchange_(std::move(exchange)), job_(std::move(job)) {
     for (const engine::Request& r : job_.requests) open_ += r.params.n;
   }
-  ~Generation() override { forget_name(); }
+  ~Generation() override { forget_names(); }
 
   void start();
   void deliver() override;
@@ -53,16 +53,16 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
   void finish();
   void fail(const ApiError& error);
   void cancel();
-  void forget_name();
+  void forget_names();
   void log_line() const;
 
   Service& service_;
   std::shared_ptr<EngineClient> engine_;
   std::shared_ptr<http::Exchange> exchange_;
   Job job_;
-  int64_t open_ = 0;                     // choices without their last event
-  size_t registered_ = 0;                // names, of job_.rids
-  bool started_ = false, over_ = false;  // of the answer
+  int64_t open_ = 0;                             // choices without their last event
+  std::vector<Service::Registered> registered_;  // of job_.names
+  bool started_ = false, over_ = false;          // of the answer
   std::string out_;
   engine::Usage total_;
   std::string reasons_;
@@ -75,14 +75,21 @@ class Generation final : public Recipient, public std::enable_shared_from_this<G
 };
 
 void Generation::start() {
-  for (; registered_ < job_.rids.size(); ++registered_) service_.register_request(job_.rids[registered_]);
+  registered_.reserve(job_.names.size());
+  for (const RequestName& name : job_.names) registered_.push_back(service_.register_request(name));
   std::vector<engine::Request> requests = std::exchange(job_.requests, {});
   std::vector<engine::Sink> sinks;
   for (size_t i = 0; i < requests.size(); ++i)
     sinks.emplace_back([self = shared_from_this(), i](const engine::Event& event) { self->arrived(i, event); });
   std::vector<engine::RequestId> ids = engine_->submit(std::move(requests), std::move(sinks));
-  for (size_t i = 0; i < ids.size(); ++i)
-    if (!service_.add_to_request(job_.rids[job_.rids.size() == 1 ? 0 : i], ids[i])) engine_->cancel(ids[i]);
+  const auto add = [&](Service::Registered to, engine::RequestId id) {
+    if (!service_.add_to_request(to, id)) engine_->cancel(id);
+  };
+  for (size_t k = 0; k < registered_.size(); ++k)
+    if (const auto prompt = job_.names[k].prompt)
+      add(registered_[k], ids[*prompt]);
+    else
+      for (const engine::RequestId id : ids) add(registered_[k], id);
   {
     const std::lock_guard lock(mutex_);
     ids_ = std::move(ids);
@@ -158,13 +165,14 @@ void Generation::take(const Arrived& a) {
 }
 
 // Before the client knows that the answer is complete: then it may use the name again.
-void Generation::forget_name() {
-  for (; registered_ > 0; --registered_) service_.forget_request(job_.rids[registered_ - 1]);
+void Generation::forget_names() {
+  for (const Service::Registered& name : registered_) service_.forget_request(name);
+  registered_.clear();
 }
 
 void Generation::finish() {
   over_ = true;
-  forget_name();
+  forget_names();
   if (job_.stream) {
     exchange_->write(job_.writer->end_stream());
     exchange_->end();
@@ -177,7 +185,7 @@ void Generation::finish() {
 // One choice's failure is the request's: the rest is cancelled.
 void Generation::fail(const ApiError& error) {
   over_ = true;
-  forget_name();
+  forget_names();
   if (job_.stream)  // a client that has nothing of it yet gets the status, by which it knows to try again
     exchange_->fail(job_.writer->error_reply(error), std::exchange(out_, {}) + job_.writer->error_event(error));
   else

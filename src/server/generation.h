@@ -65,7 +65,7 @@ struct AnswerRequest {
 
 struct Job {
   std::string id;                         // of the answer
-  std::vector<std::string> rids;          // what /abort_request calls it: one name for all requests, or one for each
+  std::vector<RequestName> names;         // for /abort_request
   std::vector<engine::Request> requests;  // one per prompt
   std::unique_ptr<AnswerWriter> writer;
   bool stream = false;

@@ -31,7 +31,9 @@ Job name_job(Fields& fields, Service& service, std::string_view prefix, RequestI
   Job job;
   job.id =
       request_id ? std::string(id == RequestIdIn::alone ? "" : prefix).append(*request_id) : service.new_id(prefix);
-  job.rids = {rid ? *rid : request_id.value_or(job.id)};
+  const std::string name = rid ? *rid : request_id.value_or("");
+  if (!name.empty()) job.names.push_back({name, true});
+  if (name != job.id) job.names.push_back({job.id});
   return job;
 }
 

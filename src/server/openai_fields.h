@@ -21,7 +21,7 @@ void check_model_name(Fields& fields, const ServedModel& model);
 // or of more than 256.
 std::optional<std::string> read_rid(Fields& fields, std::string_view key);
 
-// An answer's id, and what /abort_request calls its request: SGLang's "rid", vLLM's "request_id", else the id. A
+// An answer's id, and what /abort_request may call its request: SGLang's "rid" or vLLM's "request_id", and the id. A
 // request_id is in the id as well, as in vLLM: after the prefix, or alone (in Responses).
 enum class RequestIdIn : uint8_t { after_prefix, alone };
 Job name_job(Fields& fields, Service& service, std::string_view prefix, RequestIdIn id = RequestIdIn::after_prefix);

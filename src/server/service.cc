@@ -129,33 +129,35 @@ std::string Service::new_id(std::string_view prefix) {
   return fmt::format("{}{:08x}{:08x}{:08x}{:04x}", prefix, random(), random(), random(), ids_++ & 0xFFFF);
 }
 
-void Service::register_request(const std::string& rid) {
+Service::Registered Service::register_request(const RequestName& name) {
   const std::lock_guard lock(mutex_);
-  if (!requests_.emplace(rid, NamedRequest()).second)
+  const auto [begin, end] = requests_.equal_range(name.text);
+  if (name.chosen && std::any_of(begin, end, [](const auto& other) { return other.second.chosen; }))
     refuse("rid", "rid names a request that is still running; give each its own");
+  return requests_.emplace(name.text, NamedRequest{name.chosen});
 }
 
-bool Service::add_to_request(const std::string& rid, engine::RequestId id) {
+bool Service::add_to_request(Registered request, engine::RequestId id) {
   const std::lock_guard lock(mutex_);
-  const auto found = requests_.find(rid);
-  if (found == requests_.end()) return true;
-  found->second.ids.push_back(id);
-  return !found->second.aborted;
+  request->second.ids.push_back(id);
+  return !request->second.aborted;
 }
 
-void Service::forget_request(const std::string& rid) {
+void Service::forget_request(Registered request) {
   const std::lock_guard lock(mutex_);
-  requests_.erase(rid);
+  requests_.erase(request);
 }
 
-bool Service::abort_request(const std::string& rid) {
+bool Service::abort_request(const std::string& name) {
   std::vector<engine::RequestId> ids;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = requests_.find(rid);
-    if (found == requests_.end()) return false;
-    found->second.aborted = true;
-    ids = found->second.ids;
+    const auto [begin, end] = requests_.equal_range(name);
+    if (begin == end) return false;
+    for (auto request = begin; request != end; ++request) {
+      request->second.aborted = true;
+      ids.insert(ids.end(), request->second.ids.begin(), request->second.ids.end());
+    }
   }
   const auto engine = this->engine();
   for (const engine::RequestId id : ids) engine->cancel(id);

@@ -66,9 +66,22 @@ struct AnswerFormats {
   bool calls_are_special = false, reasoning_is_special = false;  // their tags are special tokens, which answers hide
 };
 
+// What /abort_request may call a request, or one of its prompts.
+struct RequestName {
+  std::string text;
+  bool chosen = false;                // by the client, in rid or request_id; else it is an id of the answer
+  std::optional<size_t> prompt = {};  // nullopt: all of them
+};
+
 enum class State { loading, ready, draining };
 
 class Service {
+  struct NamedRequest {
+    bool chosen = false;
+    std::vector<engine::RequestId> ids = {};
+    bool aborted = false;  // ids that are added later are cancelled too
+  };
+
  public:
   explicit Service(ServiceConfig config);
   ~Service() { engine_ = nullptr; }  // an engine that still runs tells its answers, which use what is below
@@ -93,13 +106,14 @@ class Service {
   uint64_t next_seed();
   std::string new_id(std::string_view prefix);  // "chatcmpl-0f3a..."
 
-  // Requests by the client's name for them, from before they are in the engine on. Throws ApiError 400 for a name in
-  // use.
-  void register_request(const std::string& rid);
+  // Requests by their names, from before they are in the engine on. Throws ApiError 400 for a name that the clients of
+  // two requests have chosen.
+  using Registered = std::multimap<std::string, NamedRequest>::iterator;
+  Registered register_request(const RequestName& name);
   // False: it was aborted before the engine had it, and the caller must cancel `id`.
-  [[nodiscard]] bool add_to_request(const std::string& rid, engine::RequestId id);
-  void forget_request(const std::string& rid);
-  bool abort_request(const std::string& rid);  // false: unknown
+  [[nodiscard]] bool add_to_request(Registered request, engine::RequestId id);
+  void forget_request(Registered request);
+  bool abort_request(const std::string& name);  // false: unknown
   void abort_all();
 
   // Calls `job` once after `delay`, on the tick after it.
@@ -125,11 +139,6 @@ class Service {
   Mailbox& mailbox() { return mailbox_; }
 
  private:
-  struct NamedRequest {
-    std::vector<engine::RequestId> ids;
-    bool aborted = false;  // ids that are added later are cancelled too
-  };
-
   ServiceConfig config_;
   UnknownFields unknown_fields_;
   std::function<FrontStats()> front_;
@@ -138,7 +147,7 @@ class Service {
   std::shared_ptr<const ServedModel> model_;
   AnswerFormats formats_;
   std::shared_ptr<EngineClient> engine_;
-  std::map<std::string, NamedRequest> requests_;
+  std::multimap<std::string, NamedRequest> requests_;
   std::vector<std::pair<std::chrono::steady_clock::time_point, std::function<void()>>> delayed_;
   std::string weight_version_ = "0", weights_path_;
   int64_t reloads_ = 0;

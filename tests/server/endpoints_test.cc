@@ -244,6 +244,41 @@ TEST_F(EndpointsTest, EachPromptMayHaveItsOwnName) {
   EXPECT_TRUE(engine_->requests.at(2).cancelled);
 }
 
+// Whatever the client has called the request. name "": the id that the answer has.
+TEST_F(EndpointsTest, AnAnswersIdIsAName) {
+  const std::string chat = R"("messages": [{"role": "user", "content": "a"}]})", two = R"("text": ["a", "b"]})";
+  const std::string twice = R"("text": "a", "sampling_params": {"n": 2}})";
+  const struct {
+    const char* path;
+    std::string body;
+    const char *name, *cancelled;  // of its prompts
+  } cases[]{{"/v1/chat/completions", R"("request_id": "X1", )" + chat, "chatcmpl-X1", "x"},
+            {"/v1/chat/completions", R"("rid": "mine", )" + chat, "", "x"},
+            {"/v1/completions", R"("rid": "many", "prompt": ["a", "b"]})", "", "xx"},
+            {"/v1/messages", R"("rid": "m", "max_tokens": 1, )" + chat, "", "x"},
+            {"/v1/responses", R"("request_id": "r", "input": "a"})", "", "x"},
+            {"/generate", two, "", "x-"},
+            {"/generate", twice, "", "x"},
+            {"/generate", R"("rid": "q", )" + two, "q", "xx"},
+            {"/generate", R"("rid": "q2", )" + two, "q2-1", "-x"},
+            {"/generate", R"("rid": "q3", )" + twice, "q3-1", "x"},
+            {"/generate", R"("rid": ["z1", "z2"], "sampling_params": {"n": 2}, )" + two, "z2-1", "-x"},
+            {"/generate", R"("rid": ["z3", null], )" + two, "", "x-"}};
+  for (const auto& c : cases) {
+    const size_t before = engine_->requests.size();
+    const auto exchange = ask("POST", c.path, R"({"stream": true, )" + c.body);
+    engine_->send(before + 1, 0, "x");
+    const size_t id = exchange->streamed.find(R"("id":")") + 6;
+    std::string name = c.name;
+    if (name.empty()) name = exchange->streamed.substr(id, exchange->streamed.find('"', id) - id);
+    EXPECT_EQ(ask("POST", "/abort_request", R"({"rid": ")" + name + "\"}")->response.status, 200) << name;
+    std::string cancelled;
+    for (size_t i = before + 1; i <= engine_->requests.size(); ++i)
+      cancelled += engine_->requests.at(i).cancelled ? 'x' : '-';
+    EXPECT_EQ(cancelled, c.cancelled) << name << " of " << c.body;
+  }
+}
+
 TEST_F(EndpointsTest, APromptThatCannotFitIsNotTokenized) {
   const size_t most = tiny_model()->tokenizer.most_bytes_of_an_id();
   ASSERT_GT(most, 0u);
