@@ -43,6 +43,10 @@ std::string text_of(const JsonValue& content, const std::string& path) {
 }
 
 void read_user_message(const JsonValue& content, const std::string& path, JsonValue::Array& out) {
+  // It would become no message at all, and the chat another one.
+  if (const auto* blocks = content.as<JsonValue::Array>(); blocks != nullptr && blocks->empty())
+    refuse(path,
+           fmt::format("{} is {}; accepted: a string or an array of at least one block", path, io::describe(content)));
   std::string text;
   bool said = false;
   const auto flush = [&] {

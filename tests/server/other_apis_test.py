@@ -100,6 +100,9 @@ class Anthropic(OtherApi):
                 ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
                 ({"messages": [{"role": "user"}]}, "messages[0].content"),
                 ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+                ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+                ({"messages": [*CHAT, {"role": "assistant", "content": "B"}, {"role": "user", "content": []}]},
+                 "messages[2].content"),
                 (part(type="image", source={}), where + ".type"), (part(type="text"), where + ".text"), (part(), where + ".type"),
                 (part(type="tool_use", id="a", name="f", input={}), where + ".type"),
                 ({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "x"}, "max_tokens"),
@@ -119,6 +122,8 @@ class Anthropic(OtherApi):
             self.refused_in_their_form(body)
             self.refused_in_their_form(body, path=MESSAGES + "/count_tokens")
         self.refused_in_their_form({**good, "max_tokens": 4}, "max_tokens", path=MESSAGES + "/count_tokens")
+        self.refused_in_their_form({"messages": [*CHAT, {"role": "user", "content": []}]}, "messages[1].content",
+                                   path=MESSAGES + "/count_tokens")
         self.refused_in_their_form({**good, "model": "claude"}, "model", 404, "not_found_error")
         self.ok(MESSAGES, {**good, "metadata": {"user_id": "me"}, "tools": [], "tool_choice": {"type": "auto"},
                            "service_tier": "auto", "thinking": {"type": "disabled"}})
