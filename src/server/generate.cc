@@ -288,6 +288,15 @@ void name_answers(const std::vector<std::string>& names, bool for_each, Form& fo
     }
   }
 }
+
+// Of one request; whether another that runs has one of them is seen when they are registered.
+void check_names_differ(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  names.erase(names.begin(), std::upper_bound(names.begin(), names.end(), ""));
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end())
+    refuse("rid", fmt::format("rid holds {} twice; accepted: a name of its own for each prompt", io::quote(*twice)));
+}
 }  // namespace
 
 void generate(Service& service, const ExchangePtr& exchange) {
@@ -336,6 +345,7 @@ void generate(Service& service, const ExchangePtr& exchange) {
                               "bootstrap_host", "bootstrap_port", "bootstrap_room"});
   fields.finish(service.unknown_fields());
 
+  if (rids) check_names_differ(names);
   form.list = form.list || answers > 1;
   name_answers(names, rids, form, job);
   job.writer = std::make_unique<GenerateWriter>(model, std::move(form), job.requests);

@@ -353,7 +353,9 @@ class SglangLists(WithServer):
             self.refused("/generate", {"text": PROMPT, "return_logprob": True, "token_ids_logprob": value}, "token_ids_logprob",
                          "a flat list of integers")
         self.refused("/generate", {"text": texts, "model": ["tiny", "other"]}, "model", status=404)
-        self.refused("/generate", {"text": texts, "rid": ["same", "same"]}, "rid")
+        self.refused("/generate", {"text": texts, "rid": ["same", "same"]}, "rid", 'rid holds "same" twice')
+        several = self.ok("/generate", {"text": texts, "rid": [None, None], "sampling_params": sampling})
+        self.assertEqual(len({a["meta_info"]["id"] for a in several}), 2)
         self.ok("/generate", {"text": texts, "rid": ["same", "other"], "sampling_params": sampling})  # nothing was kept
 
 
