@@ -85,7 +85,7 @@ void check_content_type(const http::Request& request) {
   if (request.method != "POST" || request.body.empty()) return;
   std::string_view type = request.header("Content-Type");
   type = type.substr(0, type.find(';'));
-  while (type.ends_with(' ')) type.remove_suffix(1);
+  type = type.substr(0, type.find_last_not_of(" \t") + 1);  // RFC 9110, 5.6.6: both may stand before the semicolon
   if (!http::equal_ignoring_case(type, "application/json"))
     throw ApiError(415, "invalid_request_error",
                    fmt::format("the Content-Type is {}; accepted: application/json", io::quote(type)));

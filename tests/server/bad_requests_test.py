@@ -301,6 +301,13 @@ class BadRequests(WithServer):
             self.assertIn('{"error":{"message":', answer, name)
         self.assertEqual(self.server.get("/health")[0], 200)
 
+    def test_parameters_of_the_content_type(self):
+        body = {"prompt": "a", "max_tokens": 1}
+        for form in ("application/json; charset=utf-8", "application/json \t; charset=utf-8", "Application/JSON\t;x=y"):
+            self.ok("/v1/completions", body, headers={"Content-Type": form})
+        for form in ("application/json x; charset=utf-8", "\t;", "text/plain; application/json"):
+            self.refused("/v1/completions", body, status=415, headers={"Content-Type": form})
+
     def test_s11_large_body(self):
         status, answer = self.server.post("/v1/completions", b'{"prompt": "' + b"a" * (33 << 20) + b'"}')
         self.assertEqual(status, 413, answer)
