@@ -115,9 +115,10 @@ const Route& route_of(const http::Request& request) {
 }
 
 // The paths are what a supervisor must be able to ask while everything else is taken.
-http::Options for_front(http::Options options, const ServiceConfig& config) {
+http::Options for_front(http::Options options, Service& service) {
   options.kept_paths = {"/health", "/ping", "/metrics"};
-  options.on_refusal = [log = config.log](int status, std::string_view id) {
+  options.new_request_id = [&service] { return service.new_id("req-"); };
+  options.on_refusal = [log = service.config().log](int status, std::string_view id) {
     log(fmt::format("{}: {} before it was read", id.empty() ? "a request" : id, status));
   };
   return options;
@@ -131,7 +132,7 @@ ApiServer::ApiServer(const http::Options& options, ServiceConfig config)
       slow_workers_(1, kMostWaiting),
       grammar_waiters_(kMostWaiting),
       http_(
-          for_front(options, service_.config()), [this](std::shared_ptr<http::Exchange> exchange) { handle(exchange); },
+          for_front(options, service_), [this](std::shared_ptr<http::Exchange> exchange) { handle(exchange); },
           [](int status, std::string_view sentence, std::string_view path) {
             return refusal(path, to_api_error(status, sentence)).body;
           }) {

@@ -299,6 +299,7 @@ class BadRequests(WithServer):
             answer = self.server.raw(data)
             self.assertRegex(answer, r"^HTTP/1\.1 4(00|13|15|31) ", name)
             self.assertIn('{"error":{"message":', answer, name)
+            self.assertRegex(answer, r"\r\nX-Request-Id: req-[0-9a-f]{28}\r\n", name)
         self.assertEqual(self.server.get("/health")[0], 200)
 
     def test_parameters_of_the_content_type(self):

@@ -150,6 +150,7 @@ TEST_F(HttpTest, WhatIsRefusedBeforeItIsReadHasItsPath) {
 
 TEST_F(HttpTest, WhenEverythingIsTakenNewOnesAreRefusedAtOnce) {
   options_.max_connections = 2;
+  options_.new_request_id = [] { return "made"; };
   serve();
   std::vector<std::unique_ptr<Client>> clients;
   std::vector<std::shared_ptr<Exchange>> exchanges;
@@ -161,6 +162,7 @@ TEST_F(HttpTest, WhenEverythingIsTakenNewOnesAreRefusedAtOnce) {
   const std::string answer = ask("");
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 503")) << answer;
   EXPECT_NE(answer.find("Retry-After: 1\r\n"), answer.npos);
+  EXPECT_NE(answer.find("X-Request-Id: made\r\n"), answer.npos);
   EXPECT_EQ(server_->stats().refused, 1);
   exchanges.clear();
   EXPECT_TRUE(soon([&] { return ask(post("/", "a")).starts_with("HTTP/1.1 200"); }));

@@ -262,7 +262,7 @@ void Connection::refuse(int status, std::string_view sentence) {
   Response response{.status = status, .body = hub_->error_body(status, sentence, path_), .close = true};
   std::string id;
   if (parser_) id = text_of(parser_->get()["X-Request-Id"]);
-  if (!is_request_id(id)) id.clear();
+  if (!is_request_id(id)) id = hub_->options.new_request_id ? hub_->options.new_request_id() : "";
   if (!id.empty()) response.headers.push_back({"X-Request-Id", id});
   if (hub_->options.on_refusal) hub_->options.on_refusal(status, id);
   reply(number_, std::move(response));

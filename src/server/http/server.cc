@@ -104,10 +104,11 @@ void Server::Impl::refuse(tcp::socket socket) {
   ++hub->answers[503];
   const std::string body = hub->error_body(
       503, fmt::format("{} connections are open already; try again later", hub->options.max_connections), "");
+  const std::string id = hub->options.new_request_id ? hub->options.new_request_id() : "";
   const std::string text = fmt::format(
-      "HTTP/1.1 503 {}\r\nServer: sluice\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+      "HTTP/1.1 503 {}\r\nServer: sluice\r\nContent-Type: application/json\r\nRetry-After: 1\r\n{}Connection: close\r\n"
       "Content-Length: {}\r\n\r\n{}",
-      reason_phrase(503), body.size(), body);
+      reason_phrase(503), id.empty() ? "" : fmt::format("X-Request-Id: {}\r\n", id), body.size(), body);
   const int fd = socket.native_handle();
   (void)::send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   (void)::shutdown(fd, SHUT_WR);
