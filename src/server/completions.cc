@@ -24,9 +24,10 @@ class LogprobLists {
  public:
   explicit LogprobLists(TokenNames names) : names_(names) {}
 
-  void add(const ServedModel& model, const sampling::TokenLogprob& token, int top) {
+  // in_text: false for a token that was put around a prompt, whose bytes are not in the text.
+  void add(const ServedModel& model, const sampling::TokenLogprob& token, int top, bool in_text = true) {
     const std::string chosen = name_of(model, token.chosen.token);
-    add_token(model, token.chosen.token, json_number(static_cast<double>(token.chosen.logprob)));
+    add_token(model, token.chosen.token, json_number(static_cast<double>(token.chosen.logprob)), in_text);
     // Several tokens can have one name, and an object has each once: the chosen token's is its own, of others the most
     // likely one's.
     JsonObject object;
@@ -39,8 +40,8 @@ class LogprobLists {
     top_.raw(object.str());
   }
   // The first token of a prompt has no log probability: nothing comes before it.
-  void add_first(const ServedModel& model, int32_t id) {
-    add_token(model, id, "null");
+  void add_first(const ServedModel& model, int32_t id, bool in_text) {
+    add_token(model, id, "null", in_text);
     top_.raw("null");
   }
   std::string json() const {
@@ -72,17 +73,18 @@ class LogprobLists {
     return name;
   }
 
-  void add_token(const ServedModel& model, int32_t id, const std::string& logprob) {
+  void add_token(const ServedModel& model, int32_t id, const std::string& logprob, bool in_text) {
     tokens_.raw(json_text(name_of(model, id)));
     logprobs_.raw(logprob);
     offsets_.raw(std::to_string(offset_));
+    empty_ = false;
+    if (!in_text) return;
     // The characters that the token completes.
     begun_ += model.tokenizer.bytes_of(id);
     std::string whole;
     const size_t held_back = text::append_utf8(whole, begun_, false);
     begun_.erase(0, begun_.size() - held_back);
     offset_ += text::count_code_points(whole);
-    empty_ = false;
   }
 
   TokenNames names_;
@@ -108,6 +110,8 @@ class CompletionWriter final : public AnswerWriter {
     for (const Prompt& p : prompts) {
       EchoedPrompt& known = prompts_.emplace_back(scores_prompts());
       known.first_token = p.ids.front();
+      known.text_begin = p.before;
+      known.text_end = p.ids.size() - p.after;
       known.no_usage.prompt_tokens = static_cast<int64_t>(p.ids.size());
       if (form.more.token_ids) known.ids = p.ids;
       if (form.echo) known.text = p.text ? *p.text : model_->tokenizer.decode(p.ids);
@@ -159,7 +163,10 @@ class CompletionWriter final : public AnswerWriter {
   struct EchoedPrompt {
     explicit EchoedPrompt(bool scored) : scores(scored) {}
 
+    bool in_text(size_t position) const { return position >= text_begin && position < text_end; }
+
     int32_t first_token = 0;
+    size_t text_begin = 0, text_end = 0;  // of the ids that the text became
     std::string text;
     std::vector<int32_t> ids;  // when they are wanted
     engine::Usage no_usage;    // before the first event
@@ -191,9 +198,12 @@ class CompletionWriter final : public AnswerWriter {
     const size_t index = prompt * n_ + static_cast<size_t>(event.choice);
     Choice& c = choices_[index];
     if (echoes_logprobs() && !std::exchange(c.echoed, true)) {
-      c.text = prompts_[prompt].text;
-      c.logprobs.add_first(*model_, prompts_[prompt].first_token);
-      for (const auto& token : prompts_[prompt].scores.tokens()) c.logprobs.add(*model_, token, form_.top);
+      const EchoedPrompt& known = prompts_[prompt];
+      c.text = known.text;
+      size_t position = 0;
+      c.logprobs.add_first(*model_, known.first_token, known.in_text(position));
+      for (const auto& token : known.scores.tokens())
+        c.logprobs.add(*model_, token, form_.top, known.in_text(++position));
     }
     c.text += event.text;
     if (form_.logprobs)

@@ -35,6 +35,7 @@ Prompt encode(std::string_view field, std::string text, const Encoder& encoder, 
   Prompt p{encoder.tokenizer.encode(
                text, {.add_special_tokens = encoder.add_special_tokens, .enough = static_cast<size_t>(context)}),
            std::move(text)};
+  if (encoder.add_special_tokens) p.before = encoder.tokenizer.prefix_size(), p.after = encoder.tokenizer.suffix_size();
   if (p.ids.empty()) refuse(field, fmt::format("{} is empty; at least one token is needed", field));
   check_enough(field, p.ids.size(), context);
   return p;

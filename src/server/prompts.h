@@ -17,6 +17,7 @@ namespace sluice::server {
 struct Prompt {
   std::vector<int32_t> ids;         // not empty, unless who reads it says so
   std::optional<std::string> text;  // when it was one
+  size_t before = 0, after = 0;     // how many of the first and last ids were put around the text's
 };
 
 inline constexpr size_t kMaxPrompts = 1024;  // of a request

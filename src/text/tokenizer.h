@@ -47,6 +47,10 @@ class Tokenizer {
   std::string_view bytes_of(int32_t id) const;
   bool is_special(int32_t id) const;
 
+  // How many ids add_special_tokens puts before and after those of a text.
+  size_t prefix_size() const { return prefix_ids_.size(); }
+  size_t suffix_size() const { return suffix_ids_.size(); }
+
   // The most bytes of a text that one id can stand for, so that a text's length says how many ids it has at least;
   // 0: not known, as with tokens that swallow the white space around them.
   size_t most_bytes_of_an_id() const { return most_bytes_of_an_id_; }

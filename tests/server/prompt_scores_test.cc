@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/server/fake_engine.h"
+
 namespace sluice::server {
 namespace {
 
@@ -54,6 +56,49 @@ TEST(PromptScores, NobodyWaitsWhereNoneAreWanted) {
   log.take(event_of(0, {}, 1), "0");  // an answer without tokens scores its last token for itself
   EXPECT_EQ(log.text, "1:1@0 0:0@0 ");
   EXPECT_TRUE(log.scores.tokens().empty());
+}
+
+// Offsets point into the echoed text, in which the tokens that were put around it are not.
+TEST(PromptScores, EchoedOffsetsAreOfTheText) {
+  text::TokenizerData data = io::read_tokenizer(tiny_folder());
+  data.add_bos_token = data.add_eos_token = true;
+  data.bos_token = "<|im_start|>";
+  data.eos_token = "<|im_end|>";
+  const auto model =
+      std::make_shared<const ServedModel>(std::vector<std::string>{"tiny"}, tiny_folder(), text::Tokenizer(data),
+                                          model::ModelInfo(), read_sampling_defaults(tiny_folder()));
+  const auto engine = std::make_shared<FakeEngine>();
+  Service service{ServiceConfig()};
+  service.set_ready(model, engine);
+  const std::string prompt = "Henry went";
+  const auto offsets = [&](const std::string& given) {
+    const auto exchange = std::make_shared<FakeExchange>(
+        "POST", "/v1/completions", R"({"prompt": )" + given + R"(, "echo": true, "logprobs": 0, "max_tokens": 1})");
+    completions(service, exchange);
+    const engine::RequestId id = engine->requests.size();
+    std::vector<sampling::TokenLogprob> scores;
+    for (const int32_t token : engine->requests.at(id).request.prompt) scores.push_back({{token, -1.F}, {}});
+    scores.erase(scores.begin());
+    engine->send(id, 0, "x", engine::FinishReason::length, scores);
+    const std::string& body = exchange->response.body;
+    const std::string key = R"("text_offset":[)";
+    const size_t at = body.find(key) + key.size();
+    return body.substr(at, body.find(']', at) - at);
+  };
+  const std::vector<int32_t> ids = model->tokenizer.encode(prompt, {.add_special_tokens = false});
+  ASSERT_GT(ids.size(), 1u);
+  std::string text = "0", tokens = "0", given = std::to_string(*model->tokenizer.id_of(data.bos_token));
+  size_t begin = 0;
+  for (const int32_t id : ids) {
+    text += "," + std::to_string(begin);
+    tokens += "," + std::to_string(begin + data.bos_token.size());
+    given += "," + std::to_string(id);
+    begin += model->tokenizer.bytes_of(id).size();
+  }
+  ASSERT_EQ(begin, prompt.size());
+  EXPECT_EQ(offsets('"' + prompt + '"'), text + ",10,10");  // the eos token, and the answer's first
+  EXPECT_EQ(offsets("[" + given + "]"), tokens + "," + std::to_string(10 + data.bos_token.size()));  // echoed with it
+  engine->requests.clear();  // before the service
 }
 
 }  // namespace
