@@ -345,14 +345,24 @@ const TagStyle* style_of(const JsonValue& format) {
   return style == std::end(kTagStyles) ? nullptr : style;
 }
 
-// The schemas, patterns and grammars in a structural tag, at any depth.
+// A pattern names a tag with backslashes before its bars.
+std::string without_backslashes(std::string pattern) {
+  std::erase(pattern, '\\');
+  return pattern;
+}
+
+// The schemas, patterns and grammars in a structural tag, at any depth, and its other texts: the tags are among them.
 void prepare_formats(JsonValue& v, Prepared& out) {
   if (auto* array = std::get_if<JsonValue::Array>(&v.value))
-    for (JsonValue& element : *array) prepare_formats(element, out);
+    for (JsonValue& element : *array) {
+      if (const auto* text = element.as<std::string>()) out.tags.push_back(*text);
+      prepare_formats(element, out);
+    }
   auto* object = std::get_if<JsonValue::Object>(&v.value);
   if (object == nullptr) return;
   for (JsonMember& m : *object) {
     const auto* text = m.value.as<std::string>();
+    if (text != nullptr) out.tags.push_back(m.key == "pattern" ? without_backslashes(*text) : *text);
     if (m.key == "json_schema") {
       SchemaCheck(m.value, true, out, style_of(v)).run();
     } else if (m.key == "pattern" && text != nullptr) {

@@ -45,7 +45,9 @@ Clock::time_point after(Clock::time_point time, double seconds) {
 }
 
 std::string key_of(const Source& s) {
-  return fmt::format("{}{}{}", static_cast<int>(s.kind), s.closed ? 'c' : 'o', s.text);
+  std::string key = fmt::format("{}{}", static_cast<int>(s.kind), s.closed ? 'c' : 'o');
+  for (const std::string& tag : s.tags) key += fmt::format("{} {}", tag.size(), tag);
+  return key.append("\n").append(s.text);
 }
 }  // namespace
 

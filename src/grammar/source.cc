@@ -47,8 +47,11 @@ Prepared prepare(const Source& source) {
   switch (source.kind) {
     case Kind::json_schema:
       return prepare_schema(source.text, source.closed);
-    case Kind::structural_tag:
-      return prepare_structural_tag(source.text);
+    case Kind::structural_tag: {
+      Prepared out = prepare_structural_tag(source.text);
+      out.tags.insert(out.tags.end(), source.tags.begin(), source.tags.end());
+      return out;
+    }
     case Kind::regex:
       check_pattern(source.text, to_string(source.kind));
       return {adapted_pattern(source.text, to_string(source.kind)), {}, false};

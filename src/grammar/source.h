@@ -24,6 +24,8 @@ struct Source {
   // Whether properties and items that a JSON schema does not name are refused where the schema does not say. Both
   // xgrammar's users do it: an open object invites a model to go on for ever.
   bool closed = true;
+  // Of a structural tag: texts whose control tokens may stand in it beside those that its own tags are made of.
+  std::vector<std::string> tags = {};
 
   bool operator==(const Source&) const = default;
 };
@@ -48,8 +50,9 @@ inline constexpr int kMostWhiteSpace = 16;
 // A source as the library gets it.
 struct Prepared {
   std::string text;
-  std::vector<std::string> patterns;  // of strings in JSON
-  bool lengths = false;               // strings in JSON have bounds of their length
+  std::vector<std::string> patterns;   // of strings in JSON
+  bool lengths = false;                // strings in JSON have bounds of their length
+  std::vector<std::string> tags = {};  // of a structural tag: every text that may name control tokens
 };
 
 // Throws invalid_argument with one sentence for what the library cannot take (too large, too deep, too many

@@ -14,7 +14,7 @@ namespace sluice::grammar {
 struct Vocabulary {
   // By id: the bytes that the token adds to a text; "" for gaps.
   std::vector<std::string> bytes;
-  // By id: control tokens, which no text holds. Structural tags alone may name and match them.
+  // By id: control tokens, which no text holds. Structural tags alone may match those that they name.
   std::vector<bool> special;
   // Ids that end an answer; no grammar takes them for text.
   std::vector<int32_t> stops;

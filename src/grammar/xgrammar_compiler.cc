@@ -3,6 +3,7 @@
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <variant>
@@ -48,12 +49,17 @@ struct TokenTexts {
 
 struct VocabularyCompiler {
   explicit VocabularyCompiler(Vocabulary v) : texts(std::make_shared<const TokenTexts>(std::move(v))) {}
-  const xgrammar::TokenizerInfo& info(bool tagged, bool printable);
+  xgrammar::TokenizerInfo info(const std::vector<std::string>& tags, bool printable);
   CompileQueue::Compiled compile(const Source& source, const Prepared& prepared);
 
   const std::shared_ptr<const TokenTexts> texts;
   std::mutex mutex;
-  std::optional<xgrammar::TokenizerInfo> infos[2][2];  // by the arguments of info()
+  struct Info {
+    std::vector<int32_t> control;  // tokens that may be matched
+    bool printable;
+    xgrammar::TokenizerInfo info;
+  };
+  std::list<Info> infos;  // the most recently used first
 };
 }  // namespace
 
@@ -84,32 +90,50 @@ std::optional<Clock::time_point> GrammarCompiler::pending_until(const Source& so
 void GrammarCompiler::on_change(std::function<void()> call) { impl_->queue->on_change(std::move(call)); }
 GrammarCompiler::Stats GrammarCompiler::stats() const { return impl_->queue->stats(); }
 
-// tagged: with the control tokens. printable: without control characters but the end of a line. No JSON has those in
-// its strings; xgrammar allows them where a string's length is bounded.
-const xgrammar::TokenizerInfo& VocabularyCompiler::info(bool tagged, bool printable) {
+// tags: texts whose control tokens may be matched. A structure's own tags may be such tokens; any other one would be
+// taken for what the structure holds, and then the answer, which shows none, would lack it. printable: without control
+// characters but the end of a line. No JSON has those in its strings; xgrammar allows them where a string's length is
+// bounded.
+xgrammar::TokenizerInfo VocabularyCompiler::info(const std::vector<std::string>& tags, bool printable) {
+  constexpr size_t kMostInfos = 8;  // some 20 MB each
   const std::lock_guard lock(mutex);
-  std::optional<xgrammar::TokenizerInfo>& made = infos[tagged ? 1 : 0][printable ? 1 : 0];
-  if (made) return *made;
+  const Vocabulary& vocabulary = texts->vocabulary;
+  std::vector<int32_t> control;
+  for (size_t id = 0; id < vocabulary.bytes.size(); ++id) {
+    const std::string& word = vocabulary.bytes[id];
+    if (vocabulary.special[id] && !word.empty() &&
+        std::any_of(tags.begin(), tags.end(), [&](const std::string& tag) { return tag.find(word) != tag.npos; }))
+      control.push_back(static_cast<int32_t>(id));
+  }
+  const auto made = std::find_if(infos.begin(), infos.end(),
+                                 [&](const Info& i) { return i.printable == printable && i.control == control; });
+  if (made != infos.end()) {
+    infos.splice(infos.begin(), infos, made);
+    return made->info;
+  }
   const auto has_control = [](const std::string& word) {
     return std::any_of(word.begin(), word.end(),
                        [](char c) { return static_cast<unsigned char>(c) < 0x20 && c != '\n'; });
   };
   // Tokens without bytes are never taken. Stop tokens are not text either: who samples allows them where the text may
   // end, so that a request's own ones count too.
-  const Vocabulary& vocabulary = texts->vocabulary;
   std::vector<std::string> words = vocabulary.bytes;
+  const auto is_matched = [&](size_t id) {
+    return !vocabulary.special[id] || std::binary_search(control.begin(), control.end(), static_cast<int32_t>(id));
+  };
   for (size_t id = 0; id < words.size(); ++id)
-    if ((!tagged && vocabulary.special[id]) || (printable && has_control(words[id])) || has_surrogate(words[id]))
-      words[id].clear();
+    if (!is_matched(id) || (printable && has_control(words[id])) || has_surrogate(words[id])) words[id].clear();
   for (const int32_t id : vocabulary.stops)
     if (static_cast<size_t>(id) < words.size()) words[static_cast<size_t>(id)].clear();
-  made.emplace(words, xgrammar::VocabType::RAW, static_cast<int>(vocabulary.size), std::vector<int32_t>());
-  return *made;
+  infos.push_front({std::move(control), printable,
+                    xgrammar::TokenizerInfo(words, xgrammar::VocabType::RAW, static_cast<int>(vocabulary.size),
+                                            std::vector<int32_t>())});
+  if (infos.size() > kMostInfos) infos.pop_back();
+  return infos.front().info;
 }
 
 CompileQueue::Compiled VocabularyCompiler::compile(const Source& source, const Prepared& prepared) try {
-  const bool tagged = source.kind == Kind::structural_tag;
-  const xgrammar::TokenizerInfo& tokens = info(tagged, source.kind == Kind::json_schema || prepared.lengths);
+  const xgrammar::TokenizerInfo tokens = info(prepared.tags, source.kind == Kind::json_schema || prepared.lengths);
   const KeptWarnings warnings;
   for (const std::string& pattern : prepared.patterns) check_json_string_pattern(pattern);
   xgrammar::GrammarCompiler compiler(tokens, 1, false);

@@ -38,6 +38,9 @@ PreparedChat prepare_chat(const Service& service, const ServedModel& model, cons
   if ((out.reading.calls != nullptr && formats.calls_are_special) ||
       (out.reading.reasoning != nullptr && formats.reasoning_is_special))
     out.request.params.skip_special_tokens = false;
+  // Thoughts that the answer's text has: their tags are shown as well.
+  if (constraint && constraint->source.kind == grammar::Kind::structural_tag && out.reading.reasoning != nullptr)
+    for (const std::string_view tag : out.reading.reasoning->tags) constraint->source.tags.emplace_back(tag);
   out.request.prompt = chat_prompt_ids(model, limits, prompt, demand.field);
   fit_to_context(out.request, kChatNames, limits.context_length, demand.field);
   if (constraint) apply_constraint(*constraint, model, out.reading.thoughts(), out.request.params);

@@ -155,7 +155,9 @@ GivenConstraint call_constraint(const ToolRequest& request, const CallFormat& fo
   const std::string tag = structural_tag(
       format, tools, {choice.required, choice.parallel, otherwise ? as_format(otherwise->source) : std::string()});
   try {
-    return {grammar::structural_tag(io::parse_json_value(tag, field)), field};
+    GivenConstraint out{grammar::structural_tag(io::parse_json_value(tag, field)), field};
+    out.source.tags = call_tags(format);
+    return out;
   } catch (const Error& error) {
     refuse(field, fmt::format("{}: {}", field, error.what()));
   }

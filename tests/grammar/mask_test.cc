@@ -84,5 +84,40 @@ TEST_F(Grammar, ControlTokensAreNoText) {
   EXPECT_TRUE(state.may_end());
 }
 
+// A structural tag matches the control tokens that its own tags are made of, and those it is told of; no value holds
+// another one.
+TEST_F(Grammar, TagsAloneHaveControlTokens) {
+  const int32_t stop = tokenizer().id_of("<|im_end|>").value(), begin = tokenizer().id_of("<|im_start|>").value(),
+                pad = tokenizer().id_of("<|pad|>").value();
+  for (const auto& [end, tags] :
+       {std::pair{"<|pad|>", std::vector<std::string>()}, {"</x>", {"a <|pad|>"}}, {"</x>", {}}}) {
+    const Source source{
+        Kind::structural_tag,
+        fmt::format(
+            R"({{"type":"structural_tag","format":{{"type":"tag","begin":"<x>","content":{{"type":"json_schema",)"
+            R"("json_schema":{{"type":"string","minLength":5,"maxLength":12}}}},"end":"{}"}}}})",
+            end),
+        true, tags};
+    GrammarState state(compiler().compile(source));
+    ASSERT_TRUE(state.accept_bytes("<x>\"abc"));
+    std::vector<uint32_t> mask(static_cast<size_t>(sampling::mask_words(vocabulary().size)));
+    state.fill_mask(mask);
+    const auto has = [&](int32_t id) { return (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0; };
+    EXPECT_FALSE(has(begin));
+    EXPECT_FALSE(has(stop));
+    EXPECT_TRUE(has(tokenizer().id_of("a").value()));
+    ASSERT_TRUE(state.accept_bytes("de\""));
+    EXPECT_EQ(state.accept(pad), std::string_view(end) == "<|pad|>");
+  }
+  // In a value, a control token's text is letters like any other.
+  const std::string fixed =
+      R"({"type":"structural_tag","format":{"type":"tag","begin":"<x>","content":{"type":"json_schema",)"
+      R"("json_schema":{"enum":["<|im_start|>"]}},"end":"</x>"}})";
+  GrammarState state(compiler().compile({Kind::structural_tag, fixed}));
+  ASSERT_TRUE(state.accept_bytes("<x>\""));
+  EXPECT_FALSE(state.accept(begin));
+  EXPECT_TRUE(state.accept_bytes("<|im_start|>\"</x>") && state.may_end());
+}
+
 }  // namespace
 }  // namespace sluice::grammar

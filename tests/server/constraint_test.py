@@ -184,6 +184,16 @@ class Constraints(WithServer):
         text = self.ok("/generate", {"text": "a", "sampling_params": sampling})["text"]
         self.assertTrue(text.startswith("<f>") and text.endswith("</f>") and is_order(text[3:-4]), text)
 
+    def test_structures_hold_no_control_tokens(self):
+        # An answer shows no <|im_start|>: as a part of a value it would be missing there.
+        for schema in ({"type": "string", "minLength": 5, "maxLength": 12}, {"const": "<|im_start|>"}):
+            format = {"type": "tag", "begin": "<x>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</x>"}
+            text = self.ok("/v1/completions", {
+                "prompt": "a", "max_tokens": TOKENS, "temperature": 0, "logit_bias": self.bias("<|im_start|>"),
+                "response_format": {"type": "structural_tag", "format": format}})["choices"][0]["text"]
+            self.assertTrue(text.startswith("<x>") and text.endswith("</x>"), text)
+            self.assertTrue(5 <= len(json.loads(text[3:-4])) <= 12, text)
+
     def test_cut_off_inside_the_structure(self):
         answer = self.ok("/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "response_format": SCHEMA_FORMAT})
         self.assertEqual(answer["choices"][0]["finish_reason"], "length")

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "grammar/compiler.h"
+#include "grammar/structural_tag.h"
 #include "server/tool_calls/structural_tag.h"
 #include "server/tool_calls/tool_call_formats.h"
 #include "server/tool_calls/xml_arguments.h"
@@ -263,6 +265,48 @@ TEST(ToolCalls, TheTemplateChoosesTheFormat) {
        {"hermes", "qwen25", "qwen", "qwen3_coder", "qwen3_xml", "deepseekv3", "deepseek_v3", "deepseekv31",
         "deepseek_v31", "glm", "glm45", "glm47", "kimi_k2", "gpt-oss", "openai", "nemotron"})
     EXPECT_NE(tool_call_format(name), nullptr) << name;
+}
+
+// Where a format's tags are control tokens of the model, as in most of its checkpoints, a constraint takes them as
+// such: in a call's tags, never in its arguments where another one is.
+TEST(ToolCalls, ConstraintsTakeTagsThatAreTokens) {
+  if (!grammar::why_not_available().empty()) GTEST_SKIP() << grammar::why_not_available();
+  for (const CallFormat& format : tool_call_formats()) {
+    grammar::Vocabulary words;
+    for (int i = 0; i < 256; ++i) words.bytes.emplace_back(1, static_cast<char>(i));
+    words.special.assign(256, false);
+    for (const std::string& tag : call_tags(format))
+      if (!tag.empty() && tag.find(' ') == tag.npos) words.bytes.push_back(tag), words.special.push_back(true);
+    const auto other = static_cast<int32_t>(words.bytes.size());
+    words.bytes.emplace_back("<|im_end|>"), words.special.push_back(true);
+    words.size = static_cast<int64_t>(words.bytes.size());
+    grammar::GrammarCompiler compiler(words);
+    for (const bool required : {false, true}) {
+      grammar::Source source =
+          grammar::structural_tag(io::parse_json_value(structural_tag(format, tools(), {required, true}), "the tag"));
+      source.tags = call_tags(format);
+      grammar::GrammarState state(compiler.compile(source));
+      const CallTemplate written = format.written("now");
+      const bool json_form = std::string_view(written.style) == "json";
+      std::string text = std::string(format.separator ? format.open : "") + written.begin +
+                         (written.pattern.empty() ? "" : "0<|tool_call_argument_begin|>") + (json_form ? "{}" : "") +
+                         written.end + std::string(format.separator ? format.close : "");
+      size_t tags = 0;
+      for (size_t at = 0; at < text.size();) {
+        // The longest token, as a model writes it.
+        size_t best = static_cast<unsigned char>(text[at]);
+        for (size_t id = 256; id < words.bytes.size(); ++id)
+          if (text.substr(at).starts_with(words.bytes[id]) && words.bytes[id].size() > words.bytes[best].size())
+            best = id;
+        ASSERT_TRUE(state.accept(static_cast<int32_t>(best))) << format.names[0] << " " << text.substr(0, at);
+        tags += best >= 256;
+        at += words.bytes[best].size();
+        ASSERT_FALSE(state.accept(other)) << format.names[0] << " " << text.substr(0, at);
+      }
+      EXPECT_GE(tags, 2u) << format.names[0];
+      EXPECT_TRUE(state.may_end()) << format.names[0];
+    }
+  }
 }
 
 // The empty arguments between a call's begin and end are a call of its own format.

@@ -27,6 +27,13 @@ std::string call_tag(const CallFormat& format, const Tool& tool, bool follows_sc
 }
 }  // namespace
 
+std::vector<std::string> call_tags(const CallFormat& format) {
+  std::vector<std::string> tags(format.begins.begin(), format.begins.end());
+  tags.insert(tags.end(), format.inner.begin(), format.inner.end());
+  for (const std::string_view tag : {format.open, format.close}) tags.emplace_back(tag);
+  return tags;
+}
+
 std::string structural_tag(const CallFormat& format, std::span<const Tool> tools, const CallDemand& demand) {
   JsonArray tags;
   for (const Tool& tool : tools) tags.raw(call_tag(format, tool, demand.required || tool.strict));

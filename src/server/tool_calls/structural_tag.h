@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "server/tool_calls/call_format.h"
 
@@ -14,6 +15,9 @@ struct CallDemand {
   bool parallel = true;   // more than one call
   std::string otherwise;  // a format of structural tags: what an answer is that is no call, if it may be none; "": any
 };
+
+// The format's tags, which may be control tokens. Answers show these.
+std::vector<std::string> call_tags(const CallFormat& format);
 
 // The JSON text of the structural tag, for the answer's text after its thoughts. `tools`:
 // those that may be called; at least one. Arguments follow a tool's schema if they are required or the tool is strict,
