@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The formats of tool calls: what each model family's chat template writes, whole and cut at every byte; what is no
 // call comes out as it went in.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -265,6 +266,33 @@ TEST(ToolCalls, TheTemplateChoosesTheFormat) {
        {"hermes", "qwen25", "qwen", "qwen3_coder", "qwen3_xml", "deepseekv3", "deepseek_v3", "deepseekv31",
         "deepseek_v31", "glm", "glm45", "glm47", "kimi_k2", "gpt-oss", "openai", "nemotron"})
     EXPECT_NE(tool_call_format(name), nullptr) << name;
+}
+
+// A text is the value that the schema has for it.
+TEST(ToolCalls, ValuesAreOfTheSchema) {
+  const std::pair<const char*, std::vector<std::pair<const char*, const char*>>> cases[]{
+      {R"({"const":null})", {{"null", "null"}, {"None", "null"}}},
+      {R"({"anyOf":[{"const":null},{"type":"string"}]})", {{"null", "null"}, {"a", R"("a")"}}},
+      {R"({"enum":["1",2]})", {{"1", R"("1")"}, {"2", "2"}, {"3", R"("3")"}}},
+      {R"({"enum":[1,2.5,null]})", {{"1", "1"}, {" 2.50", "2.50"}, {"None", "null"}, {"3", "3"}, {"x", R"("x")"}}},
+      {R"({"enum":["true",false,[1]]})",
+       {{"true", R"("true")"}, {"False", "false"}, {"[1]", "[1]"}, {"[2]", R"("[2]")"}}},
+      {R"({"type":["string","null"],"enum":["null","a"]})", {{"null", R"("null")"}, {"a", R"("a")"}}},
+      {R"({"anyOf":[{"type":"string","enum":["7"]},{"type":"integer","maximum":5}]})",
+       {{"7", R"("7")"}, {"5", "5"}, {"6", R"("6")"}}},
+      {R"({"anyOf":[{"const":1},{"type":"string"}]})", {{"1", "1"}, {"7", R"("7")"}}},
+      {R"({"type":["integer","string"]})", {{"1", "1"}, {"1.5", R"("1.5")"}, {"-", R"("-")"}}},
+      {R"({"type":"integer","maximum":5})", {{"7", "7"}, {"1.5", "1.5"}, {"\"a\"", R"("\"a\"")"}}},
+      {R"({"type":"boolean"})", {{"True", "true"}, {"\"a\"", R"("\"a\"")"}}},
+      {R"({"type":"object"})", {{"{\"a\":1,\"a\":2}", "{\"a\":1,\"a\":2}"}, {"7", R"("7")"}}},
+  };
+  for (const auto& [schema, values] : cases)
+    for (const auto& [text, json] : values)
+      EXPECT_EQ(
+          xml_value_json(
+              text, io::parse_json_value(fmt::format(R"({{"properties":{{"s":{}}}}})", schema), "the schema"), "s"),
+          json)
+          << schema << " " << text;
 }
 
 // Where a format's tags are control tokens of the model, as in most of its checkpoints, a constraint takes them as

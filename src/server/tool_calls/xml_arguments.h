@@ -36,7 +36,9 @@ class XmlArguments {
 
 // A parameter's text as JSON. Where the schema allows null, a boolean, a number, an object or an array, text that is
 // one becomes one (also True, False and None, as Python prints them); all else becomes a string, so that no text can
-// make the arguments invalid. The schema: type, enum, const, anyOf, oneOf, allOf and references into itself.
+// make the arguments invalid. Where a value of enum or const is written as the text, it is that value; where a string
+// may stand as well, a number beyond its bounds is one. The schema: type, enum, const, bounds of numbers, anyOf, oneOf,
+// allOf and references into itself.
 std::string xml_value_json(std::string_view text, const io::JsonValue& parameters, std::string_view key);
 
 }  // namespace sluice::server
