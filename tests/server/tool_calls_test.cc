@@ -337,6 +337,44 @@ TEST(ToolCalls, ConstraintsTakeTagsThatAreTokens) {
   }
 }
 
+// Calls that must come, or that come in place of another constraint's text, have no text beside them.
+TEST(ToolCalls, RequiredCallsStandAlone) {
+  if (!grammar::why_not_available().empty()) GTEST_SKIP() << grammar::why_not_available();
+  grammar::Vocabulary bytes;
+  for (int i = 0; i < 256; ++i) bytes.bytes.emplace_back(1, static_cast<char>(i));
+  bytes.special.assign(256, false);
+  bytes.size = 256;
+  grammar::GrammarCompiler compiler(bytes);
+  for (const CallFormat& format : tool_call_formats())
+    for (const char* otherwise : {"", R"({"type":"regex","pattern":"other"})"})
+      for (const bool parallel : {false, true}) {
+        const bool has_other = *otherwise != '\0';
+        const auto grammar = compiler.compile(grammar::structural_tag(
+            io::parse_json_value(structural_tag(format, tools(), {!has_other, parallel, otherwise}), "the tag")));
+        const auto accepts = [&](const std::string& text) {
+          grammar::GrammarState state(grammar);
+          return state.accept_bytes(text) && state.may_end();
+        };
+        const CallTemplate written = format.written("now");
+        const bool json_form = std::string_view(written.style) == "json";
+        const std::string call = written.begin + (written.pattern.empty() ? "" : "0<|tool_call_argument_begin|>") +
+                                 (json_form ? "{}" : "") + written.end;
+        const auto section = [&](const std::string& calls) {
+          return format.separator ? std::string(format.open) + calls + std::string(format.close) : calls;
+        };
+        const std::string one = section(call),
+                          two = section(call + std::string(format.separator.value_or(format.between)) + call);
+        EXPECT_TRUE(accepts(one)) << one;
+        EXPECT_EQ(accepts(two), parallel) << two;
+        EXPECT_EQ(parse(format, {two}).count, 2u) << two;
+        EXPECT_EQ(parse(format, {two}).content, "");
+        EXPECT_EQ(accepts("other"), has_other);
+        for (const std::string& text :
+             {one + " and more", one + "\n", "I call " + one, std::string(), one + "\n" + one + "!"})
+          EXPECT_FALSE(accepts(text)) << text;
+      }
+}
+
 // The empty arguments between a call's begin and end are a call of its own format.
 TEST(ToolCalls, WhatConstraintsDescribeIsParsed) {
   for (const CallFormat& format : tool_call_formats()) {
@@ -352,11 +390,14 @@ TEST(ToolCalls, WhatConstraintsDescribeIsParsed) {
     for (const bool required : {false, true}) {
       const io::JsonValue tag =
           io::parse_json_value(structural_tag(format, tools(), {required, !required}), "the structural tag");
-      const io::JsonValue* tags = tag.find("format")->find("tags");
-      if (format.separator) tags = tags->as<io::JsonValue::Array>()->at(0).find("content")->find("tags");
+      const io::JsonValue* list = tag.find("format");
+      if (format.separator && !required) list = &list->find("tags")->as<io::JsonValue::Array>()->at(0);
+      if (format.separator) list = list->find("content");
+      const io::JsonValue* tags = list->find("tags");
       ASSERT_EQ(tags->as<io::JsonValue::Array>()->size(), tools().size());
       EXPECT_EQ(*tags->as<io::JsonValue::Array>()->at(1).find("begin")->as<std::string>(), written.begin);
-      EXPECT_EQ(*tag.find("format")->find("at_least_one")->as<bool>(), required);
+      EXPECT_EQ(*list->find("at_least_one")->as<bool>(), required || format.separator);
+      EXPECT_EQ(*list->find("stop_after_first")->as<bool>(), required);
       const io::JsonValue* content = tags->as<io::JsonValue::Array>()->at(0).find("content");
       if (!written.pattern.empty()) content = &content->find("elements")->as<io::JsonValue::Array>()->at(1);
       EXPECT_EQ(*content->find("json_schema") == tools()[0].parameters, required);

@@ -56,6 +56,8 @@ struct CallFormat {
   std::string_view open = "", close = "";
   // The text between two calls that share one pair of open and close; nothing: each call has its own.
   std::optional<std::string_view> separator = {};
+  // The text between two calls of the other formats where there is nothing else.
+  std::string_view between = "\n";
   // The text at which a constraint begins.
   std::string_view trigger = "";
   // Further tags inside of a block.

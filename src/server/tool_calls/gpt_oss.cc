@@ -44,6 +44,7 @@ CallFormat gpt_oss_format() {
   f.names = {"gpt-oss", "openai"};
   f.markers = {kChannel, kMessage};
   f.begins = {kStart, kChannel, kTo};
+  f.between = kStart;
   f.trigger = "<|channel|>commentary to=functions.";
   f.inner = {"<|start|>", kMessage, "<|constrain|>", "<|call|>", "<|end|>"};
   f.reader = [](const Tools&, bool) -> std::unique_ptr<CallReader> {

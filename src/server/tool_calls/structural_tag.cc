@@ -37,30 +37,31 @@ std::vector<std::string> call_tags(const CallFormat& format) {
 std::string structural_tag(const CallFormat& format, std::span<const Tool> tools, const CallDemand& demand) {
   JsonArray tags;
   for (const Tool& tool : tools) tags.raw(call_tag(format, tool, demand.required || tool.strict));
-  std::string all = tags.str();
-  if (format.separator)
-    all = JsonArray()
-              .raw(tag(format.open,
-                       JsonObject()
-                           .add("type", "tags_with_separator")
-                           .raw("tags", all)
-                           .add("separator", *format.separator)
-                           .add("at_least_one", true)
-                           .add("stop_after_first", !demand.parallel)
-                           .str(),
-                       format.close))
-              .str();
-  const bool has_other = !demand.otherwise.empty(), at_least_one = demand.required || has_other;
-  // Where calls are in a section of their own, its tags count them. After a call that is required, free text would not
-  // satisfy the rest of the request.
-  const bool first_only = !demand.parallel || (at_least_one && format.separator) || (demand.required && has_other);
-  std::string calls = JsonObject()
-                          .add("type", "triggered_tags")
-                          .raw("triggers", JsonArray().raw(json_text(format.trigger)).str())
-                          .raw("tags", all)
-                          .add("at_least_one", at_least_one)
-                          .add("stop_after_first", first_only)
-                          .str();
+  const auto listed = [&](std::string_view separator) {
+    return JsonObject()
+        .add("type", "tags_with_separator")
+        .raw("tags", tags.str())
+        .add("separator", separator)
+        .add("at_least_one", true)
+        .add("stop_after_first", !demand.parallel)
+        .str();
+  };
+  const std::string section = format.separator ? tag(format.open, listed(*format.separator), format.close) : "";
+  const bool has_other = !demand.otherwise.empty();
+  std::string calls;
+  if (demand.required || has_other) {
+    // Calls alone: no text beside them would satisfy the rest of the request.
+    calls = format.separator ? section : listed(format.between);
+  } else {
+    // Where calls are in a section of their own, its tags count them.
+    calls = JsonObject()
+                .add("type", "triggered_tags")
+                .raw("triggers", JsonArray().raw(json_text(format.trigger)).str())
+                .raw("tags", format.separator ? JsonArray().raw(section).str() : tags.str())
+                .add("at_least_one", false)
+                .add("stop_after_first", !demand.parallel)
+                .str();
+  }
   if (has_other && !demand.required)
     calls = JsonObject().add("type", "or").raw("elements", JsonArray().raw(demand.otherwise).raw(calls).str()).str();
   return JsonObject().add("type", "structural_tag").raw("format", calls).str();
