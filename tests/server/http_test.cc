@@ -123,7 +123,9 @@ TEST_F(HttpTest, PlacesAreKeptForSomePaths) {
     const std::string answer = ask(post("/health", "ok", ""));  // it closes, to let the next one in
     EXPECT_TRUE(answer.starts_with("HTTP/1.1 200")) << answer;
   }
-  EXPECT_TRUE(ask(post("/", "a")).starts_with("HTTP/1.1 503"));
+  const std::string refused = ask(post("/", "a"));
+  EXPECT_TRUE(refused.starts_with("HTTP/1.1 503"));
+  EXPECT_NE(refused.find("Retry-After: 1\r\n"), refused.npos) << refused;
   // The kept places can be taken too; silent ones give way.
   Client silent(server_->port()), other(server_->port());
   EXPECT_TRUE(ask(post("/health", "ok", "")).starts_with("HTTP/1.1 200"));
@@ -269,9 +271,15 @@ TEST_F(HttpTest, ABodyThatIsAcceptedAloneIsNeverToldToTryAgain) {
 }
 
 TEST_F(HttpTest, HandlersThatFailOrForgetAnswer500) {
+  options_.new_request_id = [] { return "made"; };
   serve();
-  for (const char* path : {"/throw", "/drop"})
-    EXPECT_TRUE(ask(post(path, "")).starts_with("HTTP/1.1 500 Internal Server Error")) << path;
+  for (const char* path : {"/throw", "/drop"}) {
+    const std::string answer = ask(post(path, ""));
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 500 Internal Server Error")) << path;
+    EXPECT_NE(answer.find("X-Request-Id: made\r\n"), answer.npos) << answer;
+    const std::string named = ask(post(path, "", "X-Request-Id: mine\r\nConnection: close\r\n"));
+    EXPECT_NE(named.find("X-Request-Id: mine\r\n"), named.npos) << named;
+  }
 }
 
 TEST_F(HttpTest, AClientThatLeavesIsNoticedAtOnce) {

@@ -75,6 +75,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void on_read_error(Error error);
   void hand_over();
   void refuse(int status, std::string_view sentence);
+  void note_request();
+  Response own_answer(int status, std::string_view sentence);
   bool count_body(size_t bytes);
   void set_waiting(bool waiting);
   bool may_ask() const;
@@ -104,8 +106,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::beast::flat_buffer buffer_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   Phase phase_ = Phase::idle;
-  uint64_t number_ = 0;  // of the request
-  std::string path_;     // of the request, as far as it is known
+  uint64_t number_ = 0;    // of the request
+  std::string path_, id_;  // of the request, as far as they are known; id_: its X-Request-Id
   const bool kept_;
   std::optional<std::list<Connection*>::iterator> place_;  // in hub_->waiting
   bool in_exchange_ = false;

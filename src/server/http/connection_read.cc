@@ -204,7 +204,7 @@ bool Connection::count_body(size_t bytes) {
 
 void Connection::hand_over() {
   deadline_.cancel();
-  path_ = path_of(text_of(parser_->get().target()));
+  note_request();
   if (!may_ask())
     return refuse(503, fmt::format("{} connections are open already, and the last places are kept for {}; try again "
                                    "later",
@@ -236,7 +236,7 @@ void Connection::hand_over() {
   try {
     hub_->handler(exchange);
   } catch (const std::exception& error) {
-    reply(number, {.status = 500, .body = hub_->error_body(500, error.what(), path_)});
+    reply(number, own_answer(500, error.what()));
   }
 }
 
@@ -244,6 +244,21 @@ bool Connection::may_ask() const {
   if (!kept_ || hub_->open <= hub_->options.max_connections) return true;
   const auto& paths = hub_->options.kept_paths;
   return std::find(paths.begin(), paths.end(), path_) != paths.end();
+}
+
+// For answers of the server's own, also to a head that is not complete.
+void Connection::note_request() {
+  path_ = parser_ ? path_of(text_of(parser_->get().target())) : "";
+  id_ = parser_ ? text_of(parser_->get()["X-Request-Id"]) : "";
+  if (!is_request_id(id_)) id_.clear();
+}
+
+Response Connection::own_answer(int status, std::string_view sentence) {
+  if (id_.empty() && hub_->options.new_request_id) id_ = hub_->options.new_request_id();
+  Response response{.status = status, .body = hub_->error_body(status, sentence, path_)};
+  if (status == 503) response.headers.push_back({"Retry-After", "1"});
+  if (!id_.empty()) response.headers.push_back({"X-Request-Id", id_});
+  return response;
 }
 
 void Connection::refuse(int status, std::string_view sentence) {
@@ -258,13 +273,10 @@ void Connection::refuse(int status, std::string_view sentence) {
     in_exchange_ = true;
     ++hub_->exchanges;
   }
-  path_ = parser_ ? path_of(text_of(parser_->get().target())) : "";
-  Response response{.status = status, .body = hub_->error_body(status, sentence, path_), .close = true};
-  std::string id;
-  if (parser_) id = text_of(parser_->get()["X-Request-Id"]);
-  if (!is_request_id(id)) id = hub_->options.new_request_id ? hub_->options.new_request_id() : "";
-  if (!id.empty()) response.headers.push_back({"X-Request-Id", id});
-  if (hub_->options.on_refusal) hub_->options.on_refusal(status, id);
+  note_request();
+  Response response = own_answer(status, sentence);
+  response.close = true;
+  if (hub_->options.on_refusal) hub_->options.on_refusal(status, id_);
   reply(number_, std::move(response));
 }
 

@@ -132,7 +132,7 @@ void Connection::finish_exchange() {
 
 void Connection::abandon(uint64_t number) {
   if (number != number_ || (phase_ != Phase::handling && phase_ != Phase::streaming)) return;
-  Response response{.status = 500, .body = hub_->error_body(500, "the request ended without an answer", path_)};
+  Response response = own_answer(500, "the request ended without an answer");
   if (phase_ == Phase::handling)
     reply(number, std::move(response));
   else

@@ -33,8 +33,8 @@ struct Options {
   size_t header_bytes = size_t{16} << 10;
   size_t body_bytes = size_t{32} << 20;
   size_t buffered_bytes = size_t{256} << 20;  // bodies of all connections together
-  // Makes an id for the X-Request-Id of a request that the server refuses by itself, where the client gave none;
-  // without it there is none.
+  // Makes an id for the X-Request-Id of an answer that the server gives by itself, where the client gave none; without
+  // it there is none.
   std::function<std::string()> new_request_id = {};
   // Told of every request that the server refuses by itself, on its thread; id: of its X-Request-Id, or "".
   std::function<void(int status, std::string_view id)> on_refusal = {};
