@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -156,14 +157,15 @@ class Batch:
 
 
 class Stream:
-    """Requests in the engine of a handle, which it keeps. Destroying it cancels what is unfinished."""
+    """Requests in the engine of a handle, which it keeps. Destroying it cancels what is unfinished. wake: a descriptor that
+    the library writes to; it is closed with the stream, which may be later than close() where another thread cancels it."""
 
     def __init__(self, engine: _library.Handle, batch: Batch, wake: int = 0) -> None:
         self.batch = batch
         requests = (_library.Request * len(batch.requests))(*batch.requests)
         self._handle = _library.Handle(
             "request", lambda out: _library.call("sluice_engine_submit", engine.get(), requests, len(requests), wake, out),
-            "sluice_stream_destroy", keep=engine)
+            "sluice_stream_destroy", keep=engine, after=functools.partial(os.close, wake) if wake else None)
         batch.keep.clear()
 
     def next(self, timeout_ms: int) -> tuple[int, list[Answer]]:
@@ -210,7 +212,6 @@ class AsyncStream:
 
     def __init__(self, submit: Callable[[int], Stream]) -> None:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._close_wake = os.close  # at the interpreter's end a module may lose its names before its objects
         try:
             self._stream = submit(self._wake)
         except BaseException:
@@ -237,14 +238,4 @@ class AsyncStream:
                     await awake.wait()
         finally:
             loop.remove_reader(self._wake)
-            self.close()
-
-    def close(self) -> None:
-        if self._wake >= 0:
-            self._stream.close()  # the library writes no more
-            self._close_wake(self._wake)
-            self._wake = -1
-
-    def __del__(self) -> None:
-        if hasattr(self, "_stream"):
-            self.close()
+            self._stream.close()

@@ -58,19 +58,32 @@ def callbacks_of(progress: ProgressFn | None, log: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if progress is not None:
         def on_progress(_: Any, what: bytes, done: int, total: int, unit: bytes) -> None:
-            try:
-                progress(what.decode(errors="replace"), done, total, unit.decode(errors="replace"))
-            except Exception:
-                pass
+            _tell(progress, what.decode(errors="replace"), done, total, unit.decode(errors="replace"))
         out["progress"] = _library.ProgressFn(on_progress)
     if log is not None:
         def on_log(_: Any, level: int, line: bytes) -> None:
-            try:
-                log(("debug", "info", "warning")[level], line.decode(errors="replace"))
-            except Exception:
-                pass
+            _tell(log, ("debug", "info", "warning")[level], line.decode(errors="replace"))
         out["log"] = _library.LogFn(on_log)
     return out
+
+
+def _tell(function: Callable[..., object], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except Exception:
+        pass
+
+
+_CALLS = {function.__code__ for function in (_tell, _library.call, _library.read_text, _library.read_ids)}
+
+
+def in_a_call() -> bool:
+    """Whether a call of the library cannot return before this thread goes on: it runs a callback, or a signal handler that
+    came in between."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code not in _CALLS:
+        frame = frame.f_back
+    return frame is not None
 
 
 class Bar:

@@ -10,6 +10,8 @@ import ctypes
 import os
 import pathlib
 import threading
+import time
+import types
 from ctypes import (
     POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p,
 )
@@ -335,35 +337,44 @@ def fail(status: int) -> None:
     raise errors.from_status(status, load().sluice_last_error().decode(errors="replace"))
 
 
+# Calls let go of their arguments: an exception's traceback would keep an object of the library that is among them.
 def call(name: str, *arguments: Any) -> None:
-    status = getattr(load(), name)(*arguments)
-    if status:
-        fail(status)
+    function = getattr(load(), name)
+    try:
+        if status := function(*arguments):
+            fail(status)
+    finally:
+        del arguments
 
 
 def read_text(name: str, *arguments: Any) -> str:
     """Asks for the length, then for the text."""
     function, needed = getattr(load(), name), c_size_t()
-    status = function(*arguments, None, 0, ctypes.byref(needed))
-    if status not in (0, BUFFER_TOO_SMALL):
-        fail(status)
-    buffer = ctypes.create_string_buffer(max(needed.value, 1))
-    status = function(*arguments, buffer, len(buffer), ctypes.byref(needed))
-    if status:
-        fail(status)
+    try:
+        status = function(*arguments, None, 0, ctypes.byref(needed))
+        if status not in (0, BUFFER_TOO_SMALL):
+            fail(status)
+        buffer = ctypes.create_string_buffer(max(needed.value, 1))
+        if status := function(*arguments, buffer, len(buffer), ctypes.byref(needed)):
+            fail(status)
+    finally:
+        del arguments
     return buffer.raw[:needed.value - 1].decode(errors="replace")  # without the final zero; the text may hold others
 
 
 def read_ids(name: str, capacity: int, *arguments: Any) -> list[int]:
     function, count = getattr(load(), name), c_size_t()
-    while True:
-        ids = (c_int32 * capacity)()
-        status = function(*arguments, ids, capacity, ctypes.byref(count))
-        if status == 0:
-            return ids[:count.value]
-        if status != BUFFER_TOO_SMALL:
-            fail(status)
-        capacity = count.value
+    try:
+        while True:
+            ids = (c_int32 * capacity)()
+            status = function(*arguments, ids, capacity, ctypes.byref(count))
+            if status not in (0, BUFFER_TOO_SMALL):
+                fail(status)
+            if status == 0:
+                return ids[:count.value]
+            capacity = count.value
+    finally:
+        del arguments
 
 
 def text(name: str, value: Any) -> bytes:
@@ -378,38 +389,84 @@ def text(name: str, value: Any) -> bytes:
         raise ValueError(f"{name} is not text that UTF-8 can hold: {problem}") from None
 
 
-class Handle:
-    """An object of the library, destroyed with this one. Threads of the library do not live on in a forked child.
+class _Object(c_void_p):
+    """An object of the library. A call has it among its arguments until it returns, so Python's count of references is the
+    count of its users, and the last of them destroys it: there is no lock that a signal handler, a fork or the garbage
+    collector could find held. Threads of the library do not live on in a forked child, which destroys nothing."""
 
-    keep: what the object uses until it is destroyed: callbacks, or another Handle.
+    def __init__(self, destroy: Any, keep: Any) -> None:
+        super().__init__()
+        self.destroy, self.keep = destroy, keep
+        self.after: Callable[[], None] | None = None
+        self.getpid = os.getpid  # at the interpreter's end a module may lose its names before its objects
+        self.pid = self.getpid()
+        # What becomes of it, for a Handle that does not refer to it any more. problem: what close() raises.
+        self.end = types.SimpleNamespace(closing=False, done=False, problem=None)
+
+    def finish(self) -> None:
+        pointer, self.value = self.value, None
+        try:
+            if pointer is not None and self.pid == self.getpid():
+                self.destroy(pointer)
+        finally:
+            if self.after is not None:
+                self.after()
+            self.end.done = True
+
+    def __del__(self) -> None:
+        try:
+            self.finish()
+        except BaseException as problem:  # Ctrl-C, which Python would drop here
+            if not self.end.closing:
+                raise
+            self.end.problem = problem.with_traceback(None)
+
+
+class Handle:
+    """An object of the library, destroyed with this one or by close(), but not before the calls that are under way return.
+
+    keep: what the object uses until it is destroyed: callbacks, or another Handle. after: called when it is destroyed.
     """
 
-    def __init__(self, what: str, create: Callable[[Any], None], destroy: str, keep: Any = None) -> None:
-        self._what, self._destroy, self._keep = what, getattr(load(), destroy), keep
-        self._getpid = os.getpid  # at the interpreter's end a module may lose its names before its objects
-        self._pid = self._getpid()
-        self._pointer: int | None = None
-        out = c_void_p()
-        create(ctypes.byref(out))
-        self._pointer = out.value
+    def __init__(self, what: str, create: Callable[[Any], None], destroy: str, keep: Any = None,
+                 after: Callable[[], None] | None = None) -> None:
+        self._what, self._keep = what, keep
+        made = _Object(getattr(load(), destroy), keep)
+        try:
+            create(ctypes.byref(made))
+        except BaseException:  # its traceback refers to the object
+            made.finish()
+            raise
+        made.after, self._pid, self._end = after, made.pid, made.end
+        self._object: _Object | None = made
 
-    def get(self) -> int:
-        if self._pointer is None:
-            raise errors.InvalidArgument(f"this {self._what} was closed; make another one")
+    def get_open(self) -> c_void_p | None:
+        """What a call takes among its arguments, and nobody holds for longer. None: this was closed."""
         if self._pid != os.getpid():
             raise errors.InvalidArgument(
                 f"this {self._what} was made by process {self._pid} and is used by its fork {os.getpid()}, which has "
                 "none of its threads; make it after the fork, or start processes with \"spawn\"")
-        return self._pointer
+        return self._object
 
-    def close(self) -> None:
-        pointer, self._pointer = self._pointer, None
-        if pointer is not None and self._pid == self._getpid():
-            self._destroy(pointer)
+    def get(self) -> c_void_p:
+        made = self.get_open()
+        if made is None:
+            raise errors.InvalidArgument(f"this {self._what} was closed; make another one")
+        return made
 
-    def __del__(self) -> None:
-        if getattr(self, "_pointer", None) is not None:
-            self.close()
+    def close(self, patience: float = 0) -> None:
+        """patience: the most seconds to wait for calls that are under way. Not for ever: one of them may wait for this
+        thread."""
+        made, self._object = self._object, None
+        if made is not None:
+            made.end.closing = True
+            del made  # the last reference, unless a call is under way
+            self._end.closing = False
+            if self._end.problem is not None:
+                raise self._end.problem
+        until = time.monotonic() + patience
+        while patience and not self._end.done and self._pid == os.getpid() and time.monotonic() < until:
+            time.sleep(0.001)
 
 
 _contexts: dict[tuple[int, int], Handle] = {}
@@ -436,9 +493,7 @@ def _after_fork_in_child() -> None:
     """A lock that another thread held at the fork would stay locked for ever."""
     global _lock, _lock_contexts
     _lock, _lock_contexts = threading.Lock(), threading.Lock()
-    for handle in _contexts.values():  # their memory is the parent's copy: nothing to join
-        handle._pointer = None
-    _contexts.clear()
+    _contexts.clear()  # their memory is the parent's copy: nothing to join
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,7 +15,7 @@ from typing import Any, Union
 from . import _library
 from ._answers import AsyncStream, Batch, Stream, finish, iterate
 from ._arguments import as_json, encoded, ids_of, is_integer, list_of, number_of
-from ._callbacks import ProgressFn, callbacks_of, interruptible, progress_of
+from ._callbacks import ProgressFn, callbacks_of, in_a_call, interruptible, progress_of
 from ._control import Control
 from ._request import make_request, names_of, values_of
 from .specs import count
@@ -260,8 +260,9 @@ class Engine(Control):
                 "num_running_reqs": info.running, "num_queue_reqs": info.queued, "version": _library.version()}
 
     def shutdown(self) -> None:
-        """Aborts what runs and frees the model."""
-        self._handle.close()
+        """Aborts what runs and frees the model. Calls of other threads that are under way return first: for five seconds this
+        waits for them, after that the last of them frees the model."""
+        self._handle.close(0 if in_a_call() else 5)
 
     def __enter__(self) -> Engine:
         return self
@@ -338,6 +339,9 @@ _open_engines: weakref.WeakSet[_library.Handle] = weakref.WeakSet()  # a stream 
 
 @atexit.register
 def _close_all() -> None:
-    """Before the interpreter ends: an engine's thread must not call it afterwards."""
-    for engine in list(_open_engines):
+    """Before the interpreter ends: an engine's thread must not call it afterwards, nor a thread that Ctrl-C left at work."""
+    engines = list(_open_engines)
+    for engine in engines:
         engine.close()
+    for engine in engines:
+        engine.close(30)
