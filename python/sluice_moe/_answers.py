@@ -175,7 +175,8 @@ class Stream:
         return state.value, self.batch.take(event) if state.value == _library.STREAM_EVENT else []
 
     def cancel(self) -> None:
-        _library.load().sluice_stream_cancel(self._handle.get())
+        """Does nothing to a stream that its reader has closed."""
+        _library.load().sluice_stream_cancel(self._handle.get_open())  # the library takes NULL, too
 
     def close(self) -> None:
         self._handle.close()

@@ -13,6 +13,7 @@ import pytest
 
 import sluice_moe
 from engine_case import BUNDLED
+from engine_case import engine  # noqa: F401 - a fixture
 from sluice_moe import _library
 
 
@@ -259,3 +260,53 @@ def test_an_engine_is_shut_down_under_calls():
     assert len(lines) == 28
     for line in lines:
         assert line.split(" ", 1)[1] == "{'this engine was closed; make another one': 4}", line
+
+
+def test_requests_are_aborted_while_they_end():
+    """What has ended meanwhile is no error, and keeps none of the others from being cancelled."""
+    out = python("""
+        engine = sluice_moe.Engine(BUNDLED, threads=1, max_total_tokens=8192)
+        reasons, done = collections.Counter(), threading.Event()
+        def work():
+            while not done.is_set():
+                reasons[engine.generate("a", {"max_new_tokens": 8})["meta_info"]["finish_reason"]["type"]] += 1
+        async def one():
+            while not done.is_set():
+                answer = await engine.async_generate("a", {"max_new_tokens": 8})
+                reasons[answer["meta_info"]["finish_reason"]["type"]] += 1
+        async def several(): await asyncio.gather(*[one() for _ in range(8)])
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        threads.append(threading.Thread(target=lambda: asyncio.run(several())))
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for thread in threads: thread.start()
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            time.sleep(0.0005)
+            engine.abort_request(abort_all=True)
+        done.set()
+        for thread in threads: thread.join()
+        print(len(os.listdir("/proc/self/fd")) - descriptors, set(reasons) <= {"abort", "length", "stop"})
+    """)
+    assert out == "0 True\n"
+
+
+def test_a_stream_that_was_closed_is_not_cancelled(engine):
+    stream = engine._submit(engine._batch("a", None, None, False, None, None, None, False, "late"))
+    stream.close()
+    stream.cancel()
+    engine.abort_request("late")
+    engine.abort_request(abort_all=True)
+
+
+def test_the_descriptor_of_a_stream_outlives_a_cancel_under_way(library):
+    """The library writes to it until the stream is destroyed."""
+    number = os.eventfd(0)
+    handle = _library.Handle("request", library.create(7), "destroy", after=lambda: os.close(number))
+    thread = started(lambda: _library.call("work", handle.get()))
+    assert library.entered.wait(20)
+    handle.close()
+    os.fstat(number)
+    library.leave.set()
+    thread.join()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
