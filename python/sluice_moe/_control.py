@@ -6,11 +6,12 @@ import bisect
 import contextlib
 import ctypes
 import hashlib
+import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from . import _library, _named_tensors, errors
 from ._answers import Stream
@@ -19,10 +20,29 @@ from ._callbacks import interruptible
 from ._distributed import Groups
 from .specs import count
 
+Member = TypeVar("Member")
+
 _PAUSES = ("abort", "retract", "in_place")  # by their numbers in c.h
 _MEMORY = {"weights": 1, "kv_cache": 2, "cuda_graph": 0}  # graphs live with the weights
 _NAMES_KEPT = 4096  # of weight versions, for answers that are still being read
 _MOST_VALUES = 2**20
+
+
+class Living(Generic[Member]):
+    """Objects for as long as they live. Any thread may add one while another goes through them."""
+
+    def __init__(self) -> None:
+        self._members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
+
+    def add(self, member: Member) -> None:
+        self._members[next(self._numbers)] = member
+
+    def __iter__(self) -> Iterator[Member]:
+        # The list is made in one step. A WeakSet's is not: it fails when it grows or shrinks meanwhile.
+        for reference in self._members.valuerefs():
+            if (member := reference()) is not None:
+                yield member
 
 
 class Versions:
@@ -65,7 +85,7 @@ class Control:
     _device: str
 
     def __init__(self) -> None:
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._streams: Living[Stream] = Living()
         self._versions = Versions()
         self._updating = threading.Lock()
         self._pending_version: str | None = None  # given with tensors between begin and end
@@ -74,7 +94,7 @@ class Control:
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Ends the requests of one call, by the rid that it was given, or all. Their answers say so. Where each prompt of the
         call has a rid, any of them ends all its prompts."""
-        for stream in list(self._streams):
+        for stream in self._streams:
             if abort_all or rid in stream.batch.rids:
                 stream.cancel()
 

@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import random
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
@@ -16,7 +15,7 @@ from . import _library
 from ._answers import AsyncStream, Batch, Stream, finish, iterate
 from ._arguments import as_json, encoded, ids_of, is_integer, list_of, number_of
 from ._callbacks import ProgressFn, callbacks_of, in_a_call, interruptible, progress_of
-from ._control import Control
+from ._control import Control, Living
 from ._request import make_request, names_of, values_of
 from .specs import count
 
@@ -334,7 +333,7 @@ def _name(name: str, value: str | None) -> bytes | None:
     return None if value is None else _library.text(name, value)
 
 
-_open_engines: weakref.WeakSet[_library.Handle] = weakref.WeakSet()  # a stream may keep one without its Engine
+_open_engines: Living[_library.Handle] = Living()  # a stream may keep one without its Engine
 
 
 @atexit.register

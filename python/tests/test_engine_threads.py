@@ -280,10 +280,12 @@ def test_requests_are_aborted_while_they_end():
         descriptors = len(os.listdir("/proc/self/fd"))
         for thread in threads: thread.start()
         until = time.monotonic() + 3
-        while time.monotonic() < until:
-            time.sleep(0.0005)
-            engine.abort_request(abort_all=True)
-        done.set()
+        try:
+            while time.monotonic() < until:
+                time.sleep(0.0005)
+                engine.abort_request(abort_all=True)
+        finally:
+            done.set()
         for thread in threads: thread.join()
         print(len(os.listdir("/proc/self/fd")) - descriptors, set(reasons) <= {"abort", "length", "stop"})
     """)
@@ -310,3 +312,27 @@ def test_the_descriptor_of_a_stream_outlives_a_cancel_under_way(library):
     thread.join()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
+
+
+def test_requests_are_aborted_while_others_begin():
+    out = python("""
+        import sys
+        sys.setswitchinterval(1e-6)
+        engine = sluice_moe.Engine(BUNDLED, threads=1, max_total_tokens=4096)
+        engine.pause_generation("in_place")
+        streams = [engine.generate("a", {"max_new_tokens": 1}, stream=True) for _ in range(500)]
+        done = threading.Event()
+        def work():
+            while not done.is_set():
+                kept = [engine.generate("a", {"max_new_tokens": 1}, stream=True) for _ in range(20)]
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads: thread.start()
+        problems, until = collections.Counter(), time.monotonic() + 2
+        while time.monotonic() < until:
+            try: engine.abort_request("no request's name")
+            except Exception as problem: problems[repr(problem)] += 1
+        done.set()
+        for thread in threads: thread.join()
+        print(dict(problems))
+    """)
+    assert out == "{}\n"
