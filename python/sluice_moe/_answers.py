@@ -2,11 +2,12 @@
 """The requests of one call, their answers, and the streams that bring them."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Union
 
 from . import _library, errors
@@ -219,23 +220,37 @@ class AsyncStream:
             os.close(self._wake)
             raise
 
-    async def answers(self) -> AsyncIterator[dict[str, Any]]:
+    async def finish(self) -> Answers:
+        async with contextlib.aclosing(self._events()) as events:
+            async for _ in events:
+                pass
+        return self._stream.batch.result()
+
+    async def iterate(self) -> AsyncIterator[dict[str, Any]]:
+        async with contextlib.aclosing(self._events()) as events:
+            async for answers in events:
+                for answer in answers:
+                    yield answer.result()
+
+    async def _events(self) -> AsyncGenerator[list[Answer], None]:
+        """Which answers went on, event by event."""
         import asyncio
         loop, awake = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._wake, awake.set)
+
+        def wake() -> None:
+            os.eventfd_read(self._wake)  # here: the loop would find it readable once more before the task runs
+            awake.set()
+
+        loop.add_reader(self._wake, wake)
         try:
             while True:
+                awake.clear()
                 state, answers = self._stream.next(0)
                 if state == _library.STREAM_DONE:
                     return
-                for answer in answers:
-                    yield answer.result()
                 if state == _library.STREAM_EVENT:
-                    continue
-                awake.clear()
-                try:
-                    os.eventfd_read(self._wake)
-                except BlockingIOError:
+                    yield answers
+                else:
                     await awake.wait()
         finally:
             loop.remove_reader(self._wake)

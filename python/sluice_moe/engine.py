@@ -189,11 +189,7 @@ class Engine(Control):
         batch = self._batch(prompt, sampling_params, input_ids, return_logprob, logprob_start_len, top_logprobs_num,
                             token_ids_logprob, return_text_in_logprobs, rid)
         running = AsyncStream(lambda wake: self._submit(batch, wake))
-        if stream:
-            return running.answers()
-        async for _ in running.answers():
-            pass
-        return batch.result()
+        return running.iterate() if stream else await running.finish()
 
     def chat(self, messages: Any, sampling_params: Any = None, *, stream: bool = False,
              chat_template_kwargs: Mapping[str, Any] | None = None, tools: Any = None, **options: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import sluice_moe
 from engine_case import BUNDLED, CONTINUATION, GREEDY, PROMPT, wait_until_idle
 from engine_case import engine  # noqa: F401 - a fixture
+from sluice_moe._answers import Answer
 
 
 def test_streams_grow(engine):
@@ -81,6 +82,15 @@ def test_asyncio(engine):
     descriptors = len(os.listdir("/proc/self/fd"))
     asyncio.run(run())
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_asyncio_makes_only_the_answers_that_are_read(engine, monkeypatch):
+    """All those before the last take time in the event loop that grows with the square of their length."""
+    made = []
+    result = Answer.result
+    monkeypatch.setattr(Answer, "result", lambda answer: made.append(answer) or result(answer))
+    answers = asyncio.run(engine.async_generate([PROMPT, "The"], {**GREEDY, "max_new_tokens": 48, "ignore_eos": True, "n": 2}))
+    assert [len(a["output_ids"]) for a in answers] == [48] * 4 and len(made) == 4
 
 
 def test_other_threads_run_meanwhile(engine):
