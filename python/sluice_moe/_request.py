@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _library
-from ._arguments import as_json, ids_of, list_of, number_of, of_prompt
+from ._arguments import as_json, ids_of, is_integer, list_of, number_of, of_prompt
 from .specs import count
 
 _DEFAULT_NEW_TOKENS = 128  # SGLang's
@@ -42,11 +42,15 @@ def _check_name(name: Any) -> None:
 def values_of(options: Mapping[str, Any], index: int, prompts: int) -> dict[str, Any]:
     """One prompt's values of the options that may be lists with a value for each prompt."""
     values = {name: of_prompt(name, value, index, prompts) for name, value in options.items() if name != "token_ids_logprob"}
-    labels = options["token_ids_logprob"]
-    labels = list_of("token_ids_logprob", () if labels is None else labels)
-    if labels and not hasattr(labels[0], "__index__"):  # a list of ids is one value
+    labels = list_of("token_ids_logprob", _given(options["token_ids_logprob"]))
+    if labels and not is_integer(labels[0]):  # a list of ids is one value
         labels = of_prompt("token_ids_logprob", labels, index, prompts)
     return {**values, "token_ids_logprob": labels}
+
+
+def _given(values: Any) -> Any:
+    """An array's truth does not say whether it was given."""
+    return () if values is None else values
 
 
 def make_request(ids: Sequence[int], values: Mapping[str, Any], keep: list[Any], *, vocab_size: int, context_length: int,
@@ -113,17 +117,18 @@ class _Reader:
 
     def stops(self) -> None:
         params, request = self._params, self.request
-        texts = [params["stop"]] if isinstance(params["stop"], str) else list_of("sampling_params.stop", params["stop"] or ())
+        texts = [params["stop"]] if isinstance(params["stop"], str) else list_of("sampling_params.stop", _given(params["stop"]))
         stops: Any = [_library.text("sampling_params.stop", s) for s in texts]
         self.array("stop", (ctypes.c_char_p * len(stops))(*stops), "stop_count")
         self._keep.append(stops)
-        self.array("stop_tokens", ids_of("stop_token_ids", params["stop_token_ids"] or (), self._vocab_size),
+        self.array("stop_tokens", ids_of("stop_token_ids", _given(params["stop_token_ids"]), self._vocab_size),
                    "stop_token_count")
         request.ignore_eos, request.include_stop = bool(params["ignore_eos"]), bool(params["no_stop_trim"])
         request.keep_special_tokens = not params["skip_special_tokens"]
 
     def bias(self) -> None:
-        bias = self._params["logit_bias"] or {}
+        bias = self._params["logit_bias"]
+        bias = {} if bias is None else bias
         if not isinstance(bias, Mapping):
             raise TypeError(f"sampling_params.logit_bias is {type(bias).__name__}; accepted: a dict of ids and numbers")
         try:
@@ -149,8 +154,9 @@ class _Reader:
     def logprobs(self, values: Mapping[str, Any], prompt_length: int) -> None:
         request = self.request
         request.logprobs = 1
-        request.top_logprobs = count("top_logprobs_num", values["top_logprobs_num"] or 0, 0, 2**31 - 1)
-        self.array("logprob_tokens", ids_of("token_ids_logprob", values["token_ids_logprob"] or (), self._vocab_size),
+        number = values["top_logprobs_num"]
+        request.top_logprobs = count("top_logprobs_num", 0 if number is None else number, 0, 2**31 - 1)
+        self.array("logprob_tokens", ids_of("token_ids_logprob", _given(values["token_ids_logprob"]), self._vocab_size),
                    "logprob_token_count")
         start = values["logprob_start_len"]
         start = -1 if start is None else count("logprob_start_len", start, -1, prompt_length)

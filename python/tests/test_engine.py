@@ -155,6 +155,24 @@ def test_stops(engine):
         assert forced["output_ids"] == [token] * 3
 
 
+def test_stops_are_arrays(engine):
+    token = engine.encode(" the")[-1]
+    params = {**GREEDY, "max_new_tokens": 48}
+    ended = lambda **stops: engine.generate(PROMPT, {**params, **stops})["meta_info"]["finish_reason"]
+    forced = {"logit_bias": {0: 100}, "ignore_eos": True}
+    for stops in ([0], np.array([0]), np.array([0, 1]), (np.int64(0),)):
+        assert ended(stop_token_ids=stops, **forced) == {"type": "stop", "matched": 0}
+    assert ended(stop_token_ids=np.array([4001, token])) == {"type": "stop", "matched": token}
+    for stops in (np.array(["house"]), np.array(["nothing", "house"]), ("house",)):
+        assert ended(stop=stops) == {"type": "stop", "matched": "house"}
+    for none in (np.array([]), [], None):
+        assert ended(stop=none, stop_token_ids=none)["type"] == "length"
+    with pytest.raises(TypeError, match="stop_token_ids is 0; accepted: a list of integers"):
+        ended(stop_token_ids=0)
+    with pytest.raises(TypeError, match="sampling_params.logit_bias is ndarray; accepted: a dict"):
+        ended(logit_bias=np.array([0]))
+
+
 def test_grammars(engine):
     try:
         answer = engine.generate(PROMPT, {**GREEDY, "regex": "(yes|no)"})

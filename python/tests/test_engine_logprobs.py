@@ -47,6 +47,21 @@ def test_the_prompts_first_logprob_is_none_wherever_it_starts(engine):
         lists(len(ids) + 1)
 
 
+def test_tokens_of_logprobs_are_arrays(engine):
+    def tokens(prompts, ids):
+        answers = engine.generate(prompts, {**GREEDY, "max_new_tokens": 1}, return_logprob=True, token_ids_logprob=ids)
+        return [[token for _, token, _ in a["meta_info"]["output_token_ids_logprobs"][0]]
+                for a in (answers if isinstance(answers, list) else [answers])]
+
+    assert tokens(PROMPT, np.array([0])) == [[0]] and tokens(PROMPT, np.array([9, 8])) == [[9, 8]]
+    assert tokens([PROMPT, "The"], np.array([9, 8])) == [[9, 8]] * 2  # one value for both
+    for ids in (np.array([[5, 6], [7, 8]]), [np.array([5, 6]), [7, 8]], [[5, 6], np.array([7, 8])]):
+        assert tokens([PROMPT, "The"], ids) == [[5, 6], [7, 8]]
+    for ids in (np.array([]), [], None):
+        meta = engine.generate(PROMPT, {"max_new_tokens": 1}, return_logprob=True, token_ids_logprob=ids)["meta_info"]
+        assert "output_token_ids_logprobs" not in meta
+
+
 def test_texts_of_logprobs_hold_zero_characters(engine):
     zero = engine.encode("\0")[-1]
     answer = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 2, "logit_bias": {zero: 100}}, return_logprob=True,
