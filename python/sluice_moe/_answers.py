@@ -44,11 +44,14 @@ class Answer:
         elif event.finish == _library.FINISH_ERROR:
             raise errors.Error((event.error or b"the request failed in the model").decode(errors="replace"))
 
+    def name(self) -> str:
+        name = self.batch.names[self.request]
+        return name if self.batch.requests[self.request].n == 1 else f"{name}-{self.choice}"
+
     def result(self) -> dict[str, Any]:
         batch, request = self.batch, self.batch.requests[self.request]
-        name = batch.names[self.request]
         meta: dict[str, Any] = {
-            "id": name if request.n == 1 else f"{name}-{self.choice}", "finish_reason": self.reason,
+            "id": self.name(), "finish_reason": self.reason,
             "prompt_tokens": len(batch.prompts[self.request]), "completion_tokens": len(self.ids),
             "cached_tokens": self.usage.get("cached_tokens", 0), "weight_version": batch.version_of(self.usage.get("weight_updates", 0)),
             "e2e_latency": time.perf_counter() - batch.began}
@@ -141,7 +144,9 @@ class Batch:
         self.rids.add(name)
         self.scores.append(Scores(bool(request.prompt_logprobs)))
         for choice in range(request.n):
-            self.answers[len(self.requests) - 1, choice] = Answer(len(self.requests) - 1, choice, len(self.answers), self)
+            answer = Answer(len(self.requests) - 1, choice, len(self.answers), self)
+            self.answers[answer.request, choice] = answer
+            self.rids.add(answer.name())  # what the answer shows
         self.several = self.several or len(self.answers) > 1
 
     def take(self, event: _library.Event) -> list[Answer]:

@@ -92,8 +92,8 @@ class Control:
         self._groups = Groups()
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
-        """Ends the requests of one call, by the rid that it was given, or all. Their answers say so. Where each prompt of the
-        call has a rid, any of them ends all its prompts."""
+        """Ends the requests of one call, by a rid that it was given or the id of one of its answers, or all. Their answers say
+        so. Any of these names ends all prompts and choices of the call."""
         for stream in self._streams:
             if abort_all or rid in stream.batch.rids:
                 stream.cancel()

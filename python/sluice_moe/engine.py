@@ -167,8 +167,8 @@ class Engine(Control):
         stream: an iterator of answers so far, one per step, in place of the answer. The engine runs until its streams
             end, also when nothing else refers to it.
         rid: the request's name, for abort_request() and as meta_info's id; of several prompts a list of names, or one, to
-            which each prompt's number is added. Default: "gen-" and a number. abort_request() with the name of one prompt
-            ends the call's other prompts, too.
+            which each prompt's number is added. Default: "gen-" and a number. With n > 1 the id of an answer is that and
+            the choice's number. abort_request() with the name of one prompt or answer ends all of the call.
 
         An answer is a dict: text, output_ids, meta_info (id, finish_reason, prompt_tokens, completion_tokens,
         cached_tokens, weight_version, e2e_latency, input_token_logprobs, output_token_logprobs, ...; a log probability is

@@ -141,6 +141,25 @@ def test_a_name_aborts_all_prompts_of_its_call(engine):
     assert {name: reason["type"] for name, reason in reasons.items()} == {"p": "abort", "q": "abort"}
 
 
+@pytest.mark.parametrize("prompts, rid, ids", [
+    ("The", None, ["gen-{}-0", "gen-{}-1"]), ("The", "q", ["q-0", "q-1"]),
+    (["The", PROMPT], "q", ["q-0-0", "q-0-1", "q-1-0", "q-1-1"]),
+    (["The", PROMPT], ["p", "q"], ["p-0", "p-1", "q-0", "q-1"]),
+])
+def test_the_id_of_an_answer_aborts_its_call(engine, prompts, rid, ids):
+    for i in range(len(ids)):
+        number = next(engine._names) + 1 if rid is None else 0  # of the next call
+        shown = [id.format(number) for id in ids]
+        engine.pause_generation("in_place")  # so that none ends by itself
+        try:
+            stream = engine.generate(prompts, {**GREEDY, "max_new_tokens": 1500, "ignore_eos": True, "n": 2}, rid=rid,
+                                     stream=True)
+            engine.abort_request(shown[i])
+        finally:
+            engine.continue_generation()
+        assert {a["meta_info"]["id"]: a["meta_info"]["finish_reason"]["type"] for a in stream} == dict.fromkeys(shown, "abort")
+
+
 def test_other_weights(engine, tmp_path):
     assert engine.update_weights_from_disk(BUNDLED, weight_version="step-3")[0] is True
     answer = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 3})
