@@ -99,8 +99,9 @@ class _Reader:
         params, request = self._params, self.request
         request.n = count("n", params["n"], 1, 128)
         new = params["max_new_tokens"]
-        new = min(_DEFAULT_NEW_TOKENS, room) if new is None else count("max_new_tokens", new)
-        request.max_new_tokens, request.score_only = new, new == 0
+        request.score_only = new is not None and count("max_new_tokens", new) == 0
+        # Without room for an answer 0, which the library reads as what there is, and refuses by the prompt's length.
+        request.max_new_tokens = min(_DEFAULT_NEW_TOKENS, room) if new is None else new
         request.min_new_tokens = count("min_new_tokens", params["min_new_tokens"])
 
     def sampling(self, next_seed: Callable[[], int]) -> None:

@@ -232,8 +232,12 @@ class Engine(Control):
                 raise TypeError("query and items are of different kinds; accepted: texts, or lists of ids")
         prompts: Any = [item + query if item_first else query + item for item in items] if texts else [
             [*item, *query] if item_first else [*query, *item] for item in items]
-        answers = self.generate(prompts if texts else None, input_ids=None if texts else prompts, return_logprob=True,
-                                token_ids_logprob=[labels] * len(prompts),
+        prompts, _ = self._prompts(prompts, None) if texts else self._prompts(None, prompts)
+        for i, prompt in enumerate(prompts):
+            if len(prompt) >= self.context_length:
+                raise ValueError(f"items[{i}] has {len(prompt)} tokens with query; accepted: at most "
+                                 f"{self.context_length - 1}, what the context of {self.context_length} has beside the label")
+        answers = self.generate(input_ids=prompts, return_logprob=True, token_ids_logprob=[labels] * len(prompts),
                                 sampling_params={"max_new_tokens": 1, "temperature": 0, "ignore_eos": True})
         scores = []
         for answer in answers:

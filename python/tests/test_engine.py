@@ -221,6 +221,27 @@ def test_requests_are_checked(engine, arguments, kind, sentence):
         engine.generate(**arguments)
 
 
+def test_prompts_as_long_as_the_context():
+    with sluice_moe.Engine(BUNDLED, threads=1, context_length=64) as engine:
+        length = lambda count, **params: len(engine.generate(input_ids=[300] * count, sampling_params={
+            **GREEDY, "ignore_eos": True, **params})["output_ids"])
+        assert length(60) == 4 and length(63) == 1  # to the end of the context, at most 128
+        assert length(64, max_new_tokens=0) == 0  # as it was asked for
+        for params in ({}, {"max_new_tokens": None}):
+            with pytest.raises(ValueError, match="prompt has 64 tokens; the context of 64 leaves no room for an answer"):
+                length(64, **params)
+        with pytest.raises(ValueError, match="prompt has 65 tokens; the context is 64"):
+            length(65)
+        assert len(engine.score([300] * 60, [[5] * 3], [9])) == 1
+        sentence = "64 tokens with query; accepted: at most 63, what the context of 64 has beside the label"
+        for items, index in (([[5] * 3, [5] * 4], 1), (np.full((2, 4), 5), 0)):
+            with pytest.raises(ValueError, match=rf"items\[{index}\] has {sentence}"):
+                engine.score([300] * 60, items, [9])
+        word = engine.decode([300])
+        with pytest.raises(ValueError, match=r"items\[0\] has \d+ tokens with query"):
+            engine.score(word * 80, word, [9])
+
+
 def test_texts_hold_zero_characters(engine):
     for text in ("a\0b", "\0", "a\0", "\0\0b", ""):
         assert engine.decode(engine.encode(text)) == text
