@@ -36,7 +36,8 @@ class Engine(Control):
     quantization_head: with it, for the output head; default: BF16.
     device: "cpu", "cuda", "cuda:N", "auto" (a Hopper GPU, else the CPU): where the model runs. moe_runner_backend: what runs the experts ("auto", "cpu", ...).
     context_length: the longest prompt with its answer, in tokens; default: the model's.
-    max_running_requests: answers that are worked on at once. max_queued_requests: answers that may wait; None: any number.
+    max_running_requests: answers that are worked on at once. max_queued_requests: answers that may wait: a call is taken whole
+        while fewer wait; None: any number.
     chunked_prefill_size: prompt tokens per step; -1: whole prompts; default: 512 on the CPU, 8192 on a GPU.
     max_total_tokens: tokens of keys and values. mem_fraction_static: in its place, what weights and cache together may take of
         the device's memory, at most 1. The cache is never larger than max_running_requests contexts.
