@@ -17,9 +17,12 @@ def encoded(name: str, value: Any) -> bytes:
 
 def as_json(name: str, value: Any) -> bytes:
     try:
-        return json.dumps(value).encode()
-    except (TypeError, ValueError, RecursionError) as problem:
+        # Not as escapes: the library refuses lone surrogates, where encoded() replaces them.
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace")
+    except (TypeError, RecursionError) as problem:
         raise TypeError(f"{name} cannot be written as JSON: {problem}") from None
+    except ValueError as problem:  # NaN, infinity, a list that holds itself
+        raise ValueError(f"{name} is {value!r:.80}, which cannot be written as JSON: {problem}") from None
 
 
 def number_of(name: str, value: Any) -> float:

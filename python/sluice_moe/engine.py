@@ -144,7 +144,8 @@ class Engine(Control):
         """The ids of a chat by the checkpoint's template. variables: of the template: tools, enable_thinking, ..."""
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
             raise TypeError(f"messages is {type(messages).__name__}; accepted: a list of dicts with role and content")
-        chat, more = as_json("messages", list(messages)), as_json("variables", variables) if variables else None
+        chat = as_json("messages", list(messages))
+        more = b"{" + b",".join(as_json("name", key) + b":" + as_json(key, value) for key, value in variables.items()) + b"}"
         return _library.read_ids("sluice_engine_encode_chat", 256 + 2 * len(chat), self._handle.get(), chat, more,
                                  bool(add_generation_prompt))
 

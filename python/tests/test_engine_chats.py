@@ -51,6 +51,31 @@ def test_messages_are_checked_as_the_server_does(engine):
     assert engine.chat(user("Hello"), {**GREEDY, "max_new_tokens": 1}, tools=[])["output_ids"]
 
 
+def test_texts_that_utf_8_cannot_hold(engine):
+    """A lone surrogate is read as a question mark, by every call."""
+    user = lambda content: [{"role": "user", "content": content}]
+    assert engine.encode("a\ud800b") == engine.encode("a?b")
+    assert engine.encode_chat(user("a\ud800b")) == engine.encode_chat(user("a?b"))
+    assert engine.chat(user("a\ud800b"), {**GREEDY, "max_new_tokens": 3})["text"] == engine.chat(
+        user("a?b"), {**GREEDY, "max_new_tokens": 3})["text"]
+    assert engine.encode_chat(user("a"), note="\ud800", **{"\ud800": 1}) == engine.encode_chat(user("a"))
+    for text in ("Grüße, \u2028 \U0001f600", "\0\x1f\x7f\"\\"):  # and others stay as they are
+        assert engine.decode(engine.encode(text)) in engine.decode(engine.encode_chat(user(text)))
+
+
+def test_numbers_that_json_cannot_hold(engine):
+    chat = [{"role": "user", "content": "a"}]
+    for value in (float("nan"), float("inf"), [1, float("-inf")]):
+        for call in (lambda: engine.encode_chat(chat, budget=value),
+                     lambda: engine.chat(chat, chat_template_kwargs={"budget": value})):
+            with pytest.raises(ValueError, match=r"budget is .*(nan|inf)\]?, which cannot be written as JSON"):
+                call()
+    with pytest.raises(TypeError, match="budget cannot be written as JSON: Object of type object is not JSON serializable"):
+        engine.encode_chat(chat, budget=object())
+    with pytest.raises(ValueError, match="messages is .*nan.*, which cannot be written as JSON"):
+        engine.encode_chat([{"role": "user", "content": "a", "weight": float("nan")}])
+
+
 def test_arguments_of_calls_are_objects(tmp_path):
     """As transformers hands them to a template; a template that adds them to a string gets the text."""
     for name in ("config.json", "tokenizer.json"):
