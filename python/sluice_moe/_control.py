@@ -199,7 +199,7 @@ class Control:
     def begin_weight_update(self) -> tuple[bool, str]:
         """From now on tensors are only kept; end_weight_update() puts all of them in place at once. A release of the weights
         and update_weights_from_disk() drop what has come, and so end the update."""
-        with self._updating:
+        with self._alone():
             interruptible(lambda: _library.call("sluice_engine_begin_update", self._handle.get()))
             self._pending_version = None
         return True, "tensors wait for end_weight_update()"
@@ -241,7 +241,7 @@ class Control:
             raise TypeError(f"new_version is {new_version!r:.80}; accepted: a name")
         if abort_all_requests:
             self.abort_request(abort_all=True)
-        with self._updating:
+        with self._alone():
             self._versions.set(self._updates(), new_version)
         return True, f"the weights are version {new_version}"
 
@@ -320,10 +320,15 @@ class Control:
     def _weight_version(self) -> str:
         return self._versions.at(self._updates())
 
+    def _alone(self) -> threading.Lock:
+        """The lock of those who replace weights. In a fork, where it may stay locked for ever, this raises."""
+        self._handle.get()
+        return self._updating
+
     def _replace(self, version: Any, work: Callable[[], None]) -> bool:
         """work(), which may replace the weights: then they are `version`, from the first token on. False: it did not."""
         version = _version("weight_version", version)
-        with self._updating:
+        with self._alone():
             now = self._updates()
             self._versions.set(now + 1, version or self._versions.next())
             try:

@@ -290,7 +290,7 @@ _NOTHING = (
     "sluice_stream_cancel", "sluice_weights_destroy",
 )
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # again by a signal handler, which interrupts this thread
 _loaded: ctypes.CDLL | None = None
 
 
@@ -486,13 +486,13 @@ def context(threads: int = 0) -> Handle:
         return _contexts[key]
 
 
-_lock_contexts = threading.Lock()
+_lock_contexts = threading.RLock()
 
 
 def _after_fork_in_child() -> None:
     """A lock that another thread held at the fork would stay locked for ever."""
     global _lock, _lock_contexts
-    _lock, _lock_contexts = threading.Lock(), threading.Lock()
+    _lock, _lock_contexts = threading.RLock(), threading.RLock()
     _contexts.clear()  # their memory is the parent's copy: nothing to join
 
 

@@ -211,22 +211,70 @@ def test_calls_after_a_fork_under_calls():
         threads = [threading.Thread(target=work) for _ in range(2)]
         for thread in threads: thread.start()
         time.sleep(0.05)
+        engine._updating.acquire()  # as a thread that replaces the weights has it
         pid = os.fork()
         if pid == 0:
             signal.alarm(20)
             began = time.perf_counter()
-            for call in (lambda: engine.encode("a"), engine.abort_request, engine.shutdown, engine.shutdown):
+            for call in (lambda: engine.encode("a"), engine.abort_request, lambda: engine.update_weight_version("b"),
+                         lambda: engine.update_weights_from_disk(BUNDLED), engine.shutdown, engine.shutdown):
                 try: call()
                 except ValueError as problem: print(problem)
             print(time.perf_counter() - began < 4, flush=True)
             raise SystemExit(0)
         status = os.waitpid(pid, 0)[1]
+        engine._updating.release()
         done.set()
         for thread in threads: thread.join()
         print("status", status, len(engine.generate("a", {"max_new_tokens": 3, "ignore_eos": True})["output_ids"]))
     """)
     lines = out.splitlines()
-    assert lines[0].startswith("this engine was made by process") and lines[1:] == ["True", "status 0 3"]
+    assert all(line.startswith("this engine was made by process") for line in lines[:3])
+    assert lines[3:] == ["True", "status 0 3"]
+
+
+def test_a_handler_calls_where_a_context_is_made():
+    out = python("""
+        import faulthandler
+        from sluice_moe import _library
+        faulthandler.dump_traceback_later(10, exit=True)
+        call = _library.call
+        def interrupted(name, *arguments):
+            signal.raise_signal(signal.SIGUSR1)
+            call(name, *arguments)
+        def handler(*_):
+            _library.call = call
+            print(_library.context(1).get().value > 0)
+        signal.signal(signal.SIGUSR1, handler)
+        _library.call = interrupted
+        print(_library.context(1).get().value > 0)
+    """)
+    assert out == "True\nTrue\n"
+
+
+def test_layers_are_closed_under_calls():
+    out = python("""
+        import numpy as np
+        ones = lambda *shape: np.full(shape, 0x3F80, np.uint16)
+        x, logits = np.ones((16, 256), np.float32), np.ones((16, 2), np.float32)
+        def layer(): return sluice_moe.FusedMoE("experts=2 top_k=1 hidden=256 inter=256 dtype=float32",
+                                                sluice_moe.MoeWeights(*(ones(2, 256, 256) for _ in range(3))), threads=1)
+        def matrix(): return sluice_moe.Gemm(ones(256, 256), "bf16", dtype="float32", threads=1)
+        def work(call, sentences):
+            try:
+                while True: call()
+            except sluice_moe.InvalidArgument as problem: sentences.append(str(problem))
+        for _ in range(10):
+            for made, arguments in ((layer(), (x, logits)), (matrix(), (x,))):
+                sentences = []
+                threads = [threading.Thread(target=work, args=(lambda: made(*arguments), sentences)) for _ in range(3)]
+                for thread in threads: thread.start()
+                time.sleep(0.02)
+                made.close()
+                for thread in threads: thread.join()
+                print(*sorted(set(sentences)), len(sentences))
+    """)
+    assert out == 10 * "".join(f"this {what} was closed; make another one 3\n" for what in ("layer", "matrix"))
 
 
 def test_an_engine_is_shut_down_under_calls():
