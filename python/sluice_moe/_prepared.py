@@ -25,5 +25,6 @@ def prepare(what: str, kind: str, device: tuple[str, int], memory: Any, threads:
     else:
         own = _tensor.read(memory, "memory", "uint8", (None,), device=device, write=True, align=64 if host else 256)
         name, more = f"{stem}_prepare_into", (*weights, own.pointer, own.bytes)
-    handle = _library.Handle(what, lambda out: _library.call(name, *place, *more, *order, out), f"{stem}_destroy")
+    # Another thread's call may still run when this one closes the layer: the memory lives as long as the handle's object.
+    handle = _library.Handle(what, lambda out: _library.call(name, *place, *more, *order, out), f"{stem}_destroy", keep=own)
     return handle, own
