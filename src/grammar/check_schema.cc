@@ -364,7 +364,9 @@ void prepare_formats(JsonValue& v, Prepared& out) {
     const auto* text = m.value.as<std::string>();
     if (text != nullptr) out.tags.push_back(m.key == "pattern" ? without_backslashes(*text) : *text);
     if (m.key == "json_schema") {
-      SchemaCheck(m.value, true, out, style_of(v)).run();
+      const TagStyle* style = style_of(v);
+      if (style != nullptr) out.style = style;
+      SchemaCheck(m.value, true, out, style).run();
     } else if (m.key == "pattern" && text != nullptr) {
       m.value = {prepare({Kind::regex, *text}).text};
     } else if (m.key == "grammar" && text != nullptr) {

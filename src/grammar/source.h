@@ -47,11 +47,14 @@ inline constexpr int64_t kMaxStringPatternSize = 1000, kMaxStringPatternCount = 
 // thread writes blanks up to max_tokens.
 inline constexpr int kMostWhiteSpace = 16;
 
+struct TagStyle;
+
 // A source as the library gets it.
 struct Prepared {
   std::string text;
   std::vector<std::string> patterns;   // of strings in JSON
   bool lengths = false;                // strings in JSON have bounds of their length
+  const TagStyle* style = nullptr;     // of the arguments in a structural tag; nullptr: they are JSON
   std::vector<std::string> tags = {};  // of a structural tag: every text that may name control tokens
 };
 

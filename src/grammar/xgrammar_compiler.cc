@@ -149,7 +149,8 @@ CompileQueue::Compiled VocabularyCompiler::compile(const Source& source, const P
       case Kind::structural_tag: {
         const auto made = xgrammar::Grammar::FromStructuralTag(prepared.text, tokens);
         if (const auto* grammar = std::get_if<xgrammar::Grammar>(&made))
-          return compiler.CompileGrammar(with_closed_strings(with_exact_values(*grammar)));
+          return compiler.CompileGrammar(
+              with_closed_strings(prepared.style == nullptr ? *grammar : with_exact_values(*grammar, *prepared.style)));
         return compiler.CompileStructuralTag(prepared.text);  // throws what is wrong
       }
     }

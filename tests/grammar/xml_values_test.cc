@@ -53,6 +53,32 @@ TEST_F(Grammar, ValuesBetweenTagsAreTheSchemas) {
       accepts(arguments("qwen_xml", R"({"const":1})"), "<parameter=a>1</parameter><parameter=b>1</parameter>"));
 }
 
+// What follows a value's closing tag is the next parameter, and no more of the value.
+TEST_F(Grammar, TextsOfALeastLengthEndAtTheirTag) {
+  const struct {
+    const char *style, *begin, *tag, *end;
+  } styles[]{
+      {"qwen_xml", "<parameter=a>\n", "</parameter>", "\n</parameter>\n<parameter=b>\n"},
+      {"glm_xml", "<arg_key>a</arg_key><arg_value>", "</arg_value>", "</arg_value><arg_key>b</arg_key><arg_value>"}};
+  for (const auto& s : styles)
+    for (const char* bounds : {R"("minLength":1)", R"("minLength":4)"}) {
+      GrammarState state(compiler().compile(arguments(s.style, fmt::format(R"({{"type":"string",{}}})", bounds))));
+      const std::string tag = s.tag;
+      ASSERT_TRUE(state.accept_bytes(s.begin + std::string("\xC3\xA9<") + tag.substr(0, tag.size() - 1)));
+      if (*s.style == 'q') EXPECT_FALSE(state.accept_bytes(">"));  // without the line break before it
+      ASSERT_TRUE(state.accept_bytes("<</x" + std::string(s.end))) << bounds;
+      EXPECT_FALSE(state.accept_bytes(tag)) << bounds;
+      EXPECT_TRUE(state.accept_bytes("letters, not few" + std::string(*s.style == 'q' ? "\n" : "") + tag)) << bounds;
+      EXPECT_TRUE(state.may_end());
+    }
+  GrammarState early(compiler().compile(arguments("qwen_xml", R"({"type":"string","minLength":3})")));
+  EXPECT_FALSE(early.accept_bytes("<parameter=a>\n\n\n</parameter>"));
+  EXPECT_TRUE(early.accept_bytes("<parameter=a>\n\n\n</parameter"));
+  GrammarState longer(compiler().compile(arguments("qwen_xml", R"({"type":"string","minLength":14})")));
+  ASSERT_TRUE(longer.accept_bytes("<parameter=a>\nletters, not few\n</parameter>"));
+  EXPECT_FALSE(longer.accept_bytes("x"));
+}
+
 TEST_F(Grammar, WhatTagsCannotHoldIsRefused) {
   const struct {
     const char *style, *fits, *value;
