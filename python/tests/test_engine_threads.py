@@ -23,8 +23,9 @@ def python(code, timeout=60):
         import sluice_moe
         BUNDLED = {str(BUNDLED)!r}
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(code)], text=True,
-                            capture_output=True, timeout=timeout)
+    # Python 3.12 warns of forks beside threads, which are what is tested.
+    result = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(head) +
+                             textwrap.dedent(code)], text=True, capture_output=True, timeout=timeout)
     assert result.returncode == 0 and result.stderr == "", (result.returncode, result.stdout[-500:] + result.stderr[-2000:])
     return result.stdout
 
