@@ -10,18 +10,11 @@
 #include "io/json_text.h"
 #include "io/json_value.h"
 #include "sampling/choose.h"
+#include "tests/support/byte_vocabulary.h"
 
 namespace {
 using sluice::io::JsonValue;
 namespace grammar = sluice::grammar;
-
-grammar::Vocabulary bytes() {
-  grammar::Vocabulary v;
-  for (int i = 0; i < 256; ++i) v.bytes.emplace_back(1, static_cast<char>(i));
-  v.special.assign(256, false);
-  v.size = 256;
-  return v;
-}
 
 grammar::Kind kind_of(const std::string& name) {
   if (name == "regex") return grammar::Kind::regex;
@@ -63,7 +56,7 @@ int main() {
     std::cerr << "skipped: " << grammar::why_not_available() << "\n";
     return 77;
   }
-  grammar::GrammarCompiler compiler(bytes());
+  grammar::GrammarCompiler compiler(sluice::test::byte_vocabulary());
   for (std::string line; std::getline(std::cin, line);) {
     std::cout << sluice::io::to_json_line(answer(compiler, sluice::io::parse_json_value(line, "a task"))) << std::endl;
   }

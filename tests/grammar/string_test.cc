@@ -5,6 +5,7 @@
 
 #include "grammar/structural_tag.h"
 #include "tests/grammar/grammar_case.h"
+#include "tests/support/byte_vocabulary.h"
 
 namespace sluice::grammar {
 namespace {
@@ -12,11 +13,7 @@ namespace {
 // Inside of a string, what JSON does not write as it is; xgrammar alone takes some of these. Text comes as tokens of
 // one byte, as control characters are left out of the vocabulary.
 TEST_F(Grammar, StringsAreJson) {
-  Vocabulary v;
-  for (int i = 0; i < 256; ++i) v.bytes.emplace_back(1, static_cast<char>(i));
-  v.special.assign(256, false);
-  v.size = 256;
-  GrammarCompiler by_bytes(v);
+  GrammarCompiler by_bytes(test::byte_vocabulary());
   const auto accepts = [&](const Source& source, const std::string& text) {
     GrammarState state(by_bytes.compile(source));
     for (const char c : text)

@@ -12,6 +12,7 @@
 #include "server/tool_calls/tool_call_formats.h"
 #include "server/tool_calls/xml_arguments.h"
 #include "tests/server/tool_transcripts.h"
+#include "tests/support/byte_vocabulary.h"
 #include "tests/support/random.h"
 
 namespace sluice::server {
@@ -300,9 +301,7 @@ TEST(ToolCalls, ValuesAreOfTheSchema) {
 TEST(ToolCalls, ConstraintsTakeTagsThatAreTokens) {
   if (!grammar::why_not_available().empty()) GTEST_SKIP() << grammar::why_not_available();
   for (const CallFormat& format : tool_call_formats()) {
-    grammar::Vocabulary words;
-    for (int i = 0; i < 256; ++i) words.bytes.emplace_back(1, static_cast<char>(i));
-    words.special.assign(256, false);
+    grammar::Vocabulary words = test::byte_vocabulary();
     for (const std::string& tag : call_tags(format))
       if (!tag.empty() && tag.find(' ') == tag.npos) words.bytes.push_back(tag), words.special.push_back(true);
     const auto other = static_cast<int32_t>(words.bytes.size());
@@ -340,11 +339,7 @@ TEST(ToolCalls, ConstraintsTakeTagsThatAreTokens) {
 // Calls that must come, or that come in place of another constraint's text, have no text beside them.
 TEST(ToolCalls, RequiredCallsStandAlone) {
   if (!grammar::why_not_available().empty()) GTEST_SKIP() << grammar::why_not_available();
-  grammar::Vocabulary bytes;
-  for (int i = 0; i < 256; ++i) bytes.bytes.emplace_back(1, static_cast<char>(i));
-  bytes.special.assign(256, false);
-  bytes.size = 256;
-  grammar::GrammarCompiler compiler(bytes);
+  grammar::GrammarCompiler compiler(test::byte_vocabulary());
   for (const CallFormat& format : tool_call_formats())
     for (const char* otherwise : {"", R"({"type":"regex","pattern":"other"})"})
       for (const bool parallel : {false, true}) {

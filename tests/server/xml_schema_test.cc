@@ -10,6 +10,7 @@
 #include "server/tool_calls/tool_call_formats.h"
 #include "tests/grammar/grammar_case.h"
 #include "tests/server/tool_transcripts.h"
+#include "tests/support/byte_vocabulary.h"
 #include "tests/support/random.h"
 
 namespace sluice::server {
@@ -28,11 +29,7 @@ size_t characters(const std::string& text) {
 
 TEST(ToolCalls, ArgumentsBetweenTagsFollowTheSchema) {
   if (!grammar::why_not_available().empty()) GTEST_SKIP() << grammar::why_not_available();
-  grammar::Vocabulary bytes;
-  for (int i = 0; i < 256; ++i) bytes.bytes.emplace_back(1, static_cast<char>(i));
-  bytes.special.assign(256, false);
-  bytes.size = 256;
-  grammar::GrammarCompiler compiler(bytes);
+  grammar::GrammarCompiler compiler(test::byte_vocabulary());
   Tool tool;
   tool.name = "f";
   tool.parameters = io::parse_json_value(kSchema, "the schema");
