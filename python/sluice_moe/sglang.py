@@ -92,8 +92,17 @@ def _least_capability(original: Any, self: Any) -> Any:
 
 def scales_in_topk(original: Any, quant_method: Any, *arguments: Any, **named: Any) -> bool:
     """Never: the runner multiplies. Not every model's TopK does when it is asked to: Bailing's is not told, and that of
-    DeepSeek-V2 multiplies only weights that it renormalises."""
-    return False if getattr(quant_method, "by_sluice", False) else bool(original(quant_method, *arguments, **named))
+    DeepSeek-V2 multiplies only weights that it renormalises. Every layer asks, so others than ours are seen here, too."""
+    if getattr(quant_method, "by_sluice", False):
+        return False
+    if is_chosen():
+        _left(type(quant_method).__name__)
+    return bool(original(quant_method, *arguments, **named))
+
+
+@functools.cache
+def _left(method: str) -> None:
+    _log.warning("sluice_moe leaves the experts of %s to SGLang; accepted: %s", method, ", ".join(m.rpartition(".")[2] for m in METHODS))
 
 
 def take_over(original: Any, self: Any, layer: Any, *arguments: Any, **named: Any) -> Any:

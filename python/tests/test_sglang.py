@@ -89,15 +89,17 @@ def test_an_order_that_no_rule_covers_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("in_topk", [True, False])
-def test_the_routed_scaling_factor_acts_once(rng, monkeypatch, in_topk):
+def test_the_routed_scaling_factor_acts_once(rng, monkeypatch, caplog, in_topk):
     """By the runner, unless an SGLang whose rule the plug-in does not know has its TopK multiply."""
     StandIns(monkeypatch)
     plugin.register()
     case, layer = Case(rng, "bf16", True, "cpu"), Layer(routed_scaling_factor=2.5)
     layer.should_fuse_routed_scaling_factor_in_topk = in_topk
     method = taken(layer, case)
-    assert plugin.scales_in_topk(lambda method, backend: True, method, "runner") is False
+    plugin._left.cache_clear()
+    assert plugin.scales_in_topk(lambda method, backend: True, method, "runner") is False and not caplog.text
     assert plugin.scales_in_topk(lambda method, backend: True, Own(), "runner") is True
+    assert "leaves the experts of Own to SGLang" in caplog.text
     call = apply(method, layer)
     factor = 1 if in_topk else 2.5
     case.check(lambda x, weights, ids: (call(x, weights, ids).float() / factor).bfloat16(), *ROUNDINGS["bf16"])
