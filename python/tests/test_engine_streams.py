@@ -157,7 +157,8 @@ def test_the_id_of_an_answer_aborts_its_call(engine, prompts, rid, ids):
             engine.abort_request(shown[i])
         finally:
             engine.continue_generation()
-        assert {a["meta_info"]["id"]: a["meta_info"]["finish_reason"]["type"] for a in stream} == dict.fromkeys(shown, "abort")
+        reasons = {a["meta_info"]["id"]: a["meta_info"]["finish_reason"] for a in stream}  # a step may still give tokens
+        assert {name: reason["type"] for name, reason in reasons.items()} == dict.fromkeys(shown, "abort")
 
 
 def test_other_weights(engine, tmp_path):
