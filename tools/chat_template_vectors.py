@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tests/text/data/chat_template_vectors.json with the Python package jinja2, set up as transformers does.
 
-Each case (chat_template_cases.py) is a template, its variables and the text (or "error": jinja2 refuses it too).
+Each case (chat_template_cases.py, chat_template_expressions.py) is a template, its variables and the text (or "error": jinja2 refuses it too).
 
     pip install jinja2==3.1.6 && python3 tools/chat_template_vectors.py tests/text/data/chat_template_vectors.json
 """
@@ -15,7 +15,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2 import nodes
 
-from chat_template_cases import EXPRESSIONS, FAILING, TEMPLATES, VARIABLES
+from chat_template_cases import TEMPLATES
+from chat_template_expressions import EXPRESSIONS, FAILING, VARIABLES
 
 NOW = datetime(2024, 7, 26, 13, 5, 9)
 

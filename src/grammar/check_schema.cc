@@ -63,16 +63,6 @@ constexpr std::string_view kEmail =
 
 bool is_one_of(std::string_view key, Names names) { return std::find(names.begin(), names.end(), key) != names.end(); }
 
-JsonValue* member(JsonValue& object, std::string_view key) {
-  auto* members = std::get_if<JsonValue::Object>(&object.value);
-  for (size_t i = 0; members != nullptr && i < members->size(); ++i)
-    if ((*members)[i].key == key) return &(*members)[i].value;
-  return nullptr;
-}
-const JsonValue* member(const JsonValue& object, std::string_view key) {
-  return member(const_cast<JsonValue&>(object), key);
-}
-
 std::string_view type_of(const JsonValue& v) {
   if (v.is_null()) return "null";
   if (v.as<bool>() != nullptr) return "boolean";
@@ -111,7 +101,7 @@ class SchemaCheck {
     for (const JsonMember& m : *object) keyword(m, path);
     strings(*object, s, path);
     const std::string_view deciding = check_deciding(*object, s, path);
-    if (deciding == "$ref") return reference(*member(s, "$ref"), path);
+    if (deciding == "$ref") return reference(*s.member("$ref"), path);
     if (deciding.empty()) {
       check_typed(*object, s, path);
       check_names(s, path);
@@ -169,15 +159,15 @@ class SchemaCheck {
   }
 
   void strings(JsonValue::Object& object, JsonValue& s, const std::string& path) {
-    out_.lengths = out_.lengths || member(s, "minLength") != nullptr || member(s, "maxLength") != nullptr;
-    const JsonValue* format = member(s, "format");
+    out_.lengths = out_.lengths || s.member("minLength") != nullptr || s.member("maxLength") != nullptr;
+    const JsonValue* format = s.member("format");
     const auto* name = format == nullptr ? nullptr : format->as<std::string>();
     if (name != nullptr && (*name == "json-pointer" || *name == "relative-json-pointer"))
       refuse(path, fmt::format("has the format {}, which constrained output does not support", *name));
     for (JsonMember& m : object) {
       if (m.key == "format" && name != nullptr && *name == "email") {
         for (const std::string_view other : kString)
-          if (member(s, other) != nullptr)
+          if (s.member(other) != nullptr)
             refuse(path, fmt::format("has {} beside format; accepted: one of them", other));
         m = {"pattern", {std::string(kEmail)}};
         out_.patterns.emplace_back(kEmail);
@@ -209,13 +199,13 @@ class SchemaCheck {
   // The keyword that decides alone, or ""; throws for one beside it that would then have no effect.
   std::string_view check_deciding(const JsonValue::Object& object, const JsonValue& s, const std::string& path) const {
     const auto deciding =
-        std::find_if(std::begin(kDeciding), std::end(kDeciding), [&](auto key) { return member(s, key) != nullptr; });
+        std::find_if(std::begin(kDeciding), std::end(kDeciding), [&](auto key) { return s.member(key) != nullptr; });
     if (deciding == std::end(kDeciding)) return {};
     const bool values = *deciding == "enum" || *deciding == "const";
     for (const JsonMember& m : object) {
       if (m.key == *deciding || !constrains(m.key)) continue;
       if (values && m.key == "type") {
-        check_values(*member(s, *deciding), *deciding, m.value, path);
+        check_values(*s.member(*deciding), *deciding, m.value, path);
         continue;
       }
       refuse(path, fmt::format("has {} beside {}; accepted: {} alone", m.key, *deciding, *deciding));
@@ -249,9 +239,9 @@ class SchemaCheck {
 
   // Without a type, some keywords mean objects or arrays to xgrammar, and the others nothing.
   static void check_typed(const JsonValue::Object& object, const JsonValue& s, const std::string& path) {
-    if (member(s, "type") != nullptr) return;
+    if (s.member("type") != nullptr) return;
     const auto any = [&](Names names) {
-      return std::any_of(names.begin(), names.end(), [&](auto key) { return member(s, key) != nullptr; });
+      return std::any_of(names.begin(), names.end(), [&](auto key) { return s.member(key) != nullptr; });
     };
     if (any(kMeansObject) || any(kMeansArray)) return;
     for (const JsonMember& m : object)
@@ -262,17 +252,17 @@ class SchemaCheck {
   // A required property must have a place in the order of the properties. And where other properties are allowed, a
   // name that JSON writes with escapes would be taken for another one.
   void check_names(const JsonValue& s, const std::string& path) const {
-    const JsonValue* properties = member(s, "properties");
-    if (const JsonValue* required = member(s, "required")) {
+    const JsonValue* properties = s.member("properties");
+    if (const JsonValue* required = s.member("required")) {
       const auto* names = required->as<JsonValue::Array>();
       if (names == nullptr) refuse(path, fmt::format("has required {}; accepted: an array", io::describe(*required)));
       for (const JsonValue& name : *names) {
         const auto* text = name.as<std::string>();
-        if (text == nullptr || properties == nullptr || member(*properties, *text) == nullptr)
+        if (text == nullptr || properties == nullptr || properties->member(*text) == nullptr)
           refuse(path, fmt::format("requires {}; accepted: names of its properties", io::describe(name)));
       }
     }
-    const JsonValue* more = member(s, "additionalProperties");
+    const JsonValue* more = s.member("additionalProperties");
     const bool open = more == nullptr ? !closed_ : *more != JsonValue{false};
     if (!open || properties == nullptr) return;
     for (const JsonMember& p : members(*properties, path, "properties"))
@@ -309,7 +299,7 @@ class SchemaCheck {
                fmt::format("has the $ref {}; accepted: a place in this schema, \"#/$defs/name\"", io::describe(*at)));
       if (!followed.insert(*uri).second) refuse(path, fmt::format("has the $ref {}, which leads back to itself", *uri));
       JsonValue* target = resolve(*uri, path);
-      at = member(*target, "$ref");
+      at = target->member("$ref");
       if (at != nullptr && at->as<std::string>() != nullptr) continue;
       pending_.emplace_back(target, *uri);
       return;
@@ -321,7 +311,7 @@ class SchemaCheck {
     for (size_t begin = 1; begin < uri.size();) {
       const size_t end = std::min(uri.find('/', begin + 1), uri.size());
       const std::string_view key = uri.substr(begin + 1, end - begin - 1);
-      at = key.empty() ? nullptr : member(*at, key);
+      at = key.empty() ? nullptr : at->member(key);
       if (at == nullptr) refuse(path, fmt::format("has the $ref {}, which leads nowhere", io::quote(uri)));
       begin = end;
     }
@@ -338,7 +328,7 @@ class SchemaCheck {
 
 // nullptr: JSON, or a style that no format of calls has.
 const TagStyle* style_of(const JsonValue& format) {
-  const JsonValue* given = member(format, "style");
+  const JsonValue* given = format.member("style");
   const auto* name = given == nullptr ? nullptr : given->as<std::string>();
   const auto* style = std::find_if(std::begin(kTagStyles), std::end(kTagStyles),
                                    [&](const TagStyle& s) { return name != nullptr && s.name == *name; });
@@ -378,9 +368,9 @@ void prepare_formats(JsonValue& v, Prepared& out) {
       prepare_formats(m.value, out);
     }
   }
-  const JsonValue* type = member(v, "type");
+  const JsonValue* type = v.member("type");
   if (type == nullptr || type->as<std::string>() == nullptr || *type->as<std::string>() != "json_schema") return;
-  if (JsonValue* most = member(v, "max_whitespace_cnt"))
+  if (JsonValue* most = v.member("max_whitespace_cnt"))
     *most = {int64_t{kMostWhiteSpace}};
   else
     object->push_back({"max_whitespace_cnt", {int64_t{kMostWhiteSpace}}});

@@ -12,12 +12,18 @@ namespace sluice::io {
 bool JsonValue::operator==(const JsonValue& other) const { return value == other.value; }
 
 const JsonValue* JsonValue::find(std::string_view key) const {
-  const auto* object = as<Object>();
-  if (object == nullptr) return nullptr;
-  for (const JsonMember& member : *object)
-    if (member.key == key) return member.value.is_null() ? nullptr : &member.value;
+  const JsonValue* found = member(key);
+  return found == nullptr || found->is_null() ? nullptr : found;
+}
+
+const JsonValue* JsonValue::member(std::string_view key) const {
+  if (const auto* object = as<Object>())
+    for (const JsonMember& m : *object)
+      if (m.key == key) return &m.value;
   return nullptr;
 }
+
+JsonValue* JsonValue::member(std::string_view key) { return const_cast<JsonValue*>(std::as_const(*this).member(key)); }
 
 namespace {
 class TreeBuilder final : public JsonEvents {

@@ -27,6 +27,9 @@ struct JsonValue {
   }
   // The member, or nullptr when there is none, it is null, or this is no object.
   const JsonValue* find(std::string_view key) const;
+  // The member, which may be null, or nullptr when there is none, or this is no object.
+  const JsonValue* member(std::string_view key) const;
+  JsonValue* member(std::string_view key);
 
   bool operator==(const JsonValue& other) const;
 };

@@ -70,14 +70,6 @@ const JsonValue* referred(const JsonValue& root, std::string_view reference) {
   return at;
 }
 
-// The member, which may be null, as JsonValue::find() has it not.
-const JsonValue* member(const JsonValue& object, std::string_view key) {
-  if (const auto* members = object.as<JsonValue::Object>())
-    for (const io::JsonMember& m : *members)
-      if (m.key == key) return &m.value;
-  return nullptr;
-}
-
 // What Python prints as JSON has it.
 std::string_view plain(std::string_view text) {
   return text == "None" ? "null" : text == "True" ? "true" : text == "False" ? "false" : text;
@@ -110,7 +102,7 @@ bool is_within(double value, const Types::Number& number) {
 // depth: schemas may refer to themselves.
 void collect(const JsonValue& schema, const JsonValue& root, int depth, Types& types) {
   if (depth == 0) return;
-  const JsonValue *fixed = member(schema, "const"), *values = schema.find("enum");
+  const JsonValue *fixed = schema.member("const"), *values = schema.find("enum");
   const auto* list = values == nullptr ? nullptr : values->as<JsonValue::Array>();
   if (fixed != nullptr) types.add_value(*fixed);
   for (size_t i = 0; list != nullptr && i < list->size(); ++i) types.add_value((*list)[i]);

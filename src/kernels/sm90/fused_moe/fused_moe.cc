@@ -48,17 +48,18 @@ FusedMoe::FusedMoe(const MoeSpec& spec, int multiprocessors, const CallerMemory&
   allow_one_token(second_.shape.operand);
   allow_route(spec_.experts, spec_.locals());
   allow_route_permute(spec_.experts, spec_.locals(), spec_.hidden >= tuning::kEarlyColumns);
+  const InputScale ones[2];
   input_scales_ = DeviceBuffer(memory_, memory_at_.input_scales);
+  copy_to_device_now(input_scales_.data(), ones, sizeof(ones), memory.stream);
   warm_up_ = DeviceBuffer(memory_, memory_at_.warm_up);
-  write_constants(memory.stream);
+  write_warm_up(memory.stream);
   synchronize(memory.stream);
 }
 
-void FusedMoe::write_constants(Stream stream) {
-  const InputScale ones[2];
-  copy_to_device_now(input_scales_.data(), ones, sizeof(ones), stream);
+void FusedMoe::write_warm_up(Stream stream) {
+  const InputScale one;
   std::vector<uint8_t> warm_up(static_cast<size_t>(warm_up_bytes(spec_.experts)));
-  std::memcpy(warm_up.data(), ones, sizeof(InputScale));
+  std::memcpy(warm_up.data(), &one, sizeof(one));
   copy_to_device_now(warm_up_.data(), warm_up.data(), warm_up_.bytes(), stream);
 }
 
@@ -102,9 +103,9 @@ void FusedMoe::set_weights(const weights::ExpertWeights& w, Stream stream) {
   // A caller's memory may have lost what it held before this refit (torch's allocators discard memory of engines that
   // sleep). Else scales that the device has already are not copied again: a copy would lie between two layers'
   // launches.
-  const bool refits_given = given_memory_ && filled_;
-  if (refits_given) write_constants(stream);
-  if (!filled_ || refits_given || std::memcmp(scales, sent_scales_, sizeof(scales)) != 0)
+  const bool may_be_lost = given_memory_ && filled_;
+  if (may_be_lost) write_warm_up(stream);
+  if (!filled_ || may_be_lost || std::memcmp(scales, sent_scales_, sizeof(scales)) != 0)
     copy_to_device_now(input_scales_.data(), scales, sizeof(scales), stream);
   std::memcpy(sent_scales_, scales, sizeof(scales));
   filled_ = true;

@@ -67,7 +67,7 @@ class FusedMoe {
   Matrix& second() { return second_; }
 
  private:
-  void write_constants(Stream stream);  // what no weights fill: scales of ones, the warm-up's input
+  void write_warm_up(Stream stream);
   bool finalizes(const MoeCall& call) const { return spec_.finalize && call.finalize; }
   RouteArgs route_args(const MoeCall& call, const MoePlan& p) const;
   RowsArgs row_args(const MoeCall& call, const MoePlan& p, const RouteArgs& route) const;
