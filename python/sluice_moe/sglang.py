@@ -283,8 +283,21 @@ def run(dispatch_output: Any, info: Any) -> Any:
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
     hidden, topk = dispatch_output.hidden_states, dispatch_output.topk_output
     # Without tokens the top-k may have another width: SGLang's empty one leaves out experts that are fused with a shared one.
-    out = info.experts(hidden, topk.topk_weights, topk.topk_ids) if hidden.shape[0] else hidden.new_empty(hidden.shape)
+    out = (info.experts(hidden, topk.topk_weights, topk.topk_ids, symmetric_output(hidden)) if hidden.shape[0]
+           else hidden.new_empty(hidden.shape))
     return StandardCombineInput(hidden_states=out)
+
+
+def symmetric_output(hidden: Any) -> Any:
+    """A tensor for the layer's output in NCCL's symmetric memory, in which SGLang adds up the ranks' outputs with
+    --enable-symm-mem; None: without it."""
+    from sglang.srt.distributed.device_communicators import pynccl_allocator
+    if not pynccl_allocator.is_symmetric_memory_enabled():
+        return None
+    from sglang.srt.distributed import get_tp_group
+    from sglang.srt.layers.dp_attention import is_allocation_symmetric
+    with pynccl_allocator.use_symmetric_memory(get_tp_group(), disabled=not is_allocation_symmetric()):
+        return hidden.new_empty(hidden.shape)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stand-ins for what the plug-in of SGLang uses of it, with the names and arguments that SGLang 0.5.23 has."""
+import contextlib
 import sys
 import types
 
@@ -44,6 +45,7 @@ class StandIns:
 
     def __init__(self, monkeypatch, backend="sluice", a2a="none"):
         self.choices, self.mxfp8_choices, self.cores, self.hooks = [], [], {}, {}
+        self.symmetric, self.pool = False, []  # what was allocated in symmetric memory
 
         def module(name, **members):
             made = types.ModuleType(name)
@@ -52,7 +54,7 @@ class StandIns:
             return made
 
         for name in ("sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.layers.moe", "sglang.srt.plugins",
-                     "sglang.srt.layers.moe.token_dispatcher"):
+                     "sglang.srt.layers.moe.token_dispatcher", "sglang.srt.distributed"):
             module(name, __path__=[])
 
         class MoeQuantInfo:
@@ -85,6 +87,21 @@ class StandIns:
                get_parallel=lambda: self.parallel)
         module("sglang.srt.layers.moe.token_dispatcher.standard",
                StandardCombineInput=lambda hidden_states: types.SimpleNamespace(hidden_states=hidden_states))
+        group = object()
+        sys.modules["sglang.srt.distributed"].get_tp_group = lambda: group
+
+        @contextlib.contextmanager
+        def use_symmetric_memory(group_coordinator, disabled=False):
+            assert group_coordinator is group and not disabled
+            make = torch.Tensor.new_empty
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "new_empty", lambda *shape, **more: self.pool.append(make(*shape, **more)) or self.pool[-1])
+                yield
+
+        allocator = module("sglang.srt.distributed.device_communicators.pynccl_allocator", use_symmetric_memory=use_symmetric_memory,
+                           is_symmetric_memory_enabled=lambda: self.symmetric)
+        module("sglang.srt.distributed.device_communicators", __path__=[], pynccl_allocator=allocator)
+        module("sglang.srt.layers.dp_attention", is_allocation_symmetric=lambda: True)
         kinds = types.SimpleNamespace(AROUND="around")
         module("sglang.srt.plugins.hook_registry", HookType=kinds, HookRegistry=types.SimpleNamespace(
             register=lambda target, hook, kind: self.hooks.update({target: (hook, kind)})))

@@ -53,6 +53,21 @@ def test_a_layer(rng, monkeypatch):
         method.process_weights_after_loading(layer)
 
 
+def test_the_output_is_in_symmetric_memory(rng, monkeypatch):
+    """Where SGLang adds up the ranks in it (--enable-symm-mem)."""
+    s = StandIns(monkeypatch)
+    plugin.register()
+    case, layer = Case(rng, "bf16", True, "cpu"), Layer()
+    method = taken(layer, case)
+    call = apply(method, layer)
+    case.check(call, *ROUNDINGS["bf16"])
+    assert not s.pool
+    s.symmetric = True
+    outputs = []
+    case.check(lambda *arguments: outputs.append(call(*arguments)) or outputs[-1], *ROUNDINGS["bf16"])
+    assert len(s.pool) == len(outputs) and all(a is b for a, b in zip(s.pool, outputs))
+
+
 @pytest.mark.parametrize("format, kind, more, marked, expected", [
     ("bf16", "UnquantizedFusedMoEMethod", {"gemm1_alpha": 1.702}, False, True),  # gpt-oss, of any format but NVFP4
     ("mxfp4", "Mxfp4MoEMethod", {"gemm1_alpha": 1.702}, False, True),
@@ -275,7 +290,9 @@ def test_signatures_are_sglangs():
     base = pytest.importorskip("sglang.srt.layers.quantization.base_config", reason="SGLang does not load here", exc_type=Exception)
     from sglang.srt.layers.moe.moe_runner import base as runner
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatchOutput
+    from sglang.srt.layers.dp_attention import is_allocation_symmetric
     from sglang.srt.layers.moe.topk import StandardTopKOutput
+    from sglang.srt.distributed.device_communicators.pynccl_allocator import is_symmetric_memory_enabled, use_symmetric_memory
 
     def parameters(function):
         return list(inspect.signature(function).parameters)
@@ -294,6 +311,8 @@ def test_signatures_are_sglangs():
     for made, names in ((StandardDispatchOutput, {"hidden_states", "topk_output"}), (StandardCombineInput, {"hidden_states"}),
                         (StandardTopKOutput, {"topk_weights", "topk_ids"})):
         assert names <= set(parameters(made))
+    assert parameters(use_symmetric_memory) == ["group_coordinator", "disabled"]
+    assert not parameters(is_allocation_symmetric) and not parameters(is_symmetric_memory_enabled)
 
 
 @real
