@@ -6,15 +6,15 @@ tokens per second.
     bench/plugin_table.py measure --state S.json                         # needs vLLM, sluice-moe and a Hopper GPU
     bench/plugin_table.py measure --state S.json --engine sglang --formats bf16,fp8
     bench/plugin_table.py measure --state S.json --formats nvfp4 --batches 1,64 --layers 12 --seconds 300
-    bench/plugin_table.py measure --state S.json --formats bf16 --batches 1 --rounds 5   # four more processes of either side
+    bench/plugin_table.py measure --state S.json --formats bf16 --batches 1 --rounds 5 --alone   # four more processes of either side
     bench/plugin_table.py table --state S.json --commit $(git rev-parse --short HEAD) > table.md
 
 The model is Qwen3-30B-A3B with random weights. Experts are in a row's format, everything else is bfloat16, so that the two
 columns differ in the experts alone. Every format runs twice, in processes of their own: without the plug-in and with it.
 Processes of the same code differ by more than runs in one of them, so --rounds has several of either side, in turn; a figure is
-then their median, and all are listed below the table. One process imports the engine while the one before it still measures;
-the GPU belongs to one at a time. Decoding is captured in CUDA graphs. torch.compile is off unless --compile is given: it takes a
-minute per start, and fuses only what is no expert.
+then their median, and all are listed below the table. One process imports the engine while the one before it still measures,
+unless --alone is given; the GPU belongs to one at a time. Decoding is captured in CUDA graphs. torch.compile is off unless
+--compile is given: it takes a minute per start, and fuses only what is no expert.
 A step's time is that of prompts of 64 tokens with --steps + 1 new tokens less that of the same with 1, divided by --steps; each
 the median of --repeat runs, of at most 3 for more than 8 sequences. Experts are chosen evenly by default (the engine's own
 simulation, in SGLang with the same draws on both sides), as random weights send every token to the same few. The state is written
@@ -167,7 +167,7 @@ class Table:
                 break
             now, ahead = ahead or self.start(*process), None
             time.sleep(1)  # it asks for the GPU first
-            self.follow(" ".join(process[:2]), *now, lambda: None if i + 1 == len(left) else self.start(*left[i + 1]), i + 1, len(left))
+            self.follow(" ".join(process[:2]), *now, lambda: None if o.alone or i + 1 == len(left) else self.start(*left[i + 1]), i + 1, len(left))
             ahead = self.next
         if ahead:
             stop(ahead[0])
@@ -288,6 +288,8 @@ def main():
         p.add_argument("--compile", action="store_true", help="the engine's own torch.compile")
     m.add_argument("--formats", type=list_of(str, FORMATS), default=list(FORMATS), metavar="NAME,...", help="of: " + ", ".join(FORMATS))
     m.add_argument("--rounds", type=int, default=1, help="processes of either side of a format; default: 1")
+    m.add_argument("--alone", action="store_true", help="a process begins to import when the one before it has ended: nothing runs beside "
+                   "what is measured, and each takes about 15 s more")
     m.add_argument("--layers", type=int, default=PUBLISHED_LAYERS, help=f"default: {PUBLISHED_LAYERS}, which need an 80 GB GPU in BF16")
     m.add_argument("--routing", choices=("uniform", "model"), default="uniform", help="who chooses the experts; default: uniform")
     m.add_argument("--seconds", type=float, default=3600, help="for all of it; what is not measured then is left out; default: 3600")
