@@ -108,7 +108,7 @@ void measure(const Options& o, const BenchShape& shape, const Kind& kind,
       if (o.logits) call.logits = upload(r.logits.data(), r.logits.size() * 2);
       call.output = output.data();
       call.pdl = o.pdl;
-      call.warms_up = !o.before;  // as calls of the C API
+      call.follows_own = !o.before;  // as calls of the C API
       list.push_back(call);
       const double mem =
           (r.touched * params * kind.bits / 8 + 4.0 * static_cast<double>(tokens * spec.hidden)) / o.copy_tbs / 1e6;

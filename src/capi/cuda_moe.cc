@@ -101,7 +101,7 @@ sluice_status sluice_cuda_moe_run(const sluice_cuda_moe* moe, const sluice_moe_a
     moe::MoeArgs call = capi::read_args(args);
     call.num_tokens = q.num_tokens;
     call.pdl = q.pdl;
-    call.warms_up = false;  // it comes after a kernel of the caller's; few of those let the next one start early
+    call.follows_own = false;  // it comes after a kernel of the caller's
     OnStream on(*m.device, q.stream);
     m.layer->run(on.ctx(), call);
   });

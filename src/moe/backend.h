@@ -50,9 +50,10 @@ struct MoeArgs {
   float* chosen_weights = nullptr;
   Trace* trace = nullptr;  // only on the host
   bool pdl = true;  // CUDA: programmatic dependent launch between the kernels of a call; the results are the same
-  // CUDA: the first kernel warms up its instruction cache before it waits for the kernel ahead in the queue. That pays
-  // where the kernel ahead lets the next one start before it ends, as this library's do; the results are the same.
-  bool warms_up = true;
+  // CUDA: the kernel ahead in the queue is one of this library's. Those let the next one start before they end, and
+  // leave much shared memory: the first kernel warms up its instruction cache meanwhile. After kernels of others it
+  // does not, and both kernels of one token ask for the largest shared memory. The results are the same.
+  bool follows_own = true;
 };
 
 // Whether a call adds up the K results of a token.

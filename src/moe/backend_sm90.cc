@@ -33,7 +33,7 @@ sm90::MoeCall call_of(const MoeSpec& spec, const MoeArgs& args) {
   call.chosen_ids = args.chosen_ids;
   call.chosen_weights = args.chosen_weights;
   call.pdl = args.pdl;
-  call.warms_up = args.warms_up;
+  call.follows_own = args.follows_own;
   return call;
 }
 

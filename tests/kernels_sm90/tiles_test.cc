@@ -88,7 +88,7 @@ void check_case(const Case& c, const sm90::GemmForce& force, std::mt19937& rng, 
   all.values += here.values;
   all.equal += here.equal;
   EXPECT_EQ(got, d.run(*moe, force, false)) << "without programmatic dependent launch";
-  d.call.warms_up = false;
+  d.call.follows_own = false;
   EXPECT_EQ(got, d.run(*moe, force)) << "without a warm-up";
 }
 

@@ -30,24 +30,36 @@ void prefer_shared_memory(void (*kernel)(Params...)) {
       "cudaFuncSetAttribute");
 }
 
+struct LaunchOptions {
+  bool pdl;
+  bool largest_shared_memory;  // as prefer_shared_memory(), of this launch
+  LaunchOptions(bool pdl, bool largest_shared_memory = false)
+      : pdl(pdl), largest_shared_memory(largest_shared_memory) {}
+};
+
 // `pdl` lets the kernel start before the one ahead of it in the stream has finished; it must call griddepcontrol.wait
 // before it touches anything that an earlier kernel wrote. Before that it may read only what was complete
 // before the kernel ahead let it start. `cluster` neighbouring blocks share their memory. smem
 // beyond kFreeSharedMemory has been allowed.
 template <class... Params, class... Args>
 void launch_clusters(void (*kernel)(Params...), int cluster, dim3 blocks, int threads, int smem, Stream stream,
-                     bool pdl, Args&&... args) {
+                     LaunchOptions options, Args&&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(smem);
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchAttribute attributes[3]{};
   config.attrs = attributes;
-  if (pdl) {
+  if (options.pdl) {
     cudaLaunchAttribute& a = attributes[config.numAttrs++];
     a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     a.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (options.largest_shared_memory) {
+    cudaLaunchAttribute& a = attributes[config.numAttrs++];
+    a.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    a.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   }
   if (cluster > 1) {
     cudaLaunchAttribute& a = attributes[config.numAttrs++];
@@ -59,8 +71,9 @@ void launch_clusters(void (*kernel)(Params...), int cluster, dim3 blocks, int th
 }
 
 template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), dim3 blocks, int threads, int smem, Stream stream, bool pdl, Args&&... args) {
-  launch_clusters(kernel, 1, blocks, threads, smem, stream, pdl, std::forward<Args>(args)...);
+void launch(void (*kernel)(Params...), dim3 blocks, int threads, int smem, Stream stream, LaunchOptions options,
+            Args&&... args) {
+  launch_clusters(kernel, 1, blocks, threads, smem, stream, options, std::forward<Args>(args)...);
 }
 
 // Reads one word of every 64 bytes of a kernel's parameters. The first use of a line on a multiprocessor waits for the

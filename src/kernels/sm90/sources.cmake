@@ -46,7 +46,7 @@ foreach(operand bf16 fp8 fp8_block mxfp8 nvfp4 mxfp4 fp8_f32 fp8_block_f32)
   file(CONFIGURE OUTPUT ${file} CONTENT
 "#include \"kernels/sm90/one_token/instance.cuh\"
 template void sluice::sm90::launch_one_token_of<sluice::sm90::WeightOperand::${operand}>(
-    const sluice::sm90::OneTokenArgs&, int, sluice::sm90::Stream, bool);
+    const sluice::sm90::OneTokenArgs&, int, sluice::sm90::Stream, bool, bool);
 template void sluice::sm90::allow_one_token_of<sluice::sm90::WeightOperand::${operand}>();
 ")
   list(APPEND sm90_sources ${file})

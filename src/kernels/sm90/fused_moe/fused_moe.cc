@@ -189,7 +189,7 @@ void FusedMoe::multiply_one_token(const MoeCall& call, const MoePlan& p, const G
   args.finalize = finalizes(call);
   args.num_tokens = call.num_tokens;
   args.top_k = static_cast<int>(spec_.top_k);
-  launch_one_token(args, p.choice.instance.operand, multiprocessors_, stream, call.pdl);
+  launch_one_token(args, p.choice.instance.operand, multiprocessors_, stream, call.pdl, call.follows_own);
 }
 
 bool FusedMoe::finalize_can_wait(int64_t tokens) const {
@@ -204,7 +204,7 @@ void FusedMoe::run(const MoeCall& call, Stream stream) const {
         call.tokens, p.bytes);
   const RouteArgs route = route_args(call, p);
   GroupedGemmArgs gemm = gemm_args(call, p);
-  const WarmUp warm_up{warm_up_.data(), call.warms_up};
+  const WarmUp warm_up{warm_up_.data(), call.follows_own};
   if (p.one_token) {
     if (route.logits != nullptr) launch_choose(route, warm_up, stream, call.pdl);
     return multiply_one_token(call, p, gemm, route, stream);

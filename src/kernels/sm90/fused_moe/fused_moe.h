@@ -30,8 +30,8 @@ struct MoeCall {
   int32_t* chosen_ids = nullptr;
   float* chosen_weights = nullptr;
   bool pdl = true;
-  bool warms_up = true;  // the first kernel, before it waits for the kernel ahead (moe::MoeArgs)
-  GemmForce force;       // of tile and splits, for tests and benchmarks
+  bool follows_own = true;  // the kernel ahead is one of this library's (moe::MoeArgs)
+  GemmForce force;          // of tile and splits, for tests and benchmarks
 };
 
 struct RowsArgs;

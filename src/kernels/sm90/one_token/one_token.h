@@ -45,6 +45,8 @@ bool one_token_pays(const OneTokenShape& shape, WeightOperand operand, int multi
 
 // On the current device, before the first launch.
 void allow_one_token(WeightOperand operand);
-void launch_one_token(const OneTokenArgs& args, WeightOperand operand, int multiprocessors, Stream stream, bool pdl);
+// follows_own: the kernel ahead is one of this library's (moe::MoeArgs).
+void launch_one_token(const OneTokenArgs& args, WeightOperand operand, int multiprocessors, Stream stream, bool pdl,
+                      bool follows_own);
 
 }  // namespace sluice::sm90

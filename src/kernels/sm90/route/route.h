@@ -113,7 +113,7 @@ RouteArgs warm_up_route(const RouteArgs& args, const void* warm_up);
 // Whether kernels have such a run. Those that come after one of this layer always do, with `pdl`.
 struct WarmUp {
   const void* memory;  // of warm_up_bytes()
-  bool of_first;       // the first kernel of the layer has one too (moe::MoeArgs::warms_up)
+  bool of_first;       // the first kernel of the layer has one too (moe::MoeArgs::follows_own)
 };
 
 // Experts and weights of all pairs, from logits, to the tables' ids and weights. The first kernel of a layer.
