@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Union
 
-from . import _library, errors
+from . import _c_api, _library, errors
 from ._callbacks import WAIT_MS, ProgressFn
 
 Answers = Union["dict[str, Any]", "list[dict[str, Any]]"]
@@ -27,21 +27,21 @@ class Answer:
         self.reason: dict[str, Any] | None = None
         self.usage: dict[str, Any] = {}
 
-    def take(self, event: _library.Event) -> None:
+    def take(self, event: _c_api.Event) -> None:
         self.text += ctypes.string_at(event.text, event.text_bytes).decode(errors="replace")
         self.ids += event.tokens[:event.token_count]
         self.rows += [row_of(event.logprobs[i]) for i in range(event.logprob_count)]
         self.usage = {key: getattr(event, key) for key in ("cached_tokens", "drafted", "accepted", "verify_rounds",
                                                               "weight_updates")}
-        if event.finish == _library.FINISH_STOP:
+        if event.finish == _c_api.FINISH_STOP:
             matched = event.stop_string.decode() if event.stop_string is not None else event.stop_token
             self.reason = {"type": "stop", "matched": None if matched == -1 else matched}
-        elif event.finish == _library.FINISH_LENGTH:
+        elif event.finish == _c_api.FINISH_LENGTH:
             self.reason = {"type": "length", "length": len(self.ids)}
-        elif event.finish in (_library.FINISH_CANCELLED, _library.FINISH_TIMED_OUT):
+        elif event.finish in (_c_api.FINISH_CANCELLED, _c_api.FINISH_TIMED_OUT):
             message = (event.error or b"the request was aborted").decode(errors="replace")
             self.reason = {"type": "abort", "message": message}
-        elif event.finish == _library.FINISH_ERROR:
+        elif event.finish == _c_api.FINISH_ERROR:
             raise errors.Error((event.error or b"the request failed in the model").decode(errors="replace"))
 
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Answer:
             out["index"] = self.number
         return out
 
-    def _logprobs(self, meta: dict[str, Any], which: str, rows: list[Any], request: _library.Request) -> None:
+    def _logprobs(self, meta: dict[str, Any], which: str, rows: list[Any], request: _c_api.Request) -> None:
         decode = self.batch.decode
 
         def triple(value: float | None, token: int) -> tuple[float | None, int, str | None]:
@@ -92,7 +92,7 @@ class Answer:
             meta[f"{which}_token_ids_logprobs"] = named
 
 
-def row_of(token: _library.TokenLogprobs) -> tuple[Any, Any, Any]:
+def row_of(token: _c_api.TokenLogprobs) -> tuple[Any, Any, Any]:
     def pairs(rows: Any, length: int) -> list[tuple[float, int]]:
         return [(rows[i].logprob, rows[i].token) for i in range(length)]
     return ((token.chosen.logprob, token.chosen.token), pairs(token.top, token.top_count),
@@ -108,7 +108,7 @@ class Scores:
         self.complete = not wanted
         self.held: dict[int, Answer] = {}  # by choice
 
-    def take(self, event: _library.Event, answer: Answer) -> list[Answer]:
+    def take(self, event: _c_api.Event, answer: Answer) -> list[Answer]:
         """The answers that go on with an event of `answer`."""
         if self.complete:
             return [answer]
@@ -116,7 +116,7 @@ class Scores:
             self.held[event.choice] = answer
             return []
         self.rows += [row_of(event.prompt_logprobs[i]) for i in range(event.prompt_logprob_count)]
-        self.complete = event.token_count > 0 or event.finish != _library.FINISH_NONE
+        self.complete = event.token_count > 0 or event.finish != _c_api.FINISH_NONE
         if not self.complete:
             return []
         held, self.held = self.held, {}
@@ -128,7 +128,7 @@ class Batch:
 
     def __init__(self, several: bool, version_of: Callable[[int], str], decode: Callable[[list[int]], str] | None) -> None:
         self.several, self.version_of, self.decode = several, version_of, decode
-        self.requests: list[_library.Request] = []
+        self.requests: list[_c_api.Request] = []
         self.prompts: list[Sequence[int]] = []
         self.names: list[str] = []
         self.rids: set[str] = set()
@@ -137,7 +137,7 @@ class Batch:
         self.answers: dict[tuple[int, int], Answer] = {}
         self.began = time.perf_counter()
 
-    def add(self, request: _library.Request, prompt: Sequence[int], name: str) -> None:
+    def add(self, request: _c_api.Request, prompt: Sequence[int], name: str) -> None:
         self.requests.append(request)
         self.prompts.append(prompt)
         self.names.append(name)
@@ -149,7 +149,7 @@ class Batch:
             self.rids.add(answer.name())  # what the answer shows
         self.several = self.several or len(self.answers) > 1
 
-    def take(self, event: _library.Event) -> list[Answer]:
+    def take(self, event: _c_api.Event) -> list[Answer]:
         """The answers that go on with an event."""
         answer = self.answers[event.request, event.choice]
         answer.take(event)
@@ -168,7 +168,7 @@ class Stream:
 
     def __init__(self, engine: _library.Handle, batch: Batch, wake: int = 0) -> None:
         self.batch = batch
-        requests = (_library.Request * len(batch.requests))(*batch.requests)
+        requests = (_c_api.Request * len(batch.requests))(*batch.requests)
         self._handle = _library.Handle(
             "request", lambda out: _library.call("sluice_engine_submit", engine.get(), requests, len(requests), wake, out),
             "sluice_stream_destroy", keep=engine, after=functools.partial(os.close, wake) if wake else None)
@@ -176,9 +176,9 @@ class Stream:
 
     def next(self, timeout_ms: int) -> tuple[int, list[Answer]]:
         """1 and the answers that went on; 0 when nothing came in time; 2 when all answers are complete."""
-        event, state = _library.Event(), ctypes.c_int32()
+        event, state = _c_api.Event(), ctypes.c_int32()
         _library.call("sluice_stream_next", self._handle.get(), timeout_ms, event, state)
-        return state.value, self.batch.take(event) if state.value == _library.STREAM_EVENT else []
+        return state.value, self.batch.take(event) if state.value == _c_api.STREAM_EVENT else []
 
     def cancel(self) -> None:
         """Does nothing to a stream that its reader has closed."""
@@ -193,7 +193,7 @@ def finish(stream: Stream, progress: ProgressFn | None) -> Answers:
     try:
         while True:
             state, answers = stream.next(WAIT_MS)
-            if state == _library.STREAM_DONE:
+            if state == _c_api.STREAM_DONE:
                 return stream.batch.result()
             if progress is not None and (ended := sum(a.reason is not None for a in answers)):
                 done += ended
@@ -206,7 +206,7 @@ def iterate(stream: Stream) -> Iterator[dict[str, Any]]:
     try:
         while True:
             state, answers = stream.next(WAIT_MS)
-            if state == _library.STREAM_DONE:
+            if state == _c_api.STREAM_DONE:
                 return
             for answer in answers:
                 yield answer.result()
@@ -251,9 +251,9 @@ class AsyncStream:
             while True:
                 awake.clear()
                 state, answers = self._stream.next(0)
-                if state == _library.STREAM_DONE:
+                if state == _c_api.STREAM_DONE:
                     return
-                if state == _library.STREAM_EVENT:
+                if state == _c_api.STREAM_EVENT:
                     yield answers
                 else:
                     await awake.wait()

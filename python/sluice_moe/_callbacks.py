@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import _library
+from . import _c_api, _library
 
 # (what is done, how much, of how much, unit)
 ProgressFn = Callable[[str, int, int, str], None]
@@ -59,11 +59,11 @@ def callbacks_of(progress: ProgressFn | None, log: Any) -> dict[str, Any]:
     if progress is not None:
         def on_progress(_: Any, what: bytes, done: int, total: int, unit: bytes) -> None:
             _tell(progress, what.decode(errors="replace"), done, total, unit.decode(errors="replace"))
-        out["progress"] = _library.ProgressFn(on_progress)
+        out["progress"] = _c_api.ProgressFn(on_progress)
     if log is not None:
         def on_log(_: Any, level: int, line: bytes) -> None:
             _tell(log, ("debug", "info", "warning")[level], line.decode(errors="replace"))
-        out["log"] = _library.LogFn(on_log)
+        out["log"] = _c_api.LogFn(on_log)
     return out
 
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from . import _library, _named_tensors, errors
+from . import _c_api, _library, _named_tensors, errors
 from ._answers import Stream
 from ._arguments import list_of
 from ._callbacks import interruptible
@@ -312,7 +312,7 @@ class Control:
     # --- Versions
 
     def _updates(self) -> int:
-        info = _library.EngineInfo()
+        info = _c_api.EngineInfo()
         _library.call("sluice_engine_get_info", self._handle.get(), info)
         return int(info.weight_updates)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _library, _tensor, errors
+from . import _c_api, _library, _tensor, errors
 
 
 class Weights:
@@ -36,7 +36,7 @@ class Weights:
 
     def describe(self, index: int) -> tuple[str, str, tuple[int, ...]]:
         """(name, type, shape)"""
-        out = _library.Tensor()
+        out = _c_api.Tensor()
         _library.call("sluice_weights_get", self._handle.get(), index, out)
         return out.name.decode(), out.dtype.decode(), tuple(out.shape[:out.rank])
 
@@ -132,7 +132,7 @@ def _on_host(label: str, tensor: Any) -> _tensor.View:
 def as_structs(engine: _library.Handle, given: list[tuple[str, Any]]) -> tuple[Any, list[Any]]:
     """An array of sluice_tensor, and what it points to. A tensor that the running weights have comes as they have it; of
     any other the library says whether it is accepted."""
-    array, keep = (_library.Tensor * len(given))(), []
+    array, keep = (_c_api.Tensor * len(given))(), []
     with contextlib.ExitStack() as stack:
         weights = None
         with contextlib.suppress(errors.Unsupported):  # dummies have no tensors
@@ -147,7 +147,7 @@ def as_structs(engine: _library.Handle, given: list[tuple[str, Any]]) -> tuple[A
                     _check_as(label, v, dtype, shape)
             _tensor.check_layout(v, label, 1)
             sizes = (ctypes.c_int64 * len(shape))(*shape)
-            array[i] = _library.Tensor(name=name.encode(), dtype=dtype.encode(), shape=sizes, rank=len(shape), data=v.pointer)
+            array[i] = _c_api.Tensor(name=name.encode(), dtype=dtype.encode(), shape=sizes, rank=len(shape), data=v.pointer)
             keep += [v, sizes]
     return array, keep
 

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import _library
+from . import _c_api, _library
 from ._arguments import as_json, ids_of, is_integer, list_of, number_of, of_prompt
 from .specs import count
 
@@ -54,7 +54,7 @@ def _given(values: Any) -> Any:
 
 
 def make_request(ids: Sequence[int], values: Mapping[str, Any], keep: list[Any], *, vocab_size: int, context_length: int,
-                 next_seed: Callable[[], int]) -> _library.Request:
+                 next_seed: Callable[[], int]) -> _c_api.Request:
     """The request of a prompt. keep: takes what it points to."""
     reader = _Reader(_params_of(values["sampling_params"]), keep, vocab_size)
     reader.array("prompt", ids_of("input_ids", ids, vocab_size), "prompt_count")
@@ -87,7 +87,7 @@ class _Reader:
     """Fills in a request, one part of the parameters after the other."""
 
     def __init__(self, params: dict[str, Any], keep: list[Any], vocab_size: int) -> None:
-        self.request = _library.Request()
+        self.request = _c_api.Request()
         self._params, self._keep, self._vocab_size = params, keep, vocab_size
 
     def array(self, name: str, items: Any, length: str) -> None:

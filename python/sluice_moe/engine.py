@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-from . import _library
+from . import _c_api, _library
 from ._answers import AsyncStream, Batch, Stream, finish, iterate
 from ._arguments import as_json, encoded, ids_of, is_integer, list_of, number_of
 from ._callbacks import ProgressFn, callbacks_of, in_a_call, interruptible, progress_of
@@ -82,7 +82,7 @@ class Engine(Control):
         if speculative_algorithm not in (None, "NEXTN"):
             raise ValueError(f"speculative_algorithm is {speculative_algorithm!r}; accepted: None, 'NEXTN'")
         speculates = speculative_algorithm is not None
-        model = _library.ModelOptions(
+        model = _c_api.ModelOptions(
             dtype=None if dtype == "auto" else _name("dtype", dtype), quantization=_name("quantization", quantization),
             quantization_rest=_name("quantization_rest", quantization_rest),
             quantization_head=_name("quantization_head", quantization_head),
@@ -94,7 +94,7 @@ class Engine(Control):
             deterministic=bool(enable_deterministic_inference) or speculates)
         self._progress = progress_of(progress)
         callbacks = callbacks_of(self._progress, log)
-        options = _library.EngineOptions(
+        options = _c_api.EngineOptions(
             threads=count("threads", threads, 0, 4096), device=_name("device", device), model=ctypes.pointer(model),
             context_length=_size("context_length", context_length),
             max_running=_size("max_running_requests", max_running_requests, 4096),
@@ -114,7 +114,7 @@ class Engine(Control):
         self._handle = interruptible(lambda: _library.Handle(
             "engine", lambda out: _library.call("sluice_engine_create", folder, options, out), "sluice_engine_destroy",
             keep=callbacks))  # loading again uses them, too
-        info, limits = _library.ModelInfo(), _library.EngineInfo()
+        info, limits = _c_api.ModelInfo(), _c_api.EngineInfo()
         _library.call("sluice_engine_get_model_info", self._handle.get(), info)
         _library.call("sluice_engine_get_info", self._handle.get(), limits)
         self.model_path = os.fspath(model_path)
@@ -253,7 +253,7 @@ class Engine(Control):
 
     def get_server_info(self) -> dict[str, Any]:
         """Sizes of the cache, limits, and how many answers run and wait now."""
-        info = _library.EngineInfo()
+        info = _c_api.EngineInfo()
         _library.call("sluice_engine_get_info", self._handle.get(), info)
         return {"model_path": self.model_path, "weight_version": self._versions.at(info.weight_updates),
                 "context_length": info.context_length, "max_total_num_tokens": info.cache_tokens,

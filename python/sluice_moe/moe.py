@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from . import _device, _library, _tensor
+from . import _c_api, _device, _library, _tensor
 from ._prepared import prepare
 from ._tensor import CPU
 from .specs import Matrices, MoeWeights, Spec, SpecLike, as_matrices, count, dtype_number, format_info, read_spec, view_weights
@@ -118,7 +118,7 @@ class FusedMoE:
 
         x = read(hidden, "hidden", spec.dtype, (None, spec.hidden))
         tokens = x.shape[0]
-        args = _library.MoeArgs(tokens=tokens, hidden=x.pointer)
+        args = _c_api.MoeArgs(tokens=tokens, hidden=x.pointer)
         inputs = [("hidden", x), *_read_routing(spec, args, read, logits, bias, topk_ids, topk_weights)]
         shape = (tokens, spec.hidden) if spec.finalize else (tokens, spec.top_k, spec.hidden)
         if out is None:
@@ -144,14 +144,14 @@ class FusedMoE:
                 raise ValueError("num_tokens is given on the cpu; accepted: tensors of as many rows as there are tokens")
             _library.call("sluice_moe_run", self._handle.get(), args)
             return out
-        queue = _library.CudaQueue(stream=on)
+        queue = _c_api.CudaQueue(stream=on)
         if num_tokens is not None:
             queue.num_tokens = read(num_tokens, "num_tokens", "int32", (1,), align=0).pointer
         _library.call("sluice_cuda_moe_run", self._handle.get(), args, queue)
         return out
 
 
-def _read_routing(spec: Spec, args: _library.MoeArgs, read: Callable[..., Any], logits: Any, bias: Any, topk_ids: Any,
+def _read_routing(spec: Spec, args: _c_api.MoeArgs, read: Callable[..., Any], logits: Any, bias: Any, topk_ids: Any,
                   topk_weights: Any) -> list[tuple[str, Any]]:
     """What decides on the experts: with routed=1 in the spec the caller's choice, else logits. Fills in args."""
     inputs: list[tuple[str, Any]] = []
@@ -217,11 +217,11 @@ def shard(spec: SpecLike, weights: MoeWeights, *, tp_rank: int = 0, tp_size: int
              for name, value in (("tp_rank", tp_rank), ("tp_size", tp_size), ("ep_rank", ep_rank), ("ep_size", ep_size))}
     handle = _library.Handle(
         "shard", lambda out: _library.call("sluice_moe_shard_create", _library.text("spec", whole.line), w,
-                                           _library.Shard(**parts), out), "sluice_moe_shard_destroy")
+                                           _c_api.Shard(**parts), out), "sluice_moe_shard_destroy")
     del keep
     line = _library.read_text("sluice_moe_shard_spec", handle.get())
     own = read_spec(line)
-    out = _library.MoeWeights()
+    out = _c_api.MoeWeights()
     _library.call("sluice_moe_shard_weights", handle.get(), out)
     format = format_info(own.weights)
 
@@ -231,7 +231,7 @@ def shard(spec: SpecLike, weights: MoeWeights, *, tp_rank: int = 0, tp_size: int
         bits = "uint8" if kind == "uint8" else _tensor.ACCEPTED[kind][-1]
         return numpy.asarray(_Memory(handle, pointer, numpy.dtype(bits), shape))
 
-    def matrices(m: _library.Matrices, rows: int, cols: int) -> Any:
+    def matrices(m: _c_api.Matrices, rows: int, cols: int) -> Any:
         if not m.codes:
             return None
         shapes = format.shapes(own.local_experts, rows, cols)

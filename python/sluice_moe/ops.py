@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
-from . import _device, _library, _tensor
+from . import _c_api, _device, _library, _tensor
 from ._prepared import prepare
 from ._tensor import CPU
 from .moe import _FLOATS, _device_workspace, _number
@@ -68,7 +68,7 @@ def _four_over_six(how: Any, coding: str) -> Any:
         raise ValueError(f"four_over_six.e4m3_max is {how.e4m3_max!r}; accepted: 256, 448")
     if not isinstance(how.error, str) or how.error not in ("mae", "mse"):
         raise ValueError(f"four_over_six.error is {how.error!r}; accepted: 'mae', 'mse'")
-    return ctypes.pointer(_library.FourOverSix(
+    return ctypes.pointer(_c_api.FourOverSix(
         e4m3_max=int(how.e4m3_max), error=how.error.encode(), fast_error=bool(how.fast_error)))
 
 
@@ -150,14 +150,14 @@ def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: st
                for name, (kind, shape) in shapes.items()]
     _tensor.check_apart(written, [("x", v)])
     pointers = {name: view.pointer for name, view in written}
-    args = _library.QuantizeArgs(
+    args = _c_api.QuantizeArgs(
         coding=coding.encode(), x=v.pointer, dtype=_number(v), rows=rows, cols=cols, layout=LAYOUTS[layout], encodes=encodes,
         four_over_six=how, input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else
         _pointer("input_scale", scale, on), **pointers)
     if device == CPU:
         _library.call("sluice_quantize", _library.context(threads).get(), args)
     else:
-        _library.call("sluice_cuda_quantize", args, _library.CudaQueue(stream=on))
+        _library.call("sluice_cuda_quantize", args, _c_api.CudaQueue(stream=on))
     return Quantized(given["codes"], given.get("scales"), given.get("row_scales"), scale, coding, layout, cols)
 
 
@@ -183,7 +183,7 @@ def dequantize(q: Quantized, *, out: Any = None, threads: int = 0) -> Any:
         out = _tensor.empty("float32", (rows, cols), q.codes)
     x = _tensor.read(out, "out", "float32", (rows, cols), write=True)
     _tensor.check_apart([("out", x)], parts)
-    args = _library.DequantizeArgs(
+    args = _c_api.DequantizeArgs(
         coding=q.coding.encode(), rows=rows, cols=cols, layout=LAYOUTS[q.layout], x=x.pointer,
         input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else _pointer("input_scale", scale, 0),
         **{name: view.pointer for name, view in parts})
@@ -270,7 +270,7 @@ class Gemm:
         self.dtype = run_dtype("dtype", dtype)
         self._format = f
         keep: list[_tensor.View] = []
-        options = _library.GemmOptions(
+        options = _c_api.GemmOptions(
             rows=self.rows, cols=self.cols, weights=format.encode(),
             inputs=None if inputs is None else _library.text("inputs", inputs), dtype=dtype_number(self.dtype),
             w=self._view(m, codes, keep), input_scale=positive("input_scale", input_scale), fp8_f32_sums=bool(fp8_f32_sums),
@@ -308,7 +308,7 @@ class Gemm:
         """Bytes of `memory` for a matrix [rows, cols]: on a GPU ("cuda"; needs none, but a library with CUDA), or on the
         "cpu"."""
         out = ctypes.c_int64()
-        options = _library.GemmOptions(
+        options = _c_api.GemmOptions(
             rows=count("rows", rows), cols=count("cols", cols), weights=_library.text("format", format),
             inputs=None if inputs is None else _library.text("inputs", inputs),
             dtype=dtype_number(run_dtype("dtype", dtype)))
@@ -371,12 +371,12 @@ class Gemm:
         pointers = {name: view.pointer for name, view in views}
         if device == CPU:
             _library.call("sluice_gemm_run", self._handle.get(),
-                          _library.GemmArgs(tokens=tokens, y=y.pointer, **pointers, **memory))
+                          _c_api.GemmArgs(tokens=tokens, y=y.pointer, **pointers, **memory))
         else:
-            args = _library.CudaGemmArgs(tokens=tokens, y=y.pointer, **pointers, **memory)
+            args = _c_api.CudaGemmArgs(tokens=tokens, y=y.pointer, **pointers, **memory)
             if coded is not None:
                 args.layout = LAYOUTS[coded.layout]
-            _library.call("sluice_cuda_gemm_run", self._handle.get(), args, _library.CudaQueue(stream=on))
+            _library.call("sluice_cuda_gemm_run", self._handle.get(), args, _c_api.CudaQueue(stream=on))
         return out
 
 
@@ -394,7 +394,7 @@ def route(spec: SpecLike, logits: Any, *, bias: Any = None, out_ids: Any = None,
     s = read_spec(spec)
     l = _tensor.read(logits, "logits", _FLOATS, (None, s.experts))
     tokens = l.shape[0]
-    args = _library.RouteArgs(tokens=tokens, logits=l.pointer, logits_dtype=_number(l))
+    args = _c_api.RouteArgs(tokens=tokens, logits=l.pointer, logits_dtype=_number(l))
     inputs = [("logits", l)]
     if bias is not None:
         b = _tensor.read(bias, "bias", _FLOATS, (s.experts,))

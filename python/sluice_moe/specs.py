@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Union
 
-from . import _library, _tensor
+from . import _c_api, _library, _tensor
 
 SpecLike = Union[str, "Mapping[str, Any]", "Spec"]
 
@@ -45,7 +45,7 @@ def read_spec(spec: SpecLike) -> Spec:
     if isinstance(spec, Mapping):
         spec = " ".join(f"{key}={int(value) if isinstance(value, bool) else value}" for key, value in spec.items())
     line = _library.text("spec", spec)
-    info = _library.MoeSpecInfo()
+    info = _c_api.MoeSpecInfo()
     _library.call("sluice_moe_read_spec", line, info)
     return Spec(spec, info.experts, info.top_k, info.hidden, info.inter, info.local_offset, info.local_experts,
                 info.weights.decode(), info.inputs.decode(), dtype_name(info.dtype), bool(info.gated), bool(info.bias),
@@ -53,11 +53,11 @@ def read_spec(spec: SpecLike) -> Spec:
 
 
 def dtype_name(number: int) -> str:
-    return "float32" if number == _library.F32 else "bfloat16"
+    return "float32" if number == _c_api.F32 else "bfloat16"
 
 
 def dtype_number(name: str) -> int:
-    return _library.F32 if name == "float32" else _library.BF16
+    return _c_api.F32 if name == "float32" else _c_api.BF16
 
 
 def run_dtype(name: str, dtype: Any) -> str:
@@ -97,7 +97,7 @@ class Format(NamedTuple):
 
 def format_info(name: str) -> Format:
     """The format of that name: bf16, fp8_tensor, fp8_channel, fp8_block, mxfp8, nvfp4, mxfp4."""
-    info = _library.FormatInfo()
+    info = _c_api.FormatInfo()
     _library.call("sluice_format_get_info", _library.text("format", name), info)
     return Format(name, info.bits, info.code_type.decode(), info.scale_type.decode(), info.group_rows, info.group_cols,
                   bool(info.global_scale), info.inputs.decode())
@@ -145,13 +145,13 @@ def as_matrices(name: str, given: Any) -> Matrices:
 
 def view_matrices(name: str, given: Any, format: Format, matrices: int, rows: int, cols: int, *,
                   device: tuple[str, int] | None, align: int = 0, write: bool = False,
-                  keep: list[_tensor.View]) -> _library.Matrices:
+                  keep: list[_tensor.View]) -> _c_api.Matrices:
     """The C struct of checked tensors, which go to `keep`. device None: the codes' own."""
     m = as_matrices(name, given)
     if format.bits == 4 and cols % 2:
         raise ValueError(f"{name} has {cols} columns; {format.name} stores two codes per byte and needs an even number")
     types = {"codes": format.code_type, "scales": format.scale_type, "global_scales": "float32"}
-    out = _library.Matrices()
+    out = _c_api.Matrices()
     for part, tensor in m._asdict().items():
         shape = format.shapes(matrices, rows, cols).get(part)
         if shape is None:
@@ -170,13 +170,13 @@ def view_matrices(name: str, given: Any, format: Format, matrices: int, rows: in
     return out
 
 
-def view_weights(spec: Spec, weights: MoeWeights, device: tuple[str, int]) -> tuple[_library.MoeWeights, list[_tensor.View]]:
+def view_weights(spec: Spec, weights: MoeWeights, device: tuple[str, int]) -> tuple[_c_api.MoeWeights, list[_tensor.View]]:
     """The C struct of a layer's checked weights. On a GPU matrices may lie there or on the host, the rest on the host."""
     if not isinstance(weights, MoeWeights):
         raise TypeError(f"weights is {type(weights).__name__}; accepted: sluice_moe.MoeWeights")
     format = format_info(spec.weights)
     keep: list[_tensor.View] = []
-    out = _library.MoeWeights()
+    out = _c_api.MoeWeights()
     experts, hidden, inter = spec.local_experts, spec.hidden, spec.inter
     shapes = {"up": (inter, hidden), "gate": (inter, hidden), "down": (hidden, inter)}
     for part, (rows, cols) in shapes.items():

@@ -14,7 +14,7 @@ import pytest
 import sluice_moe
 from conftest import SOURCE
 from sluice_moe._arguments import is_set
-from sluice_moe import _library
+from sluice_moe import _c_api, _library
 
 MODEL = SOURCE / "models" / "tiny-nemotron-h"
 LAYER = """
@@ -78,24 +78,24 @@ def test_structs_are_those_of_the_header():
     structs = {name: [field.rsplit("*", 1)[-1].split()[-1] for part in re.findall(r"([^;{}]+);", body)
                       for field in part.replace("\n", " ").split(",")]
                for body, name in re.findall(r"typedef struct \w+ \{(.*?)\} (\w+);", text, flags=re.S)}
-    ours = {t for t in vars(_library).values() if isinstance(t, type) and issubclass(t, _library.ctypes.Structure)
+    ours = {t for t in vars(_c_api).values() if isinstance(t, type) and issubclass(t, _c_api.ctypes.Structure)
             and getattr(t, "_fields_", None)}
     names = {"sluice_" + re.sub(r"(?<!^)(?=[A-Z])", "_", t.__name__).lower(): t for t in ours}
     assert len(names) == len(ours) >= 20
     for name, struct in names.items():
         assert [field for field, *_ in struct._fields_] == structs[name], name
     functions = set(re.findall(r"\b(sluice_\w+)\(", text))
-    assert {*_library._STATUS, *_library._NOTHING} <= functions
+    assert {*_c_api.STATUS, *_c_api.NOTHING} <= functions
     # Sizes, where a C compiler says them: what C calls int, pointer and double is the same as ctypes'.
-    status = {name for name in functions if name in _library._STATUS}
+    status = {name for name in functions if name in _c_api.STATUS}
     for name in status:
         declared = re.search(rf"\b{name}\((.*?)\);", text, flags=re.S)[1]
-        assert len(declared.split(",")) == len(_library._STATUS[name]), name
+        assert len(declared.split(",")) == len(_c_api.STATUS[name]), name
 
 
 def test_codings_are_the_librarys():
     from sluice_moe.ops import CODINGS
-    args = _library.QuantizeArgs(coding=b"abacus")
+    args = _c_api.QuantizeArgs(coding=b"abacus")
     with pytest.raises(ValueError, match="abacus") as refusal:
         _library.call("sluice_quantize", _library.context(1).get(), args)
     assert str(refusal.value).split("accepted: ")[1].split(", ") == list(CODINGS)
