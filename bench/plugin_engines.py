@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines that bench/plugin_table.py measures: how each is started on random weights, with and without the plug-in, and
 what it decodes. An engine is imported by its methods alone."""
+import fcntl
 import functools
+import importlib
 import json
 import os
+import subprocess
+import time
 
 # On the line of its answer, what a process has to say; the rest of its output goes to its log.
 MARK = "plugin_table: "
@@ -11,6 +15,27 @@ MARK = "plugin_table: "
 
 def say(**what):
     print(MARK + json.dumps(what), flush=True)
+
+
+def gpu():
+    """(name, free MiB, MiB) of the first visible one. By nvidia-smi: a process that has begun to use CUDA cannot be forked."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    words = subprocess.run(["nvidia-smi", "-i", visible, "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader,nounits"],
+                           stdout=subprocess.PIPE, check=True, text=True).stdout.split(",")
+    return words[0].strip(), int(words[1]), int(words[2])
+
+
+def take_gpu(package, lock, memory):
+    """Waits until no other process of the table has the GPU, and says so; it is this one's until it ends."""
+    import torch
+    version = importlib.import_module(package).__version__
+    fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)  # never closed
+    got = time.monotonic()
+    name, free, total = gpu()
+    while free < memory * total and time.monotonic() < got + 20:  # the process before may still give its memory back
+        time.sleep(0.2)
+        name, free, total = gpu()
+    say(gpu=name, version=version, torch=torch.__version__)
 
 
 def fill(name, tensor, generator):
@@ -82,6 +107,7 @@ class Vllm:
     def __init__(self, o):
         from vllm import LLM
         self.register_loader()
+        take_gpu(self.package, o.lock, o.memory)
         compilation = {"cudagraph_capture_sizes": o.batches, "max_cudagraph_capture_size": max(o.batches)}
         if not o.compile:
             compilation |= {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -101,8 +127,9 @@ class Vllm:
         self.llm.llm_engine.engine_core.shutdown()  # its process holds the GPU
 
 
-def run_scheduler(*arguments, **named):
-    """SGLang's process of a model. Its dummy weights are all but 0, and without meaning where codes are bytes."""
+def run_scheduler(lock, memory, *arguments, **named):
+    """SGLang's process of a model. Its dummy weights are all but 0, and without meaning where codes are bytes. It imports for half
+    a minute, so it takes the GPU, not the process that starts it."""
     from sglang.srt.layers.moe import topk
     from sglang.srt.managers.scheduler import run_scheduler_process
     from sglang.srt.model_loader import loader
@@ -117,6 +144,7 @@ def run_scheduler(*arguments, **named):
 
     loader.DummyModelLoader.load_model = counted
     topk._simulate_balanced_routing = draws_by_layer(topk._simulate_balanced_routing)
+    take_gpu(Sglang.package, lock, memory)
     run_scheduler_process(*arguments, **named)
 
 
@@ -149,7 +177,7 @@ class Sglang:
         from sglang.srt.entrypoints.engine import Engine
 
         class Counting(Engine):
-            run_scheduler_process_func = staticmethod(run_scheduler)
+            run_scheduler_process_func = staticmethod(functools.partial(run_scheduler, o.lock, o.memory))
 
         backend = "sluice" if os.environ["PLUGIN_TABLE_SLUICE"] == "1" else self.OWN.get(o.model.name, "auto")
         # Weights and cache are a part of the memory here, and graphs come on top.

@@ -22,8 +22,6 @@ after every number, and processes that it has are not measured again. A format t
 table.
 """
 import argparse
-import fcntl
-import importlib
 import json
 import os
 import pathlib
@@ -83,47 +81,26 @@ def config_of(form, layers):
 # ---- one process: one format with or without the plug-in
 
 
-def gpu():
-    """(name, free MiB, MiB) of the first visible one. By nvidia-smi: a process that has begun to use CUDA cannot be forked."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    words = subprocess.run(["nvidia-smi", "-i", visible, "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader,nounits"],
-                           stdout=subprocess.PIPE, check=True, text=True).stdout.split(",")
-    return words[0].strip(), int(words[1]), int(words[2])
-
-
 def cell(o):
     """Runs in a process of its own; answers are lines of standard output."""
-    begin = time.monotonic()
-    import torch
-    package = importlib.import_module(ENGINES[o.engine].package)
-    imported = time.monotonic()
-    with open(o.lock, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends
-        got = time.monotonic()
-        name, free, total = gpu()
-        while free < o.memory * total and time.monotonic() < got + 20:  # the process before may still give its memory back
-            time.sleep(0.2)
-            name, free, total = gpu()
-        say(gpu=name, version=package.__version__, torch=torch.__version__, import_s=round(imported - begin, 1))
-        engine = ENGINES[o.engine](o)
-        say(load_s=round(time.monotonic() - got, 1))
-        rng = random.Random(1)
-        vocabulary = model_shapes.QWEN3["vocab_size"]
+    engine = ENGINES[o.engine](o)
+    rng = random.Random(1)
+    vocabulary = model_shapes.QWEN3["vocab_size"]
 
-        def run(batch, answers):
-            prompts = [[rng.randrange(100, vocabulary - 100) for _ in range(PROMPT)] for _ in range(batch)]
-            start = time.perf_counter()
-            engine.generate(prompts, answers)
-            return time.perf_counter() - start
+    def run(batch, answers):
+        prompts = [[rng.randrange(100, vocabulary - 100) for _ in range(PROMPT)] for _ in range(batch)]
+        start = time.perf_counter()
+        engine.generate(prompts, answers)
+        return time.perf_counter() - start
 
-        run(1, 4)
-        for batch in o.batches:
-            run(batch, 1)
-            runs = o.repeat if batch <= FEW_SEQUENCES else min(o.repeat, MOST_RUNS_OF_MORE)
-            first, whole = (statistics.median(run(batch, answers) for _ in range(runs)) for answers in (1, o.steps + 1))
-            step = (whole - first) / o.steps
-            say(batch=batch, ms=round(step * 1e3, 3), tok_s=round(batch / step, 1))
-        engine.close()
+    run(1, 4)
+    for batch in o.batches:
+        run(batch, 1)
+        runs = o.repeat if batch <= FEW_SEQUENCES else min(o.repeat, MOST_RUNS_OF_MORE)
+        first, whole = (statistics.median(run(batch, answers) for _ in range(runs)) for answers in (1, o.steps + 1))
+        step = (whole - first) / o.steps
+        say(batch=batch, ms=round(step * 1e3, 3), tok_s=round(batch / step, 1))
+    engine.close()
     os._exit(0)  # an engine's threads can keep a process for half a minute
 
 
