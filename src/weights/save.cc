@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "format/quantize_rows.h"
 #include "io/file.h"
@@ -373,13 +374,21 @@ fs::path checked_destination(const fs::path& folder) {
   return to;
 }
 
-// Removes what it holds unless it was renamed.
+// A new folder beside `to`. Removes what it holds unless it was renamed.
 struct UnfinishedFolder {
   fs::path path;
-  explicit UnfinishedFolder(fs::path p) : path(std::move(p)) {
+  explicit UnfinishedFolder(const fs::path& to) {
+    // Containers give the same process id every time: folders of killed runs may have the first names.
+    constexpr int kAttempts = 1000;
     std::error_code error;
-    fs::create_directory(path, error);
-    if (error) fail(ErrorCode::io, "{} cannot be created: {}", path.string(), error.message());
+    bool made = false;
+    for (int i = 0; !made && !error && i < kAttempts; ++i) {
+      path = to.native() + fmt::format(".partial-{}-{}", getpid(), i);
+      made = fs::create_directory(path, error);
+    }
+    if (!made)
+      fail(ErrorCode::io, "{} cannot be created: {}", std::exchange(path, {}).string(),
+           error ? error.message() : "it exists already");
   }
   ~UnfinishedFolder() {
     std::error_code ignored;
@@ -426,9 +435,7 @@ void check_plan(Context& ctx, const io::Checkpoint& in, const SaveOptions& optio
 
 void save_quantized(Context& ctx, const io::Checkpoint& in, const fs::path& folder, const SaveOptions& options) {
   const fs::path to = checked_destination(folder);
-  fs::path beside = to;
-  beside += fmt::format(".partial-{}", getpid());
-  UnfinishedFolder unfinished(beside);
+  UnfinishedFolder unfinished(to);
   Saver(ctx, in, options).write(unfinished.path);
   unfinished.rename_to(to);
 }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "weights/save.h"
 
+#include <unistd.h>
+
 #include "base/math.h"
 #include "io/json_text.h"
+#include "io/output_file.h"
 #include "live_context.h"
 #include "tests/io/expect_error.h"
 #include "weights/calibration.h"
@@ -341,6 +344,19 @@ TEST_F(SaveTest, ExcludeShardsConfigAndFiles) {
   io::JsonValue after = io::parse_json_value(io::slurp(folder / "config.json"), "after", io::JsonDialect::python);
   set_member(after, "quantization_config", {});
   EXPECT_EQ(after, before);
+}
+
+TEST_F(SaveTest, FilesOfAKilledRunAreLeftAlone) {
+  Written in;
+  put_model(in);
+  // A process with this one's id was killed.
+  const std::filesystem::path killed = folder.native() + fmt::format(".partial-{}-0", getpid());
+  std::filesystem::create_directory(killed);
+  io::write_file(killed / "model-00002-of-00002.safetensors", "stale");
+  save_quantized(ctx, in.open(), folder, save_options("mxfp8", "", "", false, false));
+  EXPECT_FALSE(std::filesystem::exists(folder / "model-00002-of-00002.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(killed / "model-00002-of-00002.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(folder.native() + fmt::format(".partial-{}-1", getpid())));
 }
 
 TEST_F(SaveTest, ExcludedPatternsAreLookedAtFirst) {
