@@ -157,7 +157,7 @@ CompileQueue::Compiled VocabularyCompiler::compile(const Source& source, const P
     fail(ErrorCode::internal, "no such kind of grammar");
   }();
   // It warns of what it will not keep. A constraint that holds in parts only is none.
-  if (!warnings.all().empty()) fail(ErrorCode::invalid_argument, "{}", warnings.all().front());
+  if (!warnings.all().empty()) fail(ErrorCode::invalid_argument, "{}", refusal_of(warnings.all().front()));
   check_surrogates(compiled);
   return {std::make_shared<const CompiledGrammar>(CompiledGrammar{compiled, texts}), compiled.MemorySizeBytes()};
 } catch (const std::bad_alloc&) {

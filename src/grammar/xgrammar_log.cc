@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <support/logging.h>
 
+#include <string_view>
+#include <utility>
+
 #include "grammar/xgrammar_log.h"
 
 namespace {
@@ -42,6 +45,15 @@ std::string sentence_of(const std::exception& error) {
     text.erase(0, at + check.size());
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   return text;
+}
+
+std::string refusal_of(std::string warning) {
+  constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+      {" It is ignored.", ""}, {" and is ignored", ""}, {" is ignored", " is not supported"}};
+  for (const auto& [ignored, instead] : kWords)
+    if (const size_t at = warning.find(ignored); at != warning.npos)
+      return warning.replace(at, ignored.size(), instead);
+  return warning;
 }
 
 }  // namespace sluice::grammar

@@ -25,5 +25,7 @@ class KeptWarnings {
 
 // The sentence in what xgrammar throws, without the time and the place in its source.
 std::string sentence_of(const std::exception& error);
+// The sentence of a warning where what it is about is refused: xgrammar says that it ignores that.
+std::string refusal_of(std::string warning);
 
 }  // namespace sluice::grammar

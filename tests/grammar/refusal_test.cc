@@ -20,6 +20,9 @@ TEST_F(Grammar, RefusalsSayWhatIsWrong) {
   expect_refused(schema(R"({"type":"string","pattern":"("})"), "pattern");
   for (const char* lookaround : {"a(?=b)", "(?<=a)b", "a(?!b)", "\\1(a)"})
     EXPECT_NE(refusal(regex(lookaround)), "") << lookaround;
+  for (const char* refused : {"a^b", "a$b", "a(?=b)"})
+    EXPECT_EQ(refusal(regex(refused)).find("ignored"), std::string::npos) << refusal(regex(refused));
+  EXPECT_EQ(refusal(schema(R"({"type":"string","pattern":"a$b"})")).find("ignored"), std::string::npos);
 }
 
 // What the library passes over is refused: it must not look as if it held.
