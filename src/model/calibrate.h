@@ -11,9 +11,9 @@
 
 namespace sluice::model {
 
-// By module name, for LoadOptions::amax and for `sluice quantize`. Windows as for perplexity(). head: also of the
-// output head, which costs the logits of all rows.
+// By module name, for LoadOptions::amax and for `sluice quantize`. Windows as for perplexity(); 0: of 512 tokens, or as
+// many as the model allows. head: also of the output head, which costs the logits of all rows.
 std::map<std::string, float> calibrate(Context& ctx, const Model& model, std::span<const int32_t> ids, bool head,
-                                       int64_t window = 512);
+                                       int64_t window = 0);
 
 }  // namespace sluice::model

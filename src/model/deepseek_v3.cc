@@ -28,7 +28,7 @@ Config read(const io::Config& c) {
                                                 out.kv_heads, out.heads));
   out.layers = c.integer("num_hidden_layers", {1, 4096});
   out.inter = c.integer("intermediate_size", kSize);
-  out.moe = read_sigmoid_moe(c);
+  out.moe = read_sigmoid_moe(c, {8, 4, 2.5});
   out.shared = c.integer("n_shared_experts", {0, 64}, 0);
   out.dense_layers = c.integer("first_k_dense_replace", {0, 4096}, 0);
   out.draft_layers = c.integer({"num_nextn_predict_layers", "num_mtp_layers"}, {0, 64}, 0);

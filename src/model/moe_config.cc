@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/moe_config.h"
 
+#include <cmath>
+
 #include "model/config.h"
 
 namespace sluice::model {
@@ -32,18 +34,18 @@ MoeConfig read_softmax_moe(const io::Config& c) {
   return out;
 }
 
-MoeConfig read_sigmoid_moe(const io::Config& c) {
+MoeConfig read_sigmoid_moe(const io::Config& c, const SigmoidDefaults& defaults) {
   MoeConfig out = read_sizes(c, "n_routed_experts");
   out.routing = routing::Method::deepseek_v3;
-  out.groups = c.integer("n_group", {1, 4096}, 1);
-  out.top_groups = c.integer("topk_group", {1, 4096}, 1);
+  out.groups = c.integer("n_group", {1, 4096}, defaults.groups);
+  out.top_groups = c.integer("topk_group", {1, 4096}, defaults.top_groups);
   if (out.experts.n % out.groups != 0 || (out.groups > 1 && out.experts.n / out.groups < 2))
     c.refuse("n_group", fmt::format("is {}; it must divide {} = {} into equal groups of 2 or more", out.groups,
                                     out.experts.keys, out.experts.n));
   if (out.top_groups > out.groups)
     c.refuse("topk_group", fmt::format("is {}, more than n_group = {}", out.top_groups, out.groups));
   check_top_k(c, out);
-  out.routed_scale = static_cast<float>(c.number("routed_scaling_factor", kScale, 1.0));
+  out.routed_scale = static_cast<float>(c.number("routed_scaling_factor", kScale, defaults.routed_scale));
   require_bool(c, "norm_topk_prob", true, "sigmoid routing with a correction bias renormalises");
   return out;
 }
@@ -54,8 +56,15 @@ MoeBlock load_moe_block(const WeightReader& s, const MoeConfig& c, activation::A
   m.index = static_cast<int>(layer);
   m.experts_name = module + "experts";
   m.router = s.dense(module + "gate", c.experts, hidden);
-  if (routing::takes_bias(c.routing))
-    m.router_bias = s.to_device(s.floats(module + "gate.e_score_correction_bias", {c.experts}));
+  if (routing::takes_bias(c.routing)) {
+    const std::string name = module + "gate.e_score_correction_bias";
+    const Tensor bias = s.floats(name, {c.experts});
+    // Its experts would be chosen always or never, which no output shows.
+    for (int64_t i = 0; i < bias.elements(); ++i)
+      check_file(std::isfinite(bias.as<float>()[i]), "{}: {} holds {}; accepted: finite values",
+                 s.options().path.string(), name, bias.as<float>()[i]);
+    m.router_bias = s.to_device(bias);
+  }
   MoeSpec spec;
   spec.top_k = static_cast<int>(c.top_k);
   spec.act = act;

@@ -19,8 +19,13 @@ struct MoeConfig {
 
 // Qwen3-MoE: softmax, renormalised when norm_topk_prob says so.
 MoeConfig read_softmax_moe(const io::Config& config);
-// DeepSeek-V3 and NemotronH: sigmoid with a correction bias, groups, renormalised and scaled.
-MoeConfig read_sigmoid_moe(const io::Config& config);
+// DeepSeek-V3 and NemotronH: sigmoid with a correction bias, groups, renormalised and scaled. A key that is missing
+// means what transformers makes of it, which differs by family.
+struct SigmoidDefaults {
+  int64_t groups = 1, top_groups = 1;  // n_group, topk_group
+  double routed_scale = 1;             // routed_scaling_factor
+};
+MoeConfig read_sigmoid_moe(const io::Config& config, const SigmoidDefaults& defaults);
 
 // The router and the experts under `module` ("model.layers.3.mlp."), which take rows of `width`; the router sees
 // `hidden`. Shared experts and latent projections are the families' own.

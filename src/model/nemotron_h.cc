@@ -84,7 +84,7 @@ Config read(const io::Config& c) {
     c.refuse("n_groups", fmt::format("is {}; it must divide mamba_num_heads = {}", out.mamba.groups, out.mamba.heads));
   require_free_time_steps(c);
   out.conv_bias = c.boolean({"use_conv_bias", "mamba_conv_bias"}, true);
-  if (std::find(out.kinds.begin(), out.kinds.end(), Kind::moe) != out.kinds.end()) out.moe = read_sigmoid_moe(c);
+  if (std::find(out.kinds.begin(), out.kinds.end(), Kind::moe) != out.kinds.end()) out.moe = read_sigmoid_moe(c, {});
   if (c.has("moe_latent_size")) out.latent = c.integer("moe_latent_size", kSize);
   out.shared = c.integer("n_shared_experts", {0, 64}, 1);
   out.shared_inter = out.moe.inter;  // 0 without expert layers

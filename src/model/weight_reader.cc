@@ -13,6 +13,7 @@
 #include "weights/dummy.h"
 #include "weights/load.h"
 #include "weights/stored.h"
+#include "weights/tied_head.h"
 
 namespace sluice::model {
 
@@ -398,6 +399,7 @@ Dense WeightReader::read_dense(const std::vector<DenseModule>& modules, Dim cols
 Dense WeightReader::tied_head(const std::string& module, const Tensor& weight) const {
   if (lists()) return {};
   checkpoint().note(module + ".weight");  // many trainers send it beside the embedding
+  weights::check_tied_head(checkpoint(), module);
   if (weight.dtype() == DType::f32) return {{module}, ops::make_float_linear(ctx_, weight)};
   const weights::LoadedLinear loaded = impl_->loader->tied_head(module, weight);
   return {{module}, ops::make_linear(ctx_, {&loaded.w, 1}, {}, linear_options(options_, loaded))};

@@ -37,8 +37,8 @@ float static_scale(InputFormat inputs, float amax, std::string_view module) {
   check(inputs == InputFormat::fp8_static || inputs == InputFormat::nvfp4,
         "inputs of format {} have no calibrated scale; fp8_static and nvfp4 have one",
         name_of(format::kInputFormats, inputs));
-  check(std::isfinite(amax), "the inputs of {} reached {} during calibration; the model's own run is not finite",
-        module, amax);
+  check_file(std::isfinite(amax), "the inputs of {} reached {} during calibration; the model's own run is not finite",
+             module, amax);
   return inputs == InputFormat::nvfp4 ? format::nvfp4_global_scale(amax) : format::fp8_scale(amax);
 }
 

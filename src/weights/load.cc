@@ -149,6 +149,7 @@ LoadedLinear Loader::linear(std::string_view module, int64_t rows, int64_t cols,
   out.w.file = file_;
   out.w.scales = out.w.scales.clone();
   check_codes(checkpoint_, names.weight, out.w, 0);
+  if (wanted.weights != out.w.format) check_finite(checkpoint_, names.weight, out.w, 0);
   report(out.w.codes.bytes());
   if (format::is_static(wanted.inputs))
     out.input_scale = static_input_scale(stored, wanted, {names}, std::string(module));

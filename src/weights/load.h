@@ -131,7 +131,8 @@ class Loader {
   QuantTensor open_stack(const ExpertMatrix& matrix, const ModuleFormat& stored) const;
   bool stage_takes(const ExpertShape& shape, format::Format stored, format::Format wanted) const;
   void upload_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, int64_t experts);
-  void take_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, Range experts, Range inter);
+  void take_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, const ModuleFormat& wanted,
+                    Range experts, Range inter);
   QuantTensor stacked(QuantTensor w);
   MakeTensor make_scratch();
   void read_biases(const ExpertNames& names, const ExpertShape& shape, Range experts, Range inter,

@@ -113,7 +113,7 @@ LoadedExperts Loader::experts(const ExpertNames& names, const ExpertShape& shape
   // codes.
   const bool whole_first = online && (wanted.weights == Format::fp8_tensor || wanted.weights == Format::fp8_channel ||
                                       info(wanted.weights).global_scale);
-  take_experts(matrices, stored, experts, whole_first ? Range{0, shape.inter} : inter);
+  take_experts(matrices, stored, wanted, experts, whole_first ? Range{0, shape.inter} : inter);
   report(bytes_of_weights(w));
 
   read_input_scales(names, matrices, stored, wanted, w);
@@ -152,8 +152,8 @@ QuantTensor Loader::open_stack(const ExpertMatrix& s, const ModuleFormat& stored
 }
 
 // In place where a matrix's rows follow each other in the file, else copied to a stack.
-void Loader::take_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored, Range experts,
-                          Range inter) {
+void Loader::take_experts(const std::vector<ExpertMatrix>& matrices, const ModuleFormat& stored,
+                          const ModuleFormat& wanted, Range experts, Range inter) {
   std::vector<QuantTensor> stacks(matrices.size());
   std::vector<uint8_t> in_place(matrices.size());
   for (size_t i = 0; i < matrices.size(); ++i) {
@@ -191,6 +191,7 @@ void Loader::take_experts(const std::vector<ExpertMatrix>& matrices, const Modul
       }
     }
     check_codes(checkpoint_, names.weight, *s.to, local);
+    if (wanted.weights != stored.weights) check_finite(checkpoint_, names.weight, *s.to, local);
   });
 }
 

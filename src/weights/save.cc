@@ -69,6 +69,7 @@ struct Item {
   std::string name;  // the tensor, or the module
   bool matrix = false;
   ModuleFormat stored, wanted;
+  bool rounds = false;  // float32 or float16 of a linear, which becomes BF16 if nothing else
   int64_t rows = 0, cols = 0;
   std::optional<float> input_scale;
   std::string source;  // the module that a matrix is read from, which is another where the head is the embedding
@@ -93,6 +94,15 @@ class Saver {
 
   // Decides what happens to every tensor; throws what save_quantized throws before anything is written.
   void plan() {
+    check_tied_head(in_, kHead);
+    for (std::string_view name : kCopiedFiles) {
+      const fs::path from = in_.folder() / name;
+      std::error_code ignored;
+      if (fs::is_regular_file(from, ignored) && fs::is_empty(from, ignored))
+        copied_files_.emplace_back(name, "");
+      else if (io::is_present(from))
+        copied_files_.emplace_back(name, io::read_file(from, kMaxCopiedBytes));
+    }
     if (options_.formats.head != ModuleFormat{}) untie_head();
     for (const std::string& name : in_.names()) add(name);
     excluded_by(std::string(kHead));  // a module of every model, also where the embedding is its matrix
@@ -105,9 +115,7 @@ class Saver {
     plan();
     write_shards(folder);
     write_configs(folder);
-    for (std::string_view name : kCopiedFiles)
-      if (const fs::path from = in_.folder() / name; io::is_present(from))
-        io::write_file(folder / name, io::read_file(from, kMaxCopiedBytes));
+    for (const auto& [name, text] : copied_files_) io::write_file(folder / name, text);
   }
 
  private:
@@ -124,7 +132,9 @@ class Saver {
     } else if (weight && shape.size() == 2) {
       items_.push_back(matrix(module, module));
     } else if (weight || std::find(kScaleNames.begin(), kScaleNames.end(), part) == kScaleNames.end()) {
-      items_.push_back({name, false, {}, {}, 0, 0, {}, {}, {}});
+      Item item;
+      item.name = name;
+      items_.push_back(std::move(item));
     }
   }
 
@@ -153,7 +163,11 @@ class Saver {
     for (int64_t e = 0; e < shape[0]; ++e)
       for (int64_t first = 0; first < shape[1]; first += rows) {
         const std::string_view projection = !merged ? part : first == 0 ? "gate_proj" : "up_proj";
-        Item item{fmt::format("{}.{}.{}", module, e, projection), true, {}, {}, rows, shape[2], {}, {}, name, e, first};
+        Item item;
+        item.name = fmt::format("{}.{}.{}", module, e, projection);
+        item.matrix = true;
+        item.rows = rows, item.cols = shape[2];
+        item.fused = name, item.expert = e, item.first_row = first;
         choose(item);
         items_.push_back(std::move(item));
       }
@@ -161,7 +175,9 @@ class Saver {
 
   Item matrix(const std::string& module, const std::string& source) {
     const StoredNames names = linear_names(in_, source);
-    Item item{module, true, stored_format(in_, scheme_, source, names), {}, 0, 0, {}, source, {}};
+    Item item;
+    item.name = module, item.source = source, item.matrix = true;
+    item.stored = stored_format(in_, scheme_, source, names);
     const Shape& shape = in_.find(names.weight)->shape;
     item.rows = shape[0];
     item.cols = shape[1] * (info(item.stored.weights).bits == 4 ? 2 : 1);
@@ -175,6 +191,9 @@ class Saver {
     check_experts(item.name, exclude);
     if (exclude != nullptr) return;
     item.wanted = options_.formats.of(item.name);
+    const ModuleKind kind = kind_of(item.name);
+    item.rounds = item.stored == ModuleFormat{} && (kind == ModuleKind::experts || kind == ModuleKind::linear) &&
+                  in_.find(item.fused.empty() ? item.source + ".weight" : item.fused)->dtype->dtype != DType::bf16;
     if (!format::is_static(item.wanted.inputs)) return;
     const std::string observed = observed_name(item.name);
     const auto amax = options_.amax.find(observed);
@@ -230,16 +249,20 @@ class Saver {
       const StoredNames names = linear_names(in_, item.source);
       w = open_stored(in_, names, item.stored.weights, {1, item.rows, item.cols, false});
       check_codes(in_, names.weight, w, 0);
+      if (item.wanted.weights != Format::bf16) check_finite(in_, names.weight, w, 0);
     } else {
       w.experts = 1, w.rows = item.rows, w.cols = item.cols;
       w.codes = stored_floats(item).reshape({1, item.rows, item.cols});
+      if (item.wanted.weights != Format::bf16) check_finite(in_, item.fused, w, 0);
     }
     return export_tensors(options_.formats, options_.modelopt, item.name, item.wanted,
                           quantize(ctx_, item.wanted.weights, w), item.input_scale);
   }
 
-  // BF16 that stays BF16 keeps its own float type (a router in float32).
-  static bool is_copy(const Item& item) { return item.stored == ModuleFormat{} && item.wanted == ModuleFormat{}; }
+  // What is no linear that could be quantised keeps its own float type (a router in float32).
+  static bool is_copy(const Item& item) {
+    return item.stored == ModuleFormat{} && item.wanted == ModuleFormat{} && !item.rounds;
+  }
   std::vector<std::pair<std::string, Tensor>> copied(const Item& item) const {
     return {{item.name + ".weight", stored_floats(item)}};
   }
@@ -335,6 +358,7 @@ class Saver {
   };
   std::map<std::string, ExpertsChoice> experts_;
   std::vector<Item> items_;
+  std::vector<std::pair<std::string, std::string>> copied_files_;  // names and contents
   bool untied_ = false;  // the head was the embedding and is written as a matrix of its own
   std::set<std::string> uncalibrated_;
 };

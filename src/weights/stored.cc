@@ -300,4 +300,16 @@ void check_codes(const Checkpoint& checkpoint, std::string_view name, const Quan
   check_file(!nan, "{} holds a NaN code (0x7f or 0xff)", checkpoint.source_of(name));
 }
 
+void check_finite(const Checkpoint& checkpoint, std::string_view name, const QuantTensor& w, int64_t expert) {
+  if (w.format != Format::bf16) return;
+  w.begin_rows(expert, 0, w.rows);
+  bool finite = true;
+  for (int64_t row = 0; row < w.rows && finite; ++row) {
+    const auto* values = reinterpret_cast<const uint16_t*>(w.code_row(expert, row));
+    for (int64_t i = 0; i < w.cols; ++i) finite &= (values[i] & 0x7f80) != 0x7f80;
+  }
+  check_file(finite, "{} holds a value that is infinite or NaN, which cannot be quantised; accepted: finite values",
+             checkpoint.source_of(name));
+}
+
 }  // namespace sluice::weights

@@ -57,5 +57,8 @@ Tensor read_floats(const io::Checkpoint& checkpoint, std::string_view name, cons
 
 // Throws bad_file when an e4m3 code among the rows of matrix `expert` is NaN. `name` is for the sentence.
 void check_codes(const io::Checkpoint& checkpoint, std::string_view name, const QuantTensor& w, int64_t expert);
+// Throws bad_file when a BF16 value among them is infinite or NaN. For matrices that are quantised: the scale of such a
+// value makes the others zero, which looks like a model.
+void check_finite(const io::Checkpoint& checkpoint, std::string_view name, const QuantTensor& w, int64_t expert);
 
 }  // namespace sluice::weights

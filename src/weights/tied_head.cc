@@ -3,14 +3,38 @@
 
 namespace sluice::weights {
 
+namespace {
+
+constexpr std::array<std::string_view, 4> kEmbeddings = {"model.embed_tokens", "model.embeddings",
+                                                         "backbone.embeddings", "backbone.embed_tokens"};
+
+std::string weight_of(std::string_view module) { return fmt::format("{}.weight", module); }
+
+}  // namespace
+
 std::optional<std::string> tied_embedding(const io::Checkpoint& checkpoint) {
   const io::Config& config = checkpoint.config();
   if (!config.boolean("tie_word_embeddings", false)) return {};
-  const auto names = {"model.embed_tokens", "model.embeddings", "backbone.embeddings", "backbone.embed_tokens"};
-  for (const std::string name : names)
-    if (checkpoint.contains(name + ".weight")) return name;
+  for (const std::string_view name : kEmbeddings)
+    if (checkpoint.contains(weight_of(name))) return std::string(name);
   fail(ErrorCode::bad_file, "{}: tie_word_embeddings is true, but no module {} has a weight", config.source(),
-       fmt::join(names, ", "));
+       fmt::join(kEmbeddings, ", "));
+}
+
+void check_tied_head(const io::Checkpoint& checkpoint, std::string_view head) {
+  if (!checkpoint.config().boolean("tie_word_embeddings", false)) return;
+  const std::string name = weight_of(head);
+  const auto* embedding = std::find_if(kEmbeddings.begin(), kEmbeddings.end(),
+                                       [&](std::string_view module) { return checkpoint.contains(weight_of(module)); });
+  if (!checkpoint.contains(name) || embedding == kEmbeddings.end()) return;
+  const Tensor a = checkpoint.tensor(name), b = checkpoint.tensor(weight_of(*embedding));
+  if (!a.device().is_host() || !b.device().is_host()) return;
+  const bool same = a.dtype() == b.dtype() && a.shape() == b.shape() &&
+                    std::memcmp(a.data(), b.data(), static_cast<size_t>(a.bytes())) == 0;
+  check_file(same,
+             "{} is not that of {}, but tie_word_embeddings is true ({}); accepted: false, to use both, or the same "
+             "weights",
+             checkpoint.source_of(name), *embedding, checkpoint.config().source());
 }
 
 }  // namespace sluice::weights
