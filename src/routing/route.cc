@@ -51,7 +51,8 @@ RowSoftmax row_softmax(const Row& x, int experts) {
   return row;
 }
 
-// Leaves -infinity in the scores of the experts outside the best groups. A group's score is the sum of its two largest.
+// Leaves -infinity in the scores of the experts outside the best groups. A group's score is the sum of its two largest,
+// and NaN where one of its scores is: that comes first, so that it shows.
 void mask_groups(const Params& p, Scratch s) {
   const int size = p.experts / p.groups;
   constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -59,11 +60,14 @@ void mask_groups(const Params& p, Scratch s) {
   for (int g = 0; g < p.groups; ++g) {
     const float* scores = s.scores + g * size;
     float first = kNone, second = kNone;
+    bool nan = false;
     for (int i = 0; i < size; ++i) {
+      nan |= std::isnan(scores[i]);
       second = std::max(second, std::min(first, scores[i]));
       first = std::max(first, scores[i]);
     }
-    best.insert(size > 1 ? first + second : first, static_cast<uint32_t>(g));
+    const float score = size > 1 ? first + second : first;
+    best.insert(nan ? std::numeric_limits<float>::quiet_NaN() : score, static_cast<uint32_t>(g));
   }
   for (int g = 0; g < p.groups; ++g) {
     const bool kept = std::any_of(s.chosen, s.chosen + p.top_groups, [&](uint64_t key) { return id_of(key) == g; });

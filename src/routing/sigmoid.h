@@ -14,11 +14,12 @@ struct Sigmoid {
   HD static float weight(float term, float /*sum*/, const Params& /*p*/) { return term; }
 };
 
-// The same over their sum, unless norm_topk is off. Here the epsilon is a lower bound of the sum, not an addend.
+// The same over their sum, unless norm_topk is off. Here the epsilon is a lower bound of the sum, not an addend; a sum
+// that is NaN stays.
 struct SigmoidRenorm : Sigmoid {
   static constexpr Method kId = Method::sigmoid_renorm;
   HD static float weight(float term, float sum, const Params& p) {
-    return p.renormalize ? term / (sum > kSumEpsilon ? sum : kSumEpsilon) : term;
+    return p.renormalize ? term / (sum <= kSumEpsilon ? kSumEpsilon : sum) : term;
   }
 };
 

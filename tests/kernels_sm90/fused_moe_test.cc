@@ -320,6 +320,23 @@ TEST(FusedMoe, OneToken) {
   check_case("experts=4 top_k=4 hidden=1040 inter=2048 weights=nvfp4 inputs=nvfp4_token", 1, ++seed);
 }
 
+// A NaN score must not get lost among those of its group (docs/numerics.md, Routing).
+TEST(FusedMoe, ANanScoreIsChosenFirst) {
+  SKIP_WITHOUT_DEVICE();
+  ThreadPool pool(2);
+  Context ctx{pool};
+  for (const int64_t tokens : {1, 5, 300})  // by each of the kernels that choose
+    for (const char* shape : {"experts=32 top_k=4 groups=8 top_groups=2", "experts=24 top_k=3 groups=3 top_groups=2",
+                              "experts=16 top_k=4 groups=16 top_groups=8"}) {
+      const MoeSpec spec = parse_moe_spec(std::string(shape) + " hidden=128 inter=64 routing=deepseek_v3");
+      Problem p = make_problem(ctx, spec, tokens, test::seed() + 7000);
+      for (int64_t t = 0; t < tokens; ++t) p.logits.as<float>()[t * spec.experts + t * 7 % spec.experts] = NAN;
+      const Result got = run(ctx, *moe::make_sm90_backend(), p, tokens, 2);
+      for (int64_t t = 0; t < tokens; ++t)
+        ASSERT_EQ(got.ids.as<int32_t>()[t * spec.top_k], t * 7 % spec.experts) << shape << " T=" << tokens;
+    }
+}
+
 TEST(FusedMoe, EdgeCases) {
   SKIP_WITHOUT_DEVICE();
   uint64_t seed = test::seed() + 4000;

@@ -122,6 +122,22 @@ TEST(Route, TiesGoToTheSmallerIdAndZeroSignsTie) {
   EXPECT_EQ(b.ids, (std::vector<int32_t>{2, 4, 0, 1, 3}));
 }
 
+TEST(Route, ANanScoreIsChosenFirst) {
+  for (const auto& [m, name] : kMethods)
+    for (int nan = 0; nan < 8; ++nan) {
+      std::vector<float> x = {0, 0, 1, 1, 5, 5, 6, 6};
+      x[static_cast<size_t>(nan)] = NAN;
+      Params p{8, m == Method::llama4 ? 1 : 2, 1, 1, 1, true, false};
+      if (m == Method::deepseek_v3) p.groups = 4, p.top_groups = 2;
+      const Batch b = routed(m, p, {x.data(), false}, {}, 1);
+      // A softmax over all experts makes every score NaN, and ties go to the smaller id.
+      if (m != Method::softmax && m != Method::renormalize_naive) {
+        EXPECT_EQ(b.ids[0], nan) << name;
+      }
+      EXPECT_TRUE(std::isnan(b.weights[0])) << name << " " << nan;
+    }
+}
+
 TEST(Route, SigmoidsThatAreExactlyZeroGiveZeroWeightsNotNan) {
   const std::vector<float> x(8, -200.0f);
   for (Method m : {Method::minimax2, Method::deepseek_v3, Method::sigmoid_renorm, Method::sigmoid}) {

@@ -22,9 +22,11 @@ __device__ __forceinline__ uint64_t warp_max(uint64_t key) {
 __device__ inline uint32_t best_groups(const routing::Params& p, const float* scores, int lane, int lanes) {
   const int size = p.experts / p.groups, group = lane / lanes;
   float first = -__builtin_inff(), second = -__builtin_inff();
+  int nan = 0;  // a score of the group is: it comes first
   if (group < p.groups)
     for (int i = lane & (lanes - 1); i < size; i += lanes) {
       const float x = scores[group * size + i];
+      nan |= x != x;
       second = fmaxf(second, fminf(first, x));
       first = fmaxf(first, x);
     }
@@ -32,9 +34,11 @@ __device__ inline uint32_t best_groups(const routing::Params& p, const float* sc
     const float other = __shfl_xor_sync(0xffffffffu, first, step);
     second = fmaxf(fminf(first, other), fmaxf(second, __shfl_xor_sync(0xffffffffu, second, step)));
     first = fmaxf(first, other);
+    nan |= __shfl_xor_sync(0xffffffffu, nan, step);
   }
+  const float score = nan != 0 ? __int_as_float(0x7fc00000) : size > 1 ? first + second : first;
   const bool speaks = group < p.groups && (lane & (lanes - 1)) == 0;
-  uint64_t key = speaks ? routing::selection_key(size > 1 ? first + second : first, group) : 0;
+  uint64_t key = speaks ? routing::selection_key(score, group) : 0;
   bool kept = false;
   for (int i = 0; i < p.top_groups; ++i)
     if (key == warp_max(key) && key != 0) kept = true, key = 0;
