@@ -210,9 +210,18 @@ class Model {
     return info;
   }
   std::vector<int32_t> encode(std::string_view text) const {
-    std::vector<int32_t> ids(text.size() + 8);  // byte-level: never more ids than bytes, but for the tokens around it
+    // Enough for text in UTF-8. Each byte that is none becomes U+FFFD, of up to three ids.
+    std::vector<int32_t> ids(text.size() + 8);
     size_t count = 0;
-    detail::check(sluice_model_encode(handle_.get(), text.data(), text.size(), ids.data(), ids.size(), &count));
+    const auto encode = [&] {
+      return sluice_model_encode(handle_.get(), text.data(), text.size(), ids.data(), ids.size(), &count);
+    };
+    sluice_status status = encode();
+    if (status == SLUICE_BUFFER_TOO_SMALL) {
+      ids.resize(count);
+      status = encode();
+    }
+    detail::check(status);
     ids.resize(count);
     return ids;
   }

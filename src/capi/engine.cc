@@ -116,7 +116,8 @@ engine::Request read_request(const sluice_request& r, grammar::GrammarCompiler& 
   const auto bias_tokens = list_of(r.bias_tokens, r.bias_count, "bias_tokens");
   const auto bias_values = list_of(r.bias_values, r.bias_count, "bias_values");
   for (size_t i = 0; i < r.bias_count; ++i) s.logit_bias.emplace_back(bias_tokens[i], bias_values[i]);
-  for (const char* stop : list_of(r.stop, r.stop_count, "stop")) p.stop.emplace_back(&required(stop, "stop[i]"));
+  for (const char* stop : list_of(r.stop, r.stop_count, "stop"))
+    p.stop.emplace_back(&required(stop, fmt::format("stop[{}]", p.stop.size()).c_str()));
   p.stop_tokens = ids(r.stop_tokens, r.stop_token_count, "stop_tokens");
   p.ignore_eos = r.ignore_eos != 0;
   p.include_stop = r.include_stop != 0;
@@ -124,10 +125,14 @@ engine::Request read_request(const sluice_request& r, grammar::GrammarCompiler& 
   p.logprobs = r.logprobs != 0;
   p.top_logprobs = r.top_logprobs;
   p.logprob_tokens = ids(r.logprob_tokens, r.logprob_token_count, "logprob_tokens");
+  check(r.prompt_logprobs != 0 || r.prompt_logprobs_from == 0,
+        "prompt_logprobs_from is {} without prompt_logprobs, which would use it", r.prompt_logprobs_from);
   if (r.prompt_logprobs != 0) p.prompt_logprobs_from = r.prompt_logprobs_from;
   check(r.grammar_kind >= SLUICE_GRAMMAR_NONE && r.grammar_kind <= SLUICE_GRAMMAR_STRUCTURAL_TAG,
         "grammar_kind is {}; accepted: SLUICE_GRAMMAR_NONE, _JSON_SCHEMA, _REGEX, _EBNF, _STRUCTURAL_TAG",
         r.grammar_kind);
+  check(r.grammar_kind != SLUICE_GRAMMAR_NONE || r.grammar == nullptr,
+        "grammar is given, but grammar_kind is SLUICE_GRAMMAR_NONE; accepted: one of the others");
   if (r.grammar_kind != SLUICE_GRAMMAR_NONE)
     p.grammar = grammars.compile({static_cast<grammar::Kind>(r.grammar_kind - 1), &required(r.grammar, "grammar")});
   if (r.score_only != 0) {

@@ -173,7 +173,7 @@ sluice_status sluice_model_load(sluice_context* context, const char* folder, con
                                 sluice_model** out) {
   return guard([&] {
     required(out, "out") = nullptr;
-    const auto& shared = required(context, "context").shared;
+    const auto shared = required(context, "context").shared;  // a callback may destroy the context
     const model::LoadOptions options = capi::read_load_options(folder, given);
     text::Tokenizer tokenizer = model::load_tokenizer(options.path);
     std::unique_ptr<model::Model> model;
@@ -208,7 +208,8 @@ sluice_status sluice_model_generate(const sluice_model* model, const int32_t* id
                                     const sluice_generate_options* given, sluice_token_fn on_token, void* user,
                                     sluice_generated* result) {
   return guard([&] {
-    const LoadedModel& loaded = *required(model, "model").loaded;
+    const auto kept = required(model, "model").loaded;  // on_token may destroy the model
+    const LoadedModel& loaded = *kept;
     const auto o = read_struct(given, "options", offsetof(sluice_generate_options, speculative_fixed_steps));
     const auto prompt = ids_of(ids, count);
     if (result != nullptr) check_struct_out(result, "result");

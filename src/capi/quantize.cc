@@ -190,14 +190,16 @@ sluice_status sluice_scale_elements(sluice_scale_layout layout, int64_t rows, in
 sluice_status sluice_quantize(sluice_context* context, const sluice_quantize_args* given) {
   return guard([&] {
     const auto args = read_struct(given, "args", offsetof(sluice_quantize_args, encodes));
-    required(context, "context").shared->use([&](Context& ctx) { capi::quantize(ctx, args); });
+    const auto shared = required(context, "context").shared;
+    shared->use([&](Context& ctx) { capi::quantize(ctx, args); });
   });
 }
 
 sluice_status sluice_dequantize(sluice_context* context, const sluice_dequantize_args* given) {
   return guard([&] {
     const auto args = read_struct(given, "args", sizeof(sluice_dequantize_args));
-    required(context, "context").shared->use([&](Context& ctx) { capi::dequantize(ctx, args); });
+    const auto shared = required(context, "context").shared;
+    shared->use([&](Context& ctx) { capi::dequantize(ctx, args); });
   });
 }
 
@@ -213,9 +215,8 @@ sluice_status sluice_quantize_weights(sluice_context* context, const char* forma
     capi::check_given("global_scales", global_scales, f.global_scale, m);
     const void* const from = &required(static_cast<const char*>(values), "values");
     void* const to = &required(static_cast<char*>(codes), "codes");
-    required(context, "context").shared->use([&](Context& ctx) {
-      capi::quantize_weights(ctx, m, from, type, to, scales, global_scales);
-    });
+    const auto shared = required(context, "context").shared;
+    shared->use([&](Context& ctx) { capi::quantize_weights(ctx, m, from, type, to, scales, global_scales); });
   });
 }
 
@@ -226,7 +227,8 @@ sluice_status sluice_dequantize_weights(sluice_context* context, const char* for
     if (m.count == 0 || m.elements() == 0) return;
     const weights::QuantTensor w = capi::view_matrices(m.format, m.count, "from", required(from, "from"), rows, cols);
     required(values, "values");
-    required(context, "context").shared->use([&](Context& ctx) {
+    const auto shared = required(context, "context").shared;
+    shared->use([&](Context& ctx) {
       ctx.pool.parallel_for(m.count, [&](int64_t i, int) {
         const void* scales = w.scales.empty() ? nullptr : w.scales.slice(i).data();
         format::dequantize_weight(m.format, w.codes.slice(i).data(), scales,

@@ -37,7 +37,7 @@ weights::QuantTensor view_matrices(format::Format format, int64_t experts, const
                                    int64_t rows, int64_t cols) {
   const format::FormatInfo f = format::info(format);
   const weights::ScaleGrid grid = weights::scale_grid(format, rows, cols);
-  check(m.codes != nullptr, "weights.{}.codes is NULL; the spec needs [{}, {}, {}] of {}", name, experts, rows, cols,
+  check(m.codes != nullptr, "weights.{}.codes is NULL; accepted: [{}, {}, {}] of {}", name, experts, rows, cols,
         f.name);
   check(f.bits != 4 || cols % 2 == 0,
         "weights.{} has {} columns; {} stores two codes per byte and needs an even number", name, cols, f.name);
@@ -49,10 +49,14 @@ weights::QuantTensor view_matrices(format::Format format, int64_t experts, const
     if (grid.rank >= 1) shape.push_back(grid.rows);
     if (grid.rank == 2) shape.push_back(grid.cols);
     w.scales = view(weights::scale_type(f), std::move(shape), m.scales);
+  } else {
+    check(m.scales == nullptr, "weights.{}.scales is given, but {} has no scales", name, f.name);
   }
   if (f.global_scale) {
     check(m.global_scales != nullptr, "weights.{}.global_scales is NULL; {} has one per matrix", name, f.name);
     w.global = view(DType::f32, {experts}, m.global_scales);
+  } else {
+    check(m.global_scales == nullptr, "weights.{}.global_scales is given, but {} has none", name, f.name);
   }
   return w;
 }

@@ -76,9 +76,11 @@ void check_args(const MoeSpec& s, const MoeArgs& a) {
     check(a.topk_ids != nullptr, "the spec says routed, but no top-k ids are given");
     check(readable(a.topk_weights_dtype), "the top-k weights are {}; accepted: float32, bfloat16",
           to_string(a.topk_weights_dtype));
+    check(a.logits == nullptr && a.bias == nullptr, "routing logits or a bias are given, but the spec says routed");
   } else {
     check(a.logits != nullptr, "no routing logits are given; set routed in the spec to give top-k ids");
-    check(a.topk_ids == nullptr, "top-k ids are given, but the spec does not say routed");
+    check(a.topk_ids == nullptr && a.topk_weights == nullptr,
+          "top-k ids or weights are given, but the spec does not say routed");
     check(readable(a.logits_dtype) && readable(a.bias_dtype),
           "logits are {} and their bias {}; accepted: float32, bfloat16", to_string(a.logits_dtype),
           to_string(a.bias_dtype));

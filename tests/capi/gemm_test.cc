@@ -172,7 +172,7 @@ TEST(CapiGemm, InTheCallersMemory) {
   auto none = options.w;
   none.codes = nullptr;
   expect_refusal(sluice_gemm_refit(gemm, &none, 0, bias.data()),
-                 "weights.w.codes is NULL; the spec needs [1, 40, 72] of bf16");
+                 "weights.w.codes is NULL; accepted: [1, 40, 72] of bf16");
   EXPECT_EQ(sluice_gemm_refit(nullptr, &options.w, 0, nullptr), SLUICE_INVALID_ARGUMENT);
   expect_product(run_gemm(gemm, x, kT, kN), x, second, other_bias, kK);  // what was refused changed nothing
 
