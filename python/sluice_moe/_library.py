@@ -201,8 +201,9 @@ _contexts: dict[tuple[int, int], Handle] = {}
 
 def context(threads: int = 0) -> Handle:
     """The process's thread pool of that size; 0: every core that the process may use."""
-    if isinstance(threads, bool) or not isinstance(threads, int):
-        raise TypeError(f"threads is {type(threads).__name__}; accepted: int")
+    if isinstance(threads, bool) or not hasattr(threads, "__index__"):
+        raise TypeError(f"threads is {type(threads).__name__}; accepted: an integer")
+    threads = threads.__index__()
     if not 0 <= threads <= 4096:
         raise ValueError(f"threads is {threads}; accepted: 0 (every usable core) to 4096")
     key = os.getpid(), threads

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _c_api, _device, _library, _tensor
-from ._prepared import prepare
+from ._prepared import check_weights, prepare
 from ._tensor import CPU
 from .specs import Matrices, MoeWeights, Spec, SpecLike, as_matrices, count, dtype_number, format_info, read_spec, view_weights
 
@@ -42,7 +42,8 @@ class FusedMoE:
     backend: "auto", or a name that explain() prints. On the cpu only: it may run on a GPU and copy each call's tensors.
     device: "cpu", "cuda", "cuda:N": where a call's tensors lie. Default: where weights.up lies.
     memory: uint8 of prepared_bytes(spec, device) at least on that device, aligned to 256 bytes (on the cpu 64): the
-        weights live there, at addresses that a refit keeps. Default: the library allocates.
+        weights live there, at addresses that a refit keeps. It is this layer's alone: another one that is made in it, and
+        whatever else writes it, changes these weights. Default: the library allocates.
     threads: of the host's thread pool; 0: every usable core.
     stream: on a GPU, in whose order the weights are written; see __call__.
 
@@ -60,7 +61,7 @@ class FusedMoE:
             raise ValueError(f"backend is {backend!r} {where}; accepted: {', '.join(accepted)}")
         w, keep = view_weights(self.spec, weights, self.device)
         self._handle, self._memory = prepare("layer", "moe", self.device, memory, threads, stream,
-                                             _library.text("spec", self.spec.line), w,
+                                             _library.text("spec", self.spec.line), w, read=keep,
                                              backend=_library.text("backend", backend))
         del keep  # the structs' pointers were used
 
@@ -69,6 +70,7 @@ class FusedMoE:
         were captured before see. Not while a call is under way on the cpu."""
         on = _device.read_stream(stream, self.device)
         w, keep = view_weights(self.spec, weights, self.device)
+        check_weights(self._memory, keep)
         if self.device == CPU:
             _library.call("sluice_moe_refit", self._handle.get(), w)
         else:
@@ -119,7 +121,8 @@ class FusedMoE:
         x = read(hidden, "hidden", spec.dtype, (None, spec.hidden))
         tokens = x.shape[0]
         args = _c_api.MoeArgs(tokens=tokens, hidden=x.pointer)
-        inputs = [("hidden", x), *_read_routing(spec, args, read, logits, bias, topk_ids, topk_weights)]
+        inputs = [("hidden", x), ("the prepared weights", self._memory),
+                  *_read_routing(spec, args, read, logits, bias, topk_ids, topk_weights)]
         shape = (tokens, spec.hidden) if spec.finalize else (tokens, spec.top_k, spec.hidden)
         if out is None:
             out = _tensor.empty(spec.dtype, shape, hidden, None if stream is None else on)

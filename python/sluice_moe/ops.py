@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, NamedTuple
 
 from . import _c_api, _device, _library, _tensor
-from ._prepared import prepare
+from ._prepared import check_weights, prepare
 from ._tensor import CPU
 from .moe import _FLOATS, _device_workspace, _number
 from .specs import (
@@ -91,7 +91,8 @@ def scale_shape(coding: str, layout: str, rows: Any, cols: int) -> tuple[Any, ..
     return ((rows + tall - 1) // tall * tall * (-(-groups // 4) * 4),)
 
 
-def _input_scale(c: _Coding, coding: str, given: Any, device: tuple[str, int], stream: int) -> Any:
+def _input_scale(c: _Coding, coding: str, given: Any, device: tuple[str, int], stream: int, like: Any) -> Any:
+    """A tensor, of `like`'s library where a number is given; None: the coding takes none."""
     if not c.calibrated:
         if given is not None:
             raise ValueError(f"input_scale is given; {coding} takes none")
@@ -100,7 +101,9 @@ def _input_scale(c: _Coding, coding: str, given: Any, device: tuple[str, int], s
         raise ValueError(f"input_scale is None; {coding} needs the decode factor: amax / 448 (fp8_static), amax / 2688 "
                          "(nvfp4)")
     if device == CPU and hasattr(given, "__float__") and not hasattr(given, "__len__") and not isinstance(given, bool):
-        return (ctypes.c_float * 1)(positive("input_scale", given))
+        made = _tensor.empty("float32", (1,), like)
+        made[:] = positive("input_scale", given)
+        return made
     v = _tensor.view(given, "input_scale", stream)
     _tensor.read(v, "input_scale", "float32", (1,) if v.shape else (), device=device)
     return given
@@ -136,7 +139,9 @@ def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: st
     align = 0 if device == CPU else 16
     v = _tensor.read(x, "x", _FLOATS, (None, None), device=device, align=align, stream=on)
     rows, cols = v.shape
-    scale = _input_scale(c, coding, input_scale, device, on)
+    if out is not None and not isinstance(out, Quantized):
+        raise TypeError(f"out is {type(out).__name__}; accepted: None, sluice_moe.Quantized")
+    scale = _input_scale(c, coding, input_scale, device, on, x)
     code_type = "uint8" if c.four_bit else "float8_e4m3fn"
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {"codes": (code_type, (rows, -(-cols // 2) if c.four_bit else cols))}
     if c.group:
@@ -152,8 +157,7 @@ def quantize_by(x: Any, coding: str, input_scale: Any, encodes: bool, layout: st
     pointers = {name: view.pointer for name, view in written}
     args = _c_api.QuantizeArgs(
         coding=coding.encode(), x=v.pointer, dtype=_number(v), rows=rows, cols=cols, layout=LAYOUTS[layout], encodes=encodes,
-        four_over_six=how, input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else
-        _pointer("input_scale", scale, on), **pointers)
+        four_over_six=how, input_scale=_pointer("input_scale", scale, on), **pointers)
     if device == CPU:
         _library.call("sluice_quantize", _library.context(threads).get(), args)
     else:
@@ -178,15 +182,14 @@ def dequantize(q: Quantized, *, out: Any = None, threads: int = 0) -> Any:
         parts.append(("scales", _tensor.read(q.scales, "q.scales", c.scale_type, scale_shape(q.coding, q.layout, rows, cols))))
     if c.row_scales:
         parts.append(("row_scales", _tensor.read(q.row_scales, "q.row_scales", "float32", (rows,))))
-    scale = _input_scale(c, q.coding, q.input_scale, CPU, 0)
+    scale = _input_scale(c, q.coding, q.input_scale, CPU, 0, q.codes)
     if out is None:
         out = _tensor.empty("float32", (rows, cols), q.codes)
     x = _tensor.read(out, "out", "float32", (rows, cols), write=True)
     _tensor.check_apart([("out", x)], parts)
     args = _c_api.DequantizeArgs(
         coding=q.coding.encode(), rows=rows, cols=cols, layout=LAYOUTS[q.layout], x=x.pointer,
-        input_scale=ctypes.addressof(scale) if isinstance(scale, ctypes.Array) else _pointer("input_scale", scale, 0),
-        **{name: view.pointer for name, view in parts})
+        input_scale=_pointer("input_scale", scale, 0), **{name: view.pointer for name, view in parts})
     _library.call("sluice_dequantize", _library.context(threads).get(), args)
     return out
 
@@ -278,7 +281,8 @@ class Gemm:
         if bias is not None:
             keep.append(_tensor.read(bias, "bias", "float32", (self.rows,)))
             options.bias = keep[-1].pointer
-        self._handle, self._memory = prepare("matrix", "gemm", self.device, memory, threads, stream, options)
+        self._handle, self._memory = prepare("matrix", "gemm", self.device, memory, threads, stream, options,
+                                             read=keep)
         del keep  # the structs' pointers were used
 
     def _view(self, m: Any, codes: Any, keep: list[_tensor.View]) -> Any:
@@ -296,6 +300,7 @@ class Gemm:
         scale = positive("input_scale", input_scale)
         view = None if bias is None else _tensor.read(bias, "bias", "float32", (self.rows,))
         pointer = None if view is None else view.pointer
+        check_weights(self._memory, keep if view is None else [*keep, view])
         if self.device == CPU:
             _library.call("sluice_gemm_refit", self._handle.get(), w, scale, pointer)
         else:
@@ -366,7 +371,7 @@ class Gemm:
             space = _tensor.read(workspace, "workspace", "uint8", (None,), device=device, write=True,
                                  align=64 if device == CPU else 256, stream=on)
             written.append(("workspace", space))
-        _tensor.check_apart(written, views)
+        _tensor.check_apart(written, [*views, ("the prepared weights", self._memory)])
         memory = {} if space is None else {"workspace": space.pointer, "workspace_size": space.bytes}
         pointers = {name: view.pointer for name, view in views}
         if device == CPU:

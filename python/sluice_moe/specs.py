@@ -43,7 +43,8 @@ def read_spec(spec: SpecLike) -> Spec:
     if isinstance(spec, Spec):
         return spec
     if isinstance(spec, Mapping):
-        spec = " ".join(f"{key}={int(value) if isinstance(value, bool) else value}" for key, value in spec.items())
+        flags = ("bool", "bool_")  # Python's, and numpy's of either name
+        spec = " ".join(f"{key}={int(value) if type(value).__name__ in flags else value}" for key, value in spec.items())
     line = _library.text("spec", spec)
     info = _c_api.MoeSpecInfo()
     _library.call("sluice_moe_read_spec", line, info)

@@ -33,7 +33,7 @@ def register(layer: Any) -> int:
     if not isinstance(layer, (FusedMoE, Gemm)):
         raise TypeError(f"layer is {type(layer).__name__}; accepted: FusedMoE, Gemm")
     number: int | None = getattr(layer, "_torch_number", None)
-    if number is None:
+    if number is None or _objects.get(number) is not layer:  # copy.copy() takes the original's number along
         number = next(_numbers)
         setattr(layer, "_torch_number", number)
         _objects[number] = layer

@@ -38,3 +38,18 @@ def test_the_guide_runs(monkeypatch, capsys):
     exec(layer, names)
     assert names["y"].shape == (5, 64) and np.isfinite(names["y"]).all()
     assert "chosen" in capsys.readouterr().out
+
+
+@pytest.mark.needs("torch")
+def test_the_operators_line_runs(rng):
+    """The guide's line of sluice_moe.torch_ops, with the layer and the tensors that it names."""
+    import torch
+
+    import sluice_moe
+    from sluice_moe import torch_ops
+    (line,) = re.findall(r"`(torch_ops\.[^`]*x, logits[^`]*)`", (SOURCE / "docs" / "python.md").read_text())
+    up, gate, down = (torch.from_numpy(rng.normal(size=s).astype(np.float32)).bfloat16()
+                      for s in ((4, 32, 64), (4, 32, 64), (4, 64, 32)))
+    layer = sluice_moe.FusedMoE("experts=4 top_k=2 hidden=64 inter=32", sluice_moe.MoeWeights(up=up, gate=gate, down=down))
+    x, logits = torch.ones(5, 64, dtype=torch.bfloat16), torch.from_numpy(rng.normal(size=(5, 4)).astype(np.float32))
+    assert torch.equal(eval(line, {"torch_ops": torch_ops, "layer": layer, "x": x, "logits": logits}), layer(x, logits))

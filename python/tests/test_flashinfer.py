@@ -83,6 +83,24 @@ def test_quantisers(rng):
             np.abs(x).reshape(37, 3, 32).max(-1).repeat(32, 1) / 3).all()
 
 
+@pytest.mark.parametrize("per_token", [False, True])
+def test_shuffled_nvfp4(rng, per_token):
+    """A row's codes, scales and own factor move together."""
+    x = (rng.normal(size=(64, 96)) * np.exp(rng.normal(size=(64, 1)))).astype(np.float32)
+    one, how = np.ones(1, np.float32), {"per_token_activation": per_token}
+    codes, scales, *rows = fi.nvfp4_quantize(x, one, fi.SfLayout.layout_linear, **how)
+    moved, swizzled, *moved_rows = fi.nvfp4_quantize(x, one, do_shuffle=True, **how)
+    old = np.arange(64)
+    new = old // 32 * 32 + old % 32 // 4 + 8 * (old % 4)  # the published map
+    assert (moved[new] == codes).all() and (codes[1:] != codes[:-1]).any(1).all()
+    assert swizzled.shape == (128, 8)
+    assert (swizzled.reshape(-1)[place_128x4(new[:, None], np.arange(6), 6)] == scales).all()
+    assert (swizzled != 0).sum() == (scales != 0).sum()
+    assert len(rows) == len(moved_rows) == per_token
+    for row in moved_rows:
+        np.testing.assert_allclose(row[new], np.abs(x).max(1) / 2688, rtol=1e-6)
+
+
 def test_a_global_scale_that_is_no_inverse(rng):
     """Of the floats a sixth are no float's inverse. Scales at the border between two codes, where the inverse of the inverse
     gives the neighbouring code, are those of the given factor."""
@@ -142,9 +160,32 @@ def test_what_quantisers_take(rng):
             (lambda: fi.fp4_quantize(half, np.ones(5, np.float32)), "global_scale has shape [5]; accepted: [1], []"),
             (lambda: fi.fp4_quantize(half[:, :40], one), "input has 40 columns; accepted: multiples of sf_vec_size, 16"),
             (lambda: fi.mxfp8_quantize(half[0]), "input has shape [64]; accepted: [M, K], [.., M, K]"),
+            (lambda: fi.fp4_quantize(half, -one), "global_scale is -1.0; accepted: 0 or more"),
+            (lambda: fi.nvfp4_quantize(half, -one), "a_global_sf is -1.0; accepted: 0 or more"),
+            (lambda: fi.nvfp4_quantize(half[:, :40], one), "a has 40 columns; accepted: multiples of 16"),
+            (lambda: fi.nvfp4_quantize(half[:, :40], None, fi.SfLayout.layout_linear, per_token_activation=True),
+             "a has 40 columns; accepted: multiples of 16"),
+            *((lambda layout=layout, token=token: fi.nvfp4_quantize(half, one, layout, True, per_token_activation=token),
+               f"sfLayout is {layout} with do_shuffle; accepted: SfLayout.layout_128x4")
+              for layout in (fi.SfLayout.layout_8x4, fi.SfLayout.layout_linear) for token in (False, True)),
+            *((lambda alignment=alignment: fi.mxfp8_quantize(half, alignment=alignment), f"alignment is {alignment}; accepted: ")
+              for alignment in (0, -32, 48)),
+            (lambda: fi.convert_to_block_layout(half, 0), "blockK is 0; accepted: 1 to"),
+            (lambda: fi.block_scale_interleave(np.ones((3, 5), np.uint8), out=np.zeros(1023, np.uint8)),
+             "out has 1023 elements; accepted: 1024, padding among them"),
             (lambda: fi.nvfp4_quantize(half[None], one), "a has shape [1, 5, 64]; accepted: 2 dimensions"),
             (lambda: fi.reorder_rows_for_gated_act_gemm(half[0]), "x has shape [64]; accepted: 2 dimensions")):
         with pytest.raises(ValueError, match=re.escape(sentence)):
+            call()
+    for call, sentence in (
+            (lambda: fi.fp4_quantize(half, 1.0), "global_scale is float; accepted: None, a tensor [1]"),
+            (lambda: fi.fp4_quantize(half.astype(np.float64), one),
+             "input is float64; accepted: float32, bfloat16, uint16, float16"),
+            (lambda: fi.nvfp4_quantize(half.astype(np.float64), one), "a is float64; accepted: float32, bfloat16"),
+            (lambda: fi.mxfp8_quantize(half, alignment=32.0), "alignment is float; accepted: an integer"),
+            (lambda: fi.block_scale_interleave(np.ones((3, 5), np.uint8), out=np.zeros(256, np.float32)),
+             "out is float32; accepted: ")):
+        with pytest.raises(TypeError, match=re.escape(sentence)):
             call()
 
 
@@ -225,6 +266,10 @@ def test_bf16_layers(rng, shuffled):
     bound = 4 * 2.0**-8 * size
     assert (np.abs(bf16(got) - expected) <= bound).all()
     assert (replay[:T] == ids).all() and (replay[T:] == -9).all()
+    for ignored in ({"routed_scaling_factor": 2.5}, {"norm_topk_prob": False}, {"topk_group": 1}):  # by this routing
+        arguments = {"num_experts": E, "top_k": K, "n_group": None, "topk_group": None, "intermediate_size": I,
+                     "local_expert_offset": 0, "local_num_experts": E, "routing_method_type": 1, **layout, **ignored}
+        assert (fi.trtllm_bf16_moe(logits, None, hidden, w1, w2, **arguments) == got).all()
     output = np.empty((T, H), np.uint16)
     assert fi.trtllm_bf16_moe(logits, None, hidden, w1, w2, E, K, None, None, I, 0, E, None, 1, output=output,
                               **layout) is output

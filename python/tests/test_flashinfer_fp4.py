@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+import sluice_moe
 import sluice_moe.flashinfer as fi
 from flashinfer_case import RELU2, SWIGLU, Case, E, H, I, T, check, interleaved, shuffled
 from flashinfer_case import device  # noqa: F401 - a fixture of every test
 from reference import (
-    E2M1, E4M3, E8M0, bf16, layer, relu2, round_mxfp8, round_nvfp4, round_nvfp4_token, swiglu, to_bf16, unpack,
+    E2M1, E4M3, E8M0, bf16, block_values, layer, relu2, round_mxfp8, round_nvfp4, round_nvfp4_token, route_renormalize, swiglu,
+    to_bf16, unpack,
 )
 
 
@@ -102,3 +104,37 @@ def test_mxfp4(rng, act, inputs):
         check(got, *expected)
         (got,) = fi.trtllm_fp4_block_scale_routed_moe(c.routings[0], None, *arguments, activation_type=act)
         check(got, *expected)
+
+
+@pytest.mark.parametrize("hidden, inter", [(320, 128), (128, 96), (64, 64), (96, 128)])
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_scales_that_are_mostly_padding(rng, format, hidden, inter):
+    """Matrices of a few columns or rows, whose scales are padded to 4 columns and 128 rows."""
+    experts, tokens = 3, 5
+    up, gate, down = (sluice_moe.quantize_weights(rng.normal(size=(experts, *s)).astype(np.float32) / 8, format)
+                      for s in ((inter, hidden), (inter, hidden), (hidden, inter)))
+    values = [block_values(w, format) for w in (up, gate, down)]
+    w1, w2 = shuffled(np.concatenate([up.codes, gate.codes], 1), True), shuffled(down.codes, False)
+    s1, s2 = (np.stack([fi.block_scale_interleave(m) for m in shuffled(s, gated)])
+              for s, gated in ((np.concatenate([up.scales, gate.scales], 1), True), (down.scales, False)))
+    x = rng.normal(size=(tokens, hidden)).astype(np.float32)
+    logits = rng.normal(size=(tokens, experts)).astype(np.float32)
+    ids, weights = route_renormalize(logits, 2)
+    ones, scalars = np.ones(experts, np.float32), [None] * 3
+    if format == "mxfp4":
+        codes, scales = fi.mxfp8_quantize(x, False)
+        read, rounded = E4M3[codes] * E8M0[scales.reshape(tokens, -1)].repeat(32, 1), round_mxfp8
+    else:
+        codes, scales = fi.fp4_quantize(x, ones[:1], is_sf_swizzled_layout=False)
+        read, rounded, scalars = E2M1[unpack(codes)] * E4M3[scales].repeat(16, 1), round_nvfp4, [ones / 4096] * 3
+        values = [v / 4096 for v in values]
+    def call(codes, s2):
+        return fi.trtllm_fp4_block_scale_moe(logits, None, codes, scales, w1, s1, None, None, None, None, w2, s2, None, *scalars,
+                                             experts, 2, None, None, inter, 0, experts, None, 1)[0]
+
+    check(call(codes, s2), *layer(read, ids, weights, *values, swiglu, rounded))
+    columns = codes.shape[1] - 16
+    with pytest.raises(ValueError, match=f"hidden_states has {columns} columns and gemm1_weights {hidden // 2} bytes per row"):
+        call(codes[:, :-16], s2)
+    with pytest.raises(ValueError, match=f"gemm2_weights_scale: the scales have {s2.size - 4} elements"):
+        call(codes, s2.reshape(-1)[:-4])

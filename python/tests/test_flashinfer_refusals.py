@@ -10,6 +10,7 @@ import sluice_moe
 import sluice_moe.flashinfer as fi
 from flashinfer_case import SWIGLU, Case, E, H, I, K, T, interleaved, shuffled
 from flashinfer_case import device  # noqa: F401 - a fixture of every test
+from reference import to_bf16
 
 
 def test_refusals(rng):
@@ -44,7 +45,10 @@ def test_refusals(rng):
             ({"gemm1_weights": w1[:, :-32]}, ValueError, f"gemm1_weights has shape [{E}, {2 * I - 32}, {H // 2}]"),
             ({"gemm2_weights_scale": s2[:, :, :-4]}, ValueError, "gemm2_weights_scale: the scales have"),
             ({"routing_replay_out": np.zeros((T - 1, K), np.int16)}, ValueError, "routing_replay_out has shape"),
-            ({"output": np.zeros((T, H), np.float32)}, TypeError, "out is float32"),
+            ({"output": np.zeros((T, H), np.float32)}, TypeError, "output is float32"),
+            ({"routing_logits": np.float64(c.logits)}, TypeError, "routing_logits is float64"),
+            ({"n_group": 4, "routing_method_type": 2}, TypeError, "topk_group is NoneType; accepted: an integer"),
+            ({"n_group": 4, "topk_group": 5, "routing_method_type": 2}, ValueError, "topk_group is 5; accepted: 1 to 4"),
             ({"per_token_scale": np.ones(T + 1, np.float32)}, ValueError, "per_token_scale has shape")):
         with pytest.raises(problem, match=re.escape(sentence)):
             fi.trtllm_fp4_block_scale_moe(**{**arguments, **more})
@@ -53,6 +57,18 @@ def test_refusals(rng):
         with pytest.raises(sluice_moe.Unsupported, match=f"{next(iter(more))} is given"):
             given = dict(zip(inspect.signature(fi.trtllm_fp4_block_scale_routed_moe).parameters, routed))
             fi.trtllm_fp4_block_scale_routed_moe(**{**given, **more})
+
+    c = Case(rng, "bf16", SWIGLU)
+    w1, w2 = c.matrices("codes", lambda w, gated: w)
+    hidden, ids, weights = to_bf16(c.x), c.ids.astype(np.int32), c.weights.astype(np.float32)
+    with pytest.raises(TypeError, match="hidden_states is float16; accepted: bfloat16"):
+        fi.trtllm_bf16_moe(c.logits, None, c.x.astype(np.float16), w1, w2, *c.common, 1, use_shuffled_weight=False,
+                           weight_layout=0)
+    for bad, sentence in (((c.x.astype(np.float16), ids, weights), "input is float16; accepted: bfloat16"),
+                          ((hidden, ids.astype(np.int64), weights), "token_selected_experts is int64; accepted: int32"),
+                          ((hidden, ids, weights.astype(np.float64)), "token_final_scales is float64; accepted: float32")):
+        with pytest.raises(TypeError, match=sentence):
+            fi.cutlass_fused_moe(*bad, w1, w2, "bfloat16", None)
 
     c = Case(rng, "mxfp8", SWIGLU)
     codes, scales = fi.mxfp8_quantize(c.x, False)

@@ -164,6 +164,38 @@ def test_prepared_weights_in_memory_of_the_caller(rng):
         sluice_moe.prepared_bytes(SPEC.replace("top_k=2", "top_k=9"), "cpu")
 
 
+def test_memory_of_the_caller_is_the_prepared_weights_alone(rng):
+    layer, weights = Layer(rng), Layer(rng).moe_weights()
+    size = sluice_moe.prepared_bytes(SPEC, "cpu")
+    memory = np.zeros(size + 4096, np.uint8)
+    begin = -memory.ctypes.data % 64 + 64
+    own = memory[begin:begin + size]
+    inside = own[:E * I * H * 2].view(np.uint16).reshape(E, I, H)
+    inside[:] = weights.up.codes
+    before = memory.copy()
+    weights.up = sluice_moe.Matrices(inside)
+    with pytest.raises(ValueError, match="memory and weights share memory; accepted: a tensor of its own"):
+        sluice_moe.FusedMoE(SPEC, weights, memory=own)
+    assert (memory == before).all()  # what was refused changed nothing
+    moe = sluice_moe.FusedMoE(SPEC, layer.moe_weights(), memory=own)
+    before = memory.copy()
+    with pytest.raises(ValueError, match="memory and weights share memory"):
+        moe.refit(weights)
+    output, space = T * H * 4, moe.workspace_size(T)
+    for first in (begin, begin + size - 64 - size % 64):
+        with pytest.raises(ValueError, match="out and the prepared weights share memory; accepted: a tensor of its own"):
+            moe(layer.x, layer.logits, out=memory[first:first + output].view(np.float32).reshape(T, H))
+    with pytest.raises(ValueError, match="workspace and the prepared weights share memory"):
+        moe(layer.x, layer.logits, workspace=own[:min(space, size) // 64 * 64])
+    with pytest.raises(ValueError, match="chosen_ids and the prepared weights share memory"):
+        moe(layer.x, layer.logits, chosen_ids=own[:T * K * 4].view(np.int32).reshape(T, K))
+    assert (memory == before).all()
+    behind = begin + size + -size % 4  # the first place that is free
+    out = memory[behind:behind + output].view(np.float32).reshape(T, H)
+    expected, bound = layer.expected()
+    assert (np.abs(moe(layer.x, layer.logits, out=out) - expected) <= BOUND * bound).all()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("format, inputs", [("bf16", "plain"), ("fp8_tensor", "fp8_static"), ("fp8_block", "fp8_group"), ("mxfp8", "mxfp8"),
                                             ("nvfp4", "nvfp4"), ("mxfp4", "plain")])
@@ -244,6 +276,8 @@ def test_shards_add_up(rng):
 
 def test_a_mapping_is_a_spec():
     spec = sluice_moe.read_spec({"experts": 8, "top_k": 2, "hidden": 64, "inter": 32, "weights": "nvfp4", "routed": True})
+    for flag in (np.bool_(True), np.int64(1)):
+        assert sluice_moe.read_spec({"experts": 8, "top_k": 2, "hidden": 64, "inter": 32, "routed": flag}).routed
     assert (spec.inputs, spec.routed, spec.gated, spec.local_experts) == ("nvfp4", True, True, 8)
     assert sluice_moe.read_spec(str(spec)) == spec
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantisers against all codes in numpy, dense products and routing against double precision."""
+import pickle
+
 import numpy as np
 import pytest
 
@@ -129,6 +131,19 @@ def test_into_given_tensors(rng):
     assert (values == sluice_moe.dequantize(first)).all()
 
 
+@pytest.mark.parametrize("coding", ["fp8_static", "nvfp4"])
+def test_an_input_scale_that_is_a_number(rng, coding):
+    """It comes back as the float32 [1] that the rows were rounded by, of the library of the rows' tensor."""
+    x = rows(rng)
+    for scale in (0.1, np.float64(0.1), np.float32(0.1)):
+        q = sluice_moe.quantize(x, coding, input_scale=scale, threads=np.int64(1))
+        assert isinstance(q.input_scale, np.ndarray) and q.input_scale.dtype == np.float32
+        assert q.input_scale.shape == (1,) and q.input_scale[0] == np.float32(0.1) and (q.input_scale * 2)[0] == np.float32(0.2)
+        back = pickle.loads(pickle.dumps(q))
+        assert (sluice_moe.dequantize(back) == sluice_moe.dequantize(q)).all()
+        assert (sluice_moe.dequantize(q._replace(input_scale=scale)) == sluice_moe.dequantize(q)).all()
+
+
 @pytest.mark.parametrize("change, kind, sentence", [
     (lambda x: {"coding": "fp9"}, ValueError, "coding is 'fp9'; accepted: fp8_static"),
     (lambda x: {"coding": "nvfp4"}, ValueError, "input_scale is None; nvfp4 needs the decode factor"),
@@ -136,6 +151,9 @@ def test_into_given_tensors(rng):
     (lambda x: {"coding": "nvfp4", "input_scale": 0}, ValueError, "input_scale is 0; accepted: a positive"),
     (lambda x: {"coding": "nvfp4", "input_scale": 1e-60}, ValueError, "input_scale is 1e-60; accepted: a positive, normal, finite"),
     (lambda x: {"coding": "nvfp4", "input_scale": np.ones(2, np.float32)}, ValueError, r"input_scale has shape \[2\]"),
+    (lambda x: {"out": (x, x)}, TypeError, "out is tuple; accepted: None, sluice_moe.Quantized"),
+    (lambda x: {"threads": 1.5}, TypeError, "threads is float; accepted: an integer"),
+    (lambda x: {"threads": np.int64(-1)}, ValueError, "threads is -1; accepted: 0"),
     (lambda x: {"layout": "4x4"}, ValueError, "layout is '4x4'; accepted: linear"),
     (lambda x: {"layout": "transposed"}, sluice_moe.InvalidArgument, "mxfp8 do not come in layout transposed"),
     (lambda x: {"x": x[0]}, ValueError, r"x has shape \[200\]; accepted: \[any, any\]"),
@@ -259,6 +277,19 @@ def test_gemm_in_memory_of_the_caller(rng, format):
     gemm.refit(matrices[1], bias=biases[1])
     check(gemm(x), 1)
     assert (own != before).any()
+    before_call = own.copy()
+    codes = matrices[0].codes
+    inside = own[:codes.nbytes].view(codes.dtype).reshape(codes.shape)  # what is read would be written over
+    for call, sentence in (
+            (lambda: gemm(x, out=own[:t * n * 4].view(np.float32).reshape(t, n)), "out and the prepared weights share memory"),
+            (lambda: gemm(x, workspace=own[:64]), "workspace and the prepared weights share memory"),
+            (lambda: gemm.refit(matrices[0]._replace(codes=inside), bias=biases[0]), "memory and weights share memory"),
+            (lambda: gemm.refit(matrices[0], bias=own[:n * 4].view(np.float32)), "memory and weights share memory"),
+            (lambda: sluice_moe.Gemm(matrices[0]._replace(codes=inside), format, memory=own, **how),
+             "memory and weights share memory")):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+    assert (own == before_call).all()
     with pytest.raises(sluice_moe.InvalidArgument, match="a refit cannot add or drop the bias"):
         gemm.refit(matrices[0])
     with pytest.raises(ValueError, match=r"has shape \[1, 71, "):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch tensors and operators, on the CPU and on a Hopper GPU; skips where they are not."""
+import copy
+import gc
+
 import numpy as np
 import pytest
 
@@ -145,6 +148,25 @@ def test_operators(rng, device):
     torch._dynamo.reset()
     with pytest.raises(ValueError, match="99999 names no living FusedMoE"):
         torch.ops.sluice.moe(99999, x, logits)
+
+
+def test_a_copy_has_a_number_of_its_own(rng):
+    weights, x, logits = problem(rng)
+    layer = sluice_moe.FusedMoE(SPEC, weights)
+    first = torch_ops.register(layer)
+    other = copy.copy(layer)
+    second = torch_ops.register(other)
+    assert second != first and torch_ops.register(other) == second and torch_ops.register(layer) == first
+    del layer
+    gc.collect()
+    check(torch.ops.sluice.moe(torch_ops.register(other), x, logits), weights, x, logits)
+    with pytest.raises(ValueError, match=f"{first} names no living FusedMoE"):
+        torch.ops.sluice.moe(first, x, logits)
+
+
+def test_an_input_scale_that_is_a_number(rng):
+    q = sluice_moe.quantize(torch.from_numpy(rng.normal(size=(3, 64)).astype(np.float32)), "nvfp4", input_scale=0.25)
+    assert torch.equal(q.input_scale, torch.tensor([0.25]))
 
 
 @hopper

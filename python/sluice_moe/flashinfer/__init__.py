@@ -16,9 +16,13 @@ for, and it is checked that rounding gives them back; else the call is refused. 
 Weights come shuffled with every call, so every call repacks them: right for tests, slow for serving. Keep a
 sluice_moe.FusedMoE or Gemm for that. To capture a call in a CUDA graph, make the same call once outside of the capture: what
 it prepares stays with its gemm1_weights tensor. A captured call does not check its codes. enable_pdl, tune_max_num_tokens and
-a quantiser's backend change no result and are ignored; in routed calls so are n_group, topk_group, routed_scaling_factor and
-routing_method_type, as in FlashInfer. An argument that asks for what is not here raises Unsupported. Importing this module
-does not replace FlashInfer.
+a quantiser's backend change no result and are ignored. As in FlashInfer, so are
+    in routed calls n_group, topk_group, routed_scaling_factor and routing_method_type; in others routed_scaling_factor with
+    other routing methods than 2 and 7, norm_topk_prob with others than 6, routing_bias with 3 (Llama4), and topk_group without
+    an n_group above 1;
+    in cutlass_fused_moe tp_size, tp_rank, cluster_rank and use_fused_finalize, swizzled_input_sf without input_sf, and
+    use_deepseek_fp8_block_scale with the six quant_scales of NVFP4.
+An argument that asks for what is not here raises Unsupported. Importing this module does not replace FlashInfer.
 """
 from ._bf16 import trtllm_bf16_moe, trtllm_bf16_routed_moe
 from ._cutlass import cutlass_fused_moe

@@ -186,7 +186,8 @@ def cutlass_fused_moe(
     nvfp4 = quant_scales is not None and len(quant_scales) == 6
     columns = bits(fc2_expert_weights).shape[2] * 2 if nvfp4 else fc2_expert_weights.shape[2]
     p = Problem(int(experts * ep_size), token_selected_experts.shape[1], None, None, columns, int(ep_rank * experts), experts,
-                None, 0, activation_type, True, None, output, topk_ids=(token_selected_experts, token_final_scales))
+                None, 0, activation_type, True, None, output, topk_ids=(token_selected_experts, token_final_scales),
+                names={"hidden": "input", "topk_ids": "token_selected_experts", "topk_weights": "token_final_scales"})
     if nvfp4:
         return [_nvfp4(p, input, fc1_expert_weights, fc2_expert_weights, quant_scales, vectors, input_sf, swizzled_input_sf)]
     refuse_given(input_sf=input_sf)

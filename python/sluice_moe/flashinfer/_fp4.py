@@ -129,13 +129,14 @@ def _run(p: Problem, hidden_states: Any, hidden_scale: Any, gemm1: tuple[Any, An
     codes, scales = (_elements(x) for x in gemm1)
     if scales == 0 or codes == 0:
         raise ValueError("gemm1_weights or their scales are empty; accepted: those of at least one expert")
-    nvfp4 = 2 * codes // scales < 32  # columns that share a scale; padding makes them fewer, never more
-    hidden = hidden_states.shape[1] * (2 if nvfp4 else 1)
-    check_sizes("valid_hidden_size", valid[0], hidden)
+    # Scales of small matrices do not tell the format: they are padding for the most part.
+    columns, packed = hidden_states.shape[1], gemm1[0].shape[2]
+    nvfp4 = columns == packed
+    if not nvfp4 and columns != 2 * packed:
+        raise ValueError(f"hidden_states has {columns} columns and gemm1_weights {packed} bytes per row; accepted: as many bytes "
+                         "with NVFP4 weights, twice as many columns with MXFP4")
+    check_sizes("valid_hidden_size", valid[0], 2 * packed)
     check_sizes("valid_intermediate_size", valid[1], p.intermediate_size)
-    if hidden_states.shape[1] != gemm1[0].shape[2] * (1 if nvfp4 else 2):
-        raise ValueError(f"hidden_states has {hidden_states.shape[1]} columns and gemm1_weights {gemm1[0].shape[2]} bytes per row; "
-                         "accepted: as many bytes with NVFP4 weights, twice as many columns with MXFP4")
     if nvfp4 and hidden_scale is None:
         raise ValueError("hidden_states_scale is None; NVFP4 weights need NVFP4 hidden states with their scales")
     family = _nvfp4 if nvfp4 else _mxfp4
@@ -162,11 +163,12 @@ def trtllm_fp4_block_scale_moe(
         num_fused_shared_experts: int | None = None, valid_hidden_size: int | None = None,
         valid_intermediate_size: int | None = None, hidden_states_scale_layout: Any = None) -> list[Any]:
     """[bfloat16 [T, H]]. Weights uint8 [L, 2 I, H / 2], the up half first, and [L, H, I / 2], scales in the 128x4 layout,
-    shuffled, as are the biases float32 [L, 2 I] and [L, H]. How many columns share a scale tells the format.
-    NVFP4 (16, e4m3): hidden_states uint8 [T, H / 2] with linear scales e4m3 [T, H / 16]; the scalars float32 [L]; biases,
-    beta and limit divided by them, as FlashInfer has them. per_token_scale float32 [T]: each row's own global scale, and
-    the scalars are those of the weights alone; rounded once at the end.
-    MXFP4 (32, UE8M0): hidden_states e4m3 [T, H] with linear scales UE8M0 [T, H / 32], or bfloat16 and None."""
+    shuffled, as are the biases float32 [L, 2 I] and [L, H]. The columns of hidden_states tell the format: as many as bytes in
+    a row of gemm1_weights, or twice as many.
+    NVFP4 (16 columns share a scale, e4m3): hidden_states uint8 [T, H / 2] with linear scales e4m3 [T, H / 16]; the scalars
+    float32 [L]; biases, beta and limit divided by them, as FlashInfer has them. per_token_scale float32 [T]: each row's own
+    global scale, and the scalars are those of the weights alone; rounded once at the end.
+    MXFP4 (32 columns, UE8M0): hidden_states e4m3 [T, H] with linear scales UE8M0 [T, H / 32], or bfloat16 and None."""
     p = Problem(num_experts, top_k, n_group, topk_group, intermediate_size, local_expert_offset, local_num_experts,
                 routed_scaling_factor, routing_method_type, activation_type, do_finalize, routing_replay_out, output,
                 norm_topk_prob, routing_logits, routing_bias)

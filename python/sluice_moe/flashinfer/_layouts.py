@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _tensor
+from ..specs import count
 
 
 def permute(x: Any, axes: tuple[int, ...]) -> Any:
@@ -78,7 +79,7 @@ def shuffle_matrix_sf_a(input_tensor: Any, epilogue_tile_m: int, num_elts_per_sf
 
 def block_scale_interleave(unswizzled_sf: Any, *, out: Any = None) -> Any:
     """One-byte scales [M, groups] or [E, M, groups] in the 128x4 layout: flat, each matrix padded with zeros to 128 rows
-    and 4 columns."""
+    and 4 columns. out: as many one-byte elements, in any shape, that are written and returned."""
     if len(unswizzled_sf.shape) not in (2, 3):
         raise ValueError(f"unswizzled_sf has {len(unswizzled_sf.shape)} dimensions; accepted: [M, groups], [E, M, groups]")
     scales = bits(unswizzled_sf)
@@ -92,7 +93,10 @@ def block_scale_interleave(unswizzled_sf: Any, *, out: Any = None) -> Any:
     flat = contiguous(permute(padded.reshape(matrices, tall, 4, 32, wide, 4), (0, 1, 4, 3, 2, 5))).reshape(-1)
     if out is None:
         return flat
-    out.reshape(-1)[:] = flat
+    given = _tensor.read(out, "out", "float8_e4m3fn", device=None, write=True)
+    if given.elements != flat.shape[0]:
+        raise ValueError(f"out has {given.elements} elements; accepted: {flat.shape[0]}, padding among them")
+    bits(out).reshape(-1)[:] = flat
     return out
 
 
@@ -114,7 +118,7 @@ def linear_scales(swizzled: Any, rows: int, cols: int, layout: str = "128x4") ->
 def convert_to_block_layout(input_tensor: Any, blockK: int) -> Any:
     """[M, K] as [K / blockK, M, blockK]."""
     rows, cols = matrix("input_tensor", input_tensor).shape
-    if cols % blockK:
+    if cols % count("blockK", blockK, 1, 2**31 - 1):
         raise ValueError(f"input_tensor has {cols} columns; accepted: multiples of blockK, {blockK}")
     return contiguous(permute(input_tensor.reshape(rows, cols // blockK, blockK), (1, 0, 2)))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _tensor, ops
 from ..moe import FusedMoE
-from ..specs import Matrices, MoeWeights, Spec, read_spec
+from ..specs import Matrices, MoeWeights, Spec, count, read_spec
 from . import _values
 from ._enums import ActivationType, RoutingMethodType
 from ._layouts import bits, contiguous
@@ -18,6 +18,10 @@ _ROUTINGS = ("softmax", "renormalize", "deepseek_v3", "llama4", "renormalize_nai
              "sigmoid", "topk_sigmoid")
 _NUMBERS = ("num_experts", "top_k", "n_group", "topk_group", "intermediate_size", "local_expert_offset", "local_num_experts",
             "routed_scaling_factor", "routing_method_type", "activation_type", "norm_topk_prob")
+# What the layer calls the tensors of a call, and what FlashInfer does.
+_NAMES = {"hidden": "hidden_states", "logits": "routing_logits", "bias": "routing_bias", "topk_ids": "topk_ids",
+          "topk_weights": "topk_ids' weights", "out": "output"}
+_FLOATS = ("float32", "bfloat16")
 _ACTIVATIONS = {0: "gelu", 2: "silu", 3: "swiglu", 4: "geglu", 6: "relu2", 8: "geglu_tanh", 9: "identity"}
 
 
@@ -42,6 +46,7 @@ class Problem:
     routing_logits: Any = None
     routing_bias: Any = None
     topk_ids: Any = None  # packed, or a pair (ids, weights): in place of the logits
+    names: dict[str, str] = field(default_factory=dict)  # as _NAMES, where a function has others
 
     def spec(self, hidden: int, weights: str, inputs: str | None = None, **more: Any) -> Spec:
         if not self.do_finalize:
@@ -63,7 +68,7 @@ class Problem:
             refuse(f"routing_method_type is {self.routing_method_type}; accepted: 0 to {len(_ROUTINGS) - 1}")
         spec["routing"] = _ROUTINGS[self.routing_method_type]
         if self.n_group and self.n_group > 1:
-            spec |= {"groups": self.n_group, "top_groups": self.topk_group}
+            spec |= {"groups": self.n_group, "top_groups": count("topk_group", self.topk_group, 1, self.n_group)}
         if self.routed_scaling_factor is not None and self.routing_method_type in (2, 7):
             spec["routed_scale"] = self.routed_scaling_factor
         if self.routing_method_type == 6:
@@ -74,7 +79,7 @@ class Problem:
         """bfloat16 [T, H], in `output` if that is given. layer: makes the spec and the weights out of `of`, tensors (the first
         is gemm1_weights) and values, and of nothing else: a call that a CUDA graph captures takes what the last call made."""
         fused = self._layer(layer, of)
-        return self._call(fused.spec, fused, hidden())
+        return self._call(fused, hidden())
 
     def _layer(self, layer: Callable[[], tuple[Spec, MoeWeights]], of: tuple[Any, ...]) -> FusedMoE:
         first = of[0]
@@ -95,14 +100,27 @@ class Problem:
         first._sluice_prepared = _Prepared(key, made, [kept] if kept is not None and kept.captured else [])
         return made
 
-    def _call(self, spec: Spec, layer: FusedMoE, hidden: Any) -> Any:
-        tokens = hidden.shape[0]
+    def _check(self, layer: FusedMoE, tensors: dict[str, Any]) -> None:
+        """Refuses what the layer would, by the names that the caller knows."""
+        spec, tokens = layer.spec, tensors["hidden"].shape[0]
+        chosen = (tokens, spec.top_k)
+        accepted: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "hidden": (spec.dtype, (tokens, spec.hidden)), "logits": (_FLOATS, (tokens, spec.experts)),
+            "bias": (_FLOATS, (spec.experts,)), "topk_ids": ("int32", chosen), "topk_weights": (_FLOATS, chosen),
+            "out": ("bfloat16", (tokens, spec.hidden))}
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                _tensor.read(tensor, {**_NAMES, **self.names}[name], *accepted[name], device=layer.device, write=name == "out")
+
+    def _call(self, layer: FusedMoE, hidden: Any) -> Any:
+        spec, tokens = layer.spec, hidden.shape[0]
         # FlashInfer's tests give Llama 4's routing a bias, which its kernels do not read.
         bias = None if self.routing_method_type == RoutingMethodType.Llama4 else self.routing_bias
         call: dict[str, Any] = {"logits": self.routing_logits, "bias": bias}
         if self.topk_ids is not None:
             pair = isinstance(self.topk_ids, (tuple, list))
             call = {"topk_ids": self.topk_ids[0], "topk_weights": self.topk_ids[1]} if pair else {"topk_ids": self.topk_ids}
+        self._check(layer, {"hidden": hidden, **call, "out": self.output})
         replay = self.routing_replay_out
         if replay is not None:
             if len(replay.shape) != 2 or replay.shape[0] < tokens or replay.shape[1] != self.top_k:
@@ -123,10 +141,7 @@ class Problem:
     def _narrow(self, wide: Any) -> Any:
         if _tensor.is_torch(wide):
             import torch
-            if self.output is None:
-                return wide.to(torch.bfloat16)
-            _tensor.read(self.output, "output", "bfloat16", tuple(wide.shape), device=None, write=True)
-            return self.output.copy_(wide)
+            return wide.to(torch.bfloat16) if self.output is None else self.output.copy_(wide)
         rounded = ops.quantize_weights(wide, "bf16", out=None if self.output is None else Matrices(self.output))
         return rounded.codes if self.output is not None else rounded.codes[0]
 

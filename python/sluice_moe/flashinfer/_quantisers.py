@@ -7,8 +7,10 @@ from typing import Any
 
 from .. import _tensor, ops
 from ..ops import FourOverSix
+from ..specs import count
 from ._enums import SfLayout
 from ._layouts import bits, matrix, shuffle_matrix_a, shuffle_matrix_sf_a
+from ._moe import capturing, is_cuda
 from ._refusal import refuse
 
 _LEAST_NORMAL = 2.0**-126  # of float32
@@ -21,12 +23,16 @@ def _layout(name: str, layout: Any) -> str:
     return _LAYOUTS[layout]
 
 
-def _wide(x: Any) -> Any:
+def _wide(name: str, x: Any) -> Any:
     """float16, and torch's float8, as float32, which has all of their values."""
-    name = _tensor.view(x, "input").dtype
-    if _tensor.is_torch(x):
-        return x.float() if name in ("float16", "float8_e4m3fn") else x
-    return x.astype("float32") if name == "float16" else x
+    dtype, torch = _tensor.view(x, name).dtype, _tensor.is_torch(x)
+    narrow = ("float16", "float8_e4m3fn") if torch else ("float16",)
+    accepted = (*_tensor.ACCEPTED["float32"], *_tensor.ACCEPTED["bfloat16"], *narrow)
+    if dtype not in accepted:
+        raise TypeError(f"{name} is {dtype}; accepted: {', '.join(accepted)}")
+    if dtype not in narrow:
+        return x
+    return x.float() if torch else x.astype("float32")
 
 
 class _Unset:
@@ -86,7 +92,7 @@ def _by_columns(scales: Any, groups: int, layout: str) -> Any:
     return flat.reshape(flat.shape[0] // max(padded, 1), padded)
 
 
-def _global_scale(given: Any, like: Any) -> Any:
+def _global_scale(name: str, given: Any, like: Any) -> Any:
     """float32 [1] where `like` is: FlashInfer converts it, too."""
     if given is None:
         scale = _tensor.empty("float32", (1,), like)
@@ -97,8 +103,13 @@ def _global_scale(given: Any, like: Any) -> Any:
         given = given.to(device=like.device if _tensor.is_torch(like) else None, dtype=torch.float32)
     elif hasattr(given, "astype"):
         given = given.astype("float32")
+    else:
+        raise TypeError(f"{name} is {type(given).__name__}; accepted: None, a tensor [1]")
     if tuple(given.shape) not in ((), (1,)):
-        raise ValueError(f"global_scale has shape {list(given.shape)}; accepted: [1], []")
+        raise ValueError(f"{name} has shape {list(given.shape)}; accepted: [1], []")
+    # A CUDA graph cannot capture a look at it.
+    if not (is_cuda(given) and capturing()) and bool((given < 0).any()):
+        raise ValueError(f"{name} is {float(given.reshape(-1)[0])}; accepted: 0 or more")
     # Rows of zeros have the largest float as their global scale.
     return given.reshape(1).clip(_LEAST_NORMAL, 1 / _LEAST_NORMAL)
 
@@ -109,10 +120,10 @@ def mxfp8_quantize(input: Any, is_sf_swizzled_layout: bool = True, alignment: in
     if sf_swizzle_layout is None:
         sf_swizzle_layout = SfLayout.layout_128x4 if is_sf_swizzled_layout else SfLayout.layout_linear
     layout = _layout("sf_swizzle_layout", sf_swizzle_layout)
-    if alignment % 32:
+    if count("alignment", alignment, 32, 2**31 - 1) % 32:
         raise ValueError(f"alignment is {alignment}; accepted: multiples of 32")
     outer = input.shape[:-1]
-    input = _wide(_rows_of("input", input))
+    input = _wide("input", _rows_of("input", input))
     rows, cols = input.shape
     if cols % 32:
         raise ValueError(f"input has {cols} columns; accepted: multiples of 32")
@@ -142,13 +153,13 @@ def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf
         refuse("nvfp4_4over6 is given with sf_vec_size 32; accepted with 16")
     how = four_over_six(nvfp4_4over6) if coding == "nvfp4" else None
     outer = input.shape[:-1]
-    input = _wide(_rows_of("input", input))
+    input = _wide("input", _rows_of("input", input))
     if input.shape[1] % sf_vec_size:
         raise ValueError(f"input has {input.shape[1]} columns; accepted: multiples of sf_vec_size, {sf_vec_size}")
     layout = ("8x4" if is_sf_8x4_layout else "128x4") if is_sf_swizzled_layout else "linear"
     scale, encodes = None, coding == "nvfp4" and not is_global_scale_inversed
     if coding == "nvfp4":
-        scale = _global_scale(global_scale, input)
+        scale = _global_scale("global_scale", global_scale, input)
     q = ops.quantize_by(input, coding, scale, encodes, layout, how)
     return q.codes.reshape(*outer, input.shape[1] // 2), _by_columns(q.scales, input.shape[1] // sf_vec_size, layout)
 
@@ -156,12 +167,19 @@ def fp4_quantize(input: Any, global_scale: Any = None, sf_vec_size: int = 16, sf
 def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128x4, do_shuffle: bool = False,
                    sf_vec_size: int = 16, enable_pdl: Any = None, backend: str = "cuda", per_token_activation: bool = False,
                    expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = UNSET) -> Any:
-    """fp4_quantize for NVFP4. do_shuffle: rows and 128x4 scales as shuffle_matrix_a leaves them. per_token_activation:
-    also float32 [M], each row's own global scale (0 of a row of zeros) times out_scale, in place of a_global_sf."""
+    """fp4_quantize for NVFP4. do_shuffle: rows and 128x4 scales as shuffle_matrix_a leaves them, with layout_128x4 alone.
+    per_token_activation: also float32 [M], each row's own global scale (0 of a row of zeros) times out_scale, in place of
+    a_global_sf; do_shuffle moves it with its row."""
     if sf_vec_size != 16 or expanded_idx_to_permuted_idx is not None:
         refuse("sf_vec_size or expanded_idx_to_permuted_idx are given; accepted: 16, None")
-    a = _wide(matrix("a", a))
+    a = _wide("a", matrix("a", a))
     layout = _layout("sfLayout", sfLayout)
+    if do_shuffle:
+        if layout != "128x4":
+            raise ValueError(f"sfLayout is {sfLayout} with do_shuffle; accepted: {SfLayout.layout_128x4}")
+        layout = "linear"  # until the rows are moved
+    if a.shape[1] % 16:
+        raise ValueError(f"a has {a.shape[1]} columns; accepted: multiples of 16")
     groups = a.shape[1] // 16
     if per_token_activation:
         q = ops.quantize(a, "nvfp4_token", layout=layout, four_over_six=four_over_six(nvfp4_4over6))
@@ -169,12 +187,15 @@ def nvfp4_quantize(a: Any, a_global_sf: Any, sfLayout: Any = SfLayout.layout_128
         rows[rows < _LEAST_NORMAL] = 0  # of rows of zeros, one over the largest float
         if out_scale is not None:
             rows = rows * out_scale
-        return q.codes, _by_columns(q.scales, groups, layout), rows
+        made: tuple[Any, ...] = q.codes, _by_columns(q.scales, groups, layout), rows
+    else:
+        made = fp4_quantize(a, _global_scale("a_global_sf", a_global_sf, a), is_sf_swizzled_layout=layout != "linear",
+                            is_sf_8x4_layout=layout == "8x4", nvfp4_4over6=nvfp4_4over6)
     if not do_shuffle:
-        return fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=layout != "linear", is_sf_8x4_layout=layout == "8x4",
-                            nvfp4_4over6=nvfp4_4over6)
-    codes, scales = fp4_quantize(a, a_global_sf, is_sf_swizzled_layout=False, nvfp4_4over6=nvfp4_4over6)
-    return shuffle_matrix_a(codes, 128), _by_columns(shuffle_matrix_sf_a(scales, 128), groups, "128x4")
+        return made
+    codes, scales, *more = made
+    return (shuffle_matrix_a(codes, 128), _by_columns(shuffle_matrix_sf_a(scales, 128), groups, "128x4"),
+            *(shuffle_matrix_a(rows, 128) for rows in more))
 
 
 def mxfp4_quantize(a: Any, backend: str = "cuda", enable_pdl: Any = None, sfLayout: Any = SfLayout.layout_128x4
