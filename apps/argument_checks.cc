@@ -45,4 +45,11 @@ void check_not_the_input(const std::string& output, const std::string& input) {
         "the output {} is the input file {}; give the output a name of its own", output, input);
 }
 
+void check_not_in_the_model(const std::string& output, const std::string& folder) {
+  std::error_code ignored;
+  for (const auto& file : std::filesystem::directory_iterator(folder, ignored))
+    check(!std::filesystem::equivalent(output, file.path(), ignored),
+          "the output {} is a file of the model in {}; give the output a name of its own", output, folder);
+}
+
 }  // namespace sluice::apps

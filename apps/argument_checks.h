@@ -20,5 +20,7 @@ void check_numbers(CLI::App& app);
 
 // Throws invalid_argument when the file to write is the one that is read: it would be replaced by the result.
 void check_not_the_input(const std::string& output, const std::string& input);
+// Throws invalid_argument when `output` is a file that lies in the folder of a model, such as its weights.
+void check_not_in_the_model(const std::string& output, const std::string& folder);
 
 }  // namespace sluice::apps

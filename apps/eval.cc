@@ -43,6 +43,7 @@ void run_logits(const LogitsOptions& o, Shared& shared) {
              "{}: input_ids has shape {}; accepted: [sequences, tokens]", o.input, to_string(input.shape()));
   const std::vector<int64_t> given = read_ids(input, o.input);
   check_not_the_input(o.output, o.input);
+  check_not_in_the_model(o.output, o.model.path);
   io::SafetensorsWriter writer(o.output);  // before the work: an output that cannot be written is said at once
   const auto model = load_model(ctx, o.model);
   Shape shape = input.shape();

@@ -96,7 +96,8 @@ void run(const Options& o, Shared& shared) {
   check(o.chat || !o.prompt.empty(), "--prompt is empty; give at least one character");
   const text::Tokenizer tokenizer = model::load_tokenizer(o.model.path);
   const std::vector<int32_t> prompt = prompt_ids(o, tokenizer);
-  check(!prompt.empty(), "--prompt is empty; give at least one character");
+  check(!prompt.empty(), "--prompt has no tokens {}; give other text",
+        o.chat ? "after the model's chat template" : "for the model's tokenizer");
   const auto model = load_model(ctx, o.model);
 
   const model::ModelInfo& info = model->info();

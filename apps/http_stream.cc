@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 
 #include "base/error.h"
@@ -113,6 +114,10 @@ HttpTarget parse_base_url(const std::string& url) {
   HttpTarget target;
   target.host = rest.substr(0, colon);
   target.port = colon == rest.npos ? "80" : rest.substr(colon + 1);
+  int port = 0;
+  const auto [end, error] = std::from_chars(target.port.data(), target.port.data() + target.port.size(), port);
+  check(error == std::errc() && end == target.port.data() + target.port.size() && port >= 1 && port <= 65535,
+        "--base-url is {}; accepted: a port of 1 to 65535", url);
   return target;
 }
 

@@ -79,16 +79,20 @@ void add_quantize(CLI::App& parent, Shared& shared) {
   command->add_option("--format-head,--quantization-head", o->head,
                       "a format for the output head; default: BF16. A head that is the embedding is written as a "
                       "matrix of its own");
-  command->add_option("--calibration", o->calibration,
-                      "text file whose largest activations become the input scales of fp8 and nvfp4");
+  CLI::Option* calibration = command->add_option(
+      "--calibration", o->calibration, "text file whose largest activations become the input scales of fp8 and nvfp4");
   command->add_flag("--weight-only", o->weight_only, "nvfp4 without rounding of activations; needs no calibration");
   command->add_flag("--modelopt", o->modelopt,
                     "ModelOpt's names and configuration where another convention is the default; vLLM reads mxfp8 only "
                     "with it, transformers only without");
-  command->add_option("--exclude", o->exclude, "modules that stay in BF16: names, globs, or re:<regular expression>");
+  command
+      ->add_option("--exclude", o->exclude,
+                   "modules that stay in BF16: a name, a glob, or re:<regular expression>; may be given again")
+      ->allow_extra_args(false);
   command->add_option("--window", o->window, "tokens of a calibration window")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(calibration);
   command->add_option("--shard-size", o->shard_gib, "GiB after which a new file begins")
       ->check(CLI::Range(0.001, 1000.0))
       ->capture_default_str();

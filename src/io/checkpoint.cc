@@ -36,6 +36,7 @@ std::optional<Config> load_if_present(const std::filesystem::path& path) {
 void check_folder(const std::filesystem::path& folder) {
   std::error_code error;
   if (std::filesystem::is_directory(folder, error)) return;
+  if (folder.empty()) fail(ErrorCode::not_found, "the name of the model's folder is empty");
   const std::string name = printable(folder.native(), 4096);
   if (is_present(folder))
     fail(ErrorCode::bad_file, "{} is a file; a model is a folder with config.json and safetensors", name);

@@ -273,6 +273,8 @@ CaseFile read(const io::SafetensorsFile& source) {
   c.spec = parse_moe_spec(*value("spec"));
   MoeSpec& s = c.spec;
   s.routed = s.routed || file.has("topk_ids");
+  check_file(!s.bias || file.has("gemm1_bias") || file.has("gemm2_bias"),
+             "{}: the spec says bias=1, but there is no tensor gemm1_bias or gemm2_bias", source.name());
   s.bias = s.bias || file.has("gemm1_bias") || file.has("gemm2_bias");
   s.act_params = s.act_params || file.has("gemm1_alpha") || file.has("gemm1_beta") || file.has("gemm1_clamp_limit");
 

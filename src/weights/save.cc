@@ -69,7 +69,7 @@ struct Item {
   std::string name;  // the tensor, or the module
   bool matrix = false;
   ModuleFormat stored, wanted;
-  bool rounds = false;  // float32 or float16 of a linear, which becomes BF16 if nothing else
+  bool rounds = false;  // float16, or float32 of a linear: becomes BF16 if nothing else
   int64_t rows = 0, cols = 0;
   std::optional<float> input_scale;
   std::string source;  // the module that a matrix is read from, which is another where the head is the embedding
@@ -189,11 +189,15 @@ class Saver {
   void choose(Item& item) {
     const NamePattern* exclude = excluded_by(item.name);
     check_experts(item.name, exclude);
+    const ModuleKind kind = kind_of(item.name);
+    if (item.fused.empty() && item.stored == ModuleFormat{}) {  // fused experts are in BF16
+      const std::optional<DType> type = in_.find(item.source + ".weight")->dtype->dtype;
+      // No embedding is read in float16.
+      item.rounds = type == DType::f16 || (type == DType::f32 && exclude == nullptr &&
+                                           (kind == ModuleKind::experts || kind == ModuleKind::linear));
+    }
     if (exclude != nullptr) return;
     item.wanted = options_.formats.of(item.name);
-    const ModuleKind kind = kind_of(item.name);
-    item.rounds = item.stored == ModuleFormat{} && (kind == ModuleKind::experts || kind == ModuleKind::linear) &&
-                  in_.find(item.fused.empty() ? item.source + ".weight" : item.fused)->dtype->dtype != DType::bf16;
     if (!format::is_static(item.wanted.inputs)) return;
     const std::string observed = observed_name(item.name);
     const auto amax = options_.amax.find(observed);
@@ -259,7 +263,7 @@ class Saver {
                           quantize(ctx_, item.wanted.weights, w), item.input_scale);
   }
 
-  // What is no linear that could be quantised keeps its own float type (a router in float32).
+  // What is no linear that could be quantised stays in float32 (a router).
   static bool is_copy(const Item& item) {
     return item.stored == ModuleFormat{} && item.wanted == ModuleFormat{} && !item.rounds;
   }

@@ -16,7 +16,7 @@ std::optional<std::string> tied_embedding(const io::Checkpoint& checkpoint);
 
 // Throws bad_file when a checkpoint whose head is tied holds other weights for the module `head`, too: fine-tuning with
 // a head of its own leaves that behind, and results would be those of another model. Not where it lacks one of the two,
-// or where they are on a device, as in an update.
+// or an update has put one there: the other may follow.
 void check_tied_head(const io::Checkpoint& checkpoint, std::string_view head);
 
 }  // namespace sluice::weights

@@ -93,7 +93,11 @@ TEST_F(SaveTest, ATiedHeadBecomesAMatrix) {
   put_model(in);
   in.config = R"({"tie_word_embeddings": true})";
   for (const bool copied : {false, true}) {  // some writers put the embedding into the file twice
-    if (copied) in.tensors["lm_head.weight"] = in.tensors.at("model.embed_tokens.weight");
+    if (copied) {                            // here in float32
+      const Tensor& from = in.tensors.at("model.embed_tokens.weight");
+      Tensor& head = in.tensors["lm_head.weight"] = Tensor(DType::f32, from.shape());
+      std::transform(from.as<uint16_t>(), from.as<uint16_t>() + from.elements(), head.as<float>(), bf16_to_float);
+    }
     if (!copied) in.tensors.erase("lm_head.weight");
     const io::Checkpoint source = in.open();
     const Tensor embedding = source.tensor("model.embed_tokens.weight");
