@@ -141,8 +141,10 @@ struct ThreadPool::State {
   void work(int worker) {
     for (uint32_t seen = 0;;) {
       round.wait_while(seen, spin_until(Clock::now()));
-      if (stop.load(std::memory_order_relaxed)) return;
+      // In this order: who sees the round of the destructor sees its stop. The other way round, a worker that is late
+      // for the loop before could take that round for a loop's, and nothing would wake it again.
       seen = round.load();
+      if (stop.load(std::memory_order_relaxed)) return;
       if (!join()) continue;
       drain(worker);
       if (gate.fetch_sub(1, std::memory_order_acq_rel) == (kClosed | 1u)) {

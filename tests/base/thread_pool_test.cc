@@ -66,6 +66,16 @@ TEST(ThreadPool, RunsEveryTaskOnceAfterALongTask) {
   }
 }
 
+// Workers may still be on their way to the last loop, which had no task for them.
+TEST(ThreadPool, EndsRightAfterALoop) {
+  for (int i = 0; i < 6000; ++i) {
+    ThreadPool pool(8);
+    std::atomic<int> done{0};
+    for (int loop = 0; loop < 3; ++loop) pool.parallel_for(2, [&](int64_t, int) { ++done; });
+    ASSERT_EQ(done, 6);
+  }
+}
+
 TEST(ThreadPool, WritesOfTasksAreSeenByTheCaller) {
   ThreadPool pool(4);
   std::vector<int64_t> out(1000);
