@@ -17,7 +17,7 @@ import time
 import unittest
 
 from program_case import (
-    FILE, INTERRUPTED, MEMORY, MODEL, OK, PROGRAM, PROMPT, SANITIZED, USAGE, Program, memory_limit, run,
+    FILE, INTERRUPTED, MEMORY, MODEL, OK, PROGRAM, PROMPT, SANITIZED, SOURCE, USAGE, Program, memory_limit, run,
     wait_until_it_listens)
 
 
@@ -156,6 +156,29 @@ class Files(Program):
                     sentence = self.refused(USAGE, f'exclude "{part}" matches ', "quantize", MODEL, out, *options, "--exclude", part)
                     self.assertRegex(sentence, r'accepted: all of a layer\'s experts, as with "\S+\.experts", or none of them$')
         self.assertEqual(list(self.folder.iterdir()), [text])
+
+    def test_an_output_is_never_a_file_of_the_model(self):
+        copy = self.folder / "model"
+        shutil.copytree(MODEL, copy)
+        before = {file.name: file.stat().st_size for file in copy.iterdir()}
+        ids = SOURCE / "tests" / "fixtures" / "nemotron-h" / "golden.safetensors"
+        for name in before:
+            self.refused(USAGE, "is a file of the model in", "eval", "logits", "--model-path", copy, "--input-ids", ids,
+                         "-o", copy / name)
+        self.assertEqual({file.name: file.stat().st_size for file in copy.iterdir()}, before)
+
+    def test_options_without_effect_are_refused(self):
+        out = self.folder / "out"
+        self.refused(USAGE, "--calibration", "quantize", MODEL, out, "--format", "mxfp8", "--window", "3")
+        self.refused(USAGE, "--speculative-algorithm", "generate", "--model-path", MODEL, "--prompt", "x",
+                     "--speculative-num-steps", "2")
+        for port in (0, 65536, 99999, "80x"):
+            self.refused(USAGE, "accepted: a port of 1 to 65535", "bench", "serving", "--base-url", f"http://127.0.0.1:{port}")
+
+    def test_excluded_modules_do_not_take_the_folders(self):
+        out = self.folder / "out"
+        done = run("quantize", "--format", "mxfp8", "--exclude", "*.q_proj", "--exclude", "*.k_proj", MODEL, out)
+        self.assertEqual(done.returncode, OK, done.stderr)
 
     def test_quantize_refuses_patterns_that_say_nothing(self):
         out = self.folder / "out"

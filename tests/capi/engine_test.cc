@@ -130,6 +130,9 @@ TEST_F(CapiEngine, AnswersUnderAGrammar) {
   EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &stream), SLUICE_INVALID_ARGUMENT);
   r.grammar = nullptr;
   expect_refusal(r, "grammar is NULL; it must be given");
+  r.grammar_kind = SLUICE_GRAMMAR_NONE;
+  r.grammar = "(yes|no)";
+  expect_refusal(r, "grammar is given, but grammar_kind is SLUICE_GRAMMAR_NONE; accepted: one of the others");
   r.grammar_kind = 9;
   EXPECT_EQ(sluice_engine_submit(engine_, &r, 1, 0, &stream), SLUICE_INVALID_ARGUMENT);
 }

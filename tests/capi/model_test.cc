@@ -146,6 +146,17 @@ TEST_F(CapiModel, EncodesAndDecodesTheGoldens) {
   EXPECT_GT(cases, 20);
 }
 
+// Each byte is U+FFFD, which a vocabulary of bytes has as three ids.
+TEST_F(CapiModel, TextThatIsNotUtf8IsEncoded) {
+  const std::string latin(20, '\xe9');
+  std::vector<int32_t> ids(200);
+  size_t count = 0;
+  ASSERT_EQ(sluice_model_encode(model_->get(), latin.data(), latin.size(), ids.data(), ids.size(), &count), SLUICE_OK);
+  ids.resize(count);
+  EXPECT_GT(count, latin.size() + 8);
+  EXPECT_EQ(model_->encode(latin), ids);
+}
+
 TEST_F(CapiModel, SmallBuffersSayWhatTheyNeed) {
   const auto ids = model_->encode(kPrompt);
   int32_t two[2] = {-1, -1};

@@ -206,6 +206,15 @@ TEST(CapiMoe, RefitAndRoutedMode) {
   args.topk_ids = ids.data();
   args.topk_weights = weights.data();
   args.topk_weights_dtype = SLUICE_F32;
+  const auto both = [&] {
+    auto wrong = second.args();
+    wrong.topk_ids = ids.data(), wrong.topk_weights = weights.data();
+    return wrong;
+  }();
+  EXPECT_EQ(sluice_moe_run(routed.get(), &both), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "routing logits or a bias are given, but the spec says routed");
+  EXPECT_EQ(sluice_moe_run(layer.get(), &both), SLUICE_INVALID_ARGUMENT);
+  EXPECT_STREQ(sluice_last_error(), "top-k ids or weights are given, but the spec does not say routed");
   std::fill(second.output.begin(), second.output.end(), std::numeric_limits<float>::quiet_NaN());
   routed.run(args);
   expect_definition(second);
@@ -257,6 +266,10 @@ TEST(CapiMoe, RefusalsNameWhatIsWrong) {
             SLUICE_INVALID_ARGUMENT);
   EXPECT_TRUE(last_error_has("scales")) << sluice_last_error();
   const std::vector<float> limit(kE, 7.0f);
+  w.up.scales = limit.data();
+  EXPECT_EQ(create(kSpec, "auto", &w), SLUICE_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("weights.up.scales is given, but bf16 has no scales")) << sluice_last_error();
+  w = p.stacks();
   w.limit = limit.data();
   EXPECT_EQ(create(kSpec, "auto", &w), SLUICE_INVALID_ARGUMENT);
   EXPECT_TRUE(last_error_has("limit")) << sluice_last_error();
