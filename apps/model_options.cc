@@ -104,14 +104,6 @@ void check_takes_calibration(const ModelOptions& o, bool nvfp4_per_token) {
        "nvfp4 without --nvfp4-per-token-activation",
        o.quantization);
 }
-
-// The loader says so, too, but after the calibration.
-void check_not_quantized(const ModelOptions& o) {
-  const weights::QuantScheme scheme = weights::QuantScheme::detect(io::Checkpoint::open(o.path));
-  check(!scheme.quantized(),
-        "--quantization is {}, but {} says that the checkpoint is quantised already ({}); leave the option out",
-        o.quantization, scheme.source(), scheme.method());
-}
 }  // namespace
 
 model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
@@ -139,7 +131,8 @@ model::LoadOptions load_options(Context& ctx, const ModelOptions& o) {
     check(!o.quantization.empty(), "--calibration-text is given without --quantization, which would use it");
     check_takes_calibration(o, load.nvfp4_per_token);
     const std::vector<int32_t> ids = model::load_tokenizer(o.path).encode(read_text_file(o.calibration_text));
-    check_not_quantized(o);
+    // The loader says so, too, but after the calibration.
+    weights::QuantScheme::detect(io::Checkpoint::open(o.path)).check_not_quantized(o.quantization);
     model::LoadOptions traced = load;
     if (traced.moe_backend == "auto") traced.moe_backend = "cpu";  // keeps the traces that calibration reads
     const auto exact = model::load_model(ctx, traced);

@@ -17,7 +17,7 @@ struct Options {
   std::string input, output, format, rest, head, calibration;
   std::vector<std::string> exclude;
   bool weight_only = false, modelopt = false;
-  int64_t window = 512;
+  int64_t window = 0;
   double shard_gib = 4;
 };
 
@@ -89,9 +89,10 @@ void add_quantize(CLI::App& parent, Shared& shared) {
       ->add_option("--exclude", o->exclude,
                    "modules that stay in BF16: a name, a glob, or re:<regular expression>; may be given again")
       ->allow_extra_args(false);
-  command->add_option("--window", o->window, "tokens of a calibration window")
+  command
+      ->add_option("--window", o->window,
+                   "tokens of a calibration window; default: 512, or as many as the model allows")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-      ->capture_default_str()
       ->needs(calibration);
   command->add_option("--shard-size", o->shard_gib, "GiB after which a new file begins")
       ->check(CLI::Range(0.001, 1000.0))

@@ -144,7 +144,8 @@ class Table:
                 break
             now, ahead = ahead or self.start(*process), None
             time.sleep(1)  # it asks for the GPU first
-            self.follow(" ".join(process[:2]), *now, lambda: None if o.alone or i + 1 == len(left) else self.start(*left[i + 1]), i + 1, len(left))
+            last = o.alone or i + 1 == len(left)
+            self.follow(" ".join(process[:2]), *now, lambda: None if last else self.start(*left[i + 1]), i + 1, len(left))
             ahead = self.next
         if ahead:
             stop(ahead[0])
@@ -266,7 +267,7 @@ def main():
     m.add_argument("--formats", type=list_of(str, FORMATS), default=list(FORMATS), metavar="NAME,...", help="of: " + ", ".join(FORMATS))
     m.add_argument("--rounds", type=int, default=1, help="processes of either side of a format; default: 1")
     m.add_argument("--alone", action="store_true", help="a process begins to import when the one before it has ended: nothing runs beside "
-                   "what is measured, and each takes about 15 s more")
+                   "what is measured; each takes 15 s more in vLLM and about 40 in SGLang")
     m.add_argument("--layers", type=int, default=PUBLISHED_LAYERS, help=f"default: {PUBLISHED_LAYERS}, which need an 80 GB GPU in BF16")
     m.add_argument("--routing", choices=("uniform", "model"), default="uniform", help="who chooses the experts; default: uniform")
     m.add_argument("--seconds", type=float, default=3600, help="for all of it; what is not measured then is left out; default: 3600")

@@ -41,9 +41,7 @@ Loader::Loader(Context& context, io::Checkpoint checkpoint, LoaderOptions option
       options_(std::move(options)),
       scheme_(QuantScheme::detect(checkpoint_)) {
   validate(options_.shard);
-  check(!options_.online || !scheme_.quantized(),
-        "quantization is \"{}\", but {} says that the checkpoint is quantised already ({}); leave the option out",
-        options_.online ? options_.online->name : "", scheme_.source(), scheme_.method());
+  if (options_.online) scheme_.check_not_quantized(options_.online->name);
 }
 
 // What a module that is stored as `stored` becomes. `observed`: its name in options_.amax.

@@ -16,6 +16,12 @@ QuantScheme QuantScheme::detect(const io::Checkpoint& checkpoint) {
   return detect(checkpoint.config(), checkpoint.quant_config());
 }
 
+void QuantScheme::check_not_quantized(std::string_view quantization) const {
+  check(!quantized(),
+        "quantization is \"{}\", but {} says that the checkpoint is quantised already ({}); leave the option out",
+        quantization, source_, method_);
+}
+
 ModuleFormat QuantScheme::of(std::string_view module) const {
   const auto matches = [&](const NamePattern& p) {
     try {

@@ -35,6 +35,8 @@ class QuantScheme {
   // expression of the configuration that backtracks too much.
   ModuleFormat of(std::string_view module) const;
 
+  // Throws invalid_argument for a quantised checkpoint: `quantization`, a format, is for those in BF16.
+  void check_not_quantized(std::string_view quantization) const;
   bool quantized() const { return !rules_.empty() || !layers_.empty(); }
   const std::string& method() const { return method_; }  // "modelopt NVFP4"; "none" for BF16
   const std::string& source() const { return source_; }  // the file that said so; empty for BF16

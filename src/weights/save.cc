@@ -189,8 +189,8 @@ class Saver {
   void choose(Item& item) {
     const NamePattern* exclude = excluded_by(item.name);
     check_experts(item.name, exclude);
-    const ModuleKind kind = kind_of(item.name);
     if (item.fused.empty() && item.stored == ModuleFormat{}) {  // fused experts are in BF16
+      const ModuleKind kind = kind_of(item.name);
       const std::optional<DType> type = in_.find(item.source + ".weight")->dtype->dtype;
       // No embedding is read in float16.
       item.rounds = type == DType::f16 || (type == DType::f32 && exclude == nullptr &&
@@ -249,16 +249,17 @@ class Saver {
     if (!item.matrix) return {{item.name, in_.tensor(item.name)}};
     if (is_copy(item)) return copied(item);
     QuantTensor w;
+    std::string name = item.fused;
     if (item.fused.empty()) {
       const StoredNames names = linear_names(in_, item.source);
       w = open_stored(in_, names, item.stored.weights, {1, item.rows, item.cols, false});
-      check_codes(in_, names.weight, w, 0);
-      if (item.wanted.weights != Format::bf16) check_finite(in_, names.weight, w, 0);
+      name = names.weight;
+      check_codes(in_, name, w, 0);
     } else {
       w.experts = 1, w.rows = item.rows, w.cols = item.cols;
       w.codes = stored_floats(item).reshape({1, item.rows, item.cols});
-      if (item.wanted.weights != Format::bf16) check_finite(in_, item.fused, w, 0);
     }
+    if (item.wanted.weights != Format::bf16) check_finite(in_, name, w, 0);
     return export_tensors(options_.formats, options_.modelopt, item.name, item.wanted,
                           quantize(ctx_, item.wanted.weights, w), item.input_scale);
   }

@@ -37,17 +37,18 @@ std::optional<std::string> tied_embedding(const io::Checkpoint& checkpoint) {
 
 void check_tied_head(const io::Checkpoint& checkpoint, std::string_view head) {
   if (!checkpoint.config().boolean("tie_word_embeddings", false)) return;
-  const std::string name = weight_of(head);
   const auto* embedding = std::find_if(kEmbeddings.begin(), kEmbeddings.end(),
                                        [&](std::string_view module) { return checkpoint.contains(weight_of(module)); });
-  if (!checkpoint.contains(name) || embedding == kEmbeddings.end()) return;
+  if (embedding == kEmbeddings.end()) return;
+  const std::string name = weight_of(head), tied_to = weight_of(*embedding);
+  if (!checkpoint.contains(name)) return;
   const std::vector<std::string> sent = checkpoint.updated_names();
-  for (const std::string& one : {name, weight_of(*embedding)})
+  for (const std::string& one : {name, tied_to})
     if (std::binary_search(sent.begin(), sent.end(), one)) return;
-  const Tensor a = checkpoint.tensor(name), b = checkpoint.tensor(weight_of(*embedding));
+  const Tensor a = checkpoint.tensor(name), b = checkpoint.tensor(tied_to);
   const bool copied = a.dtype() == b.dtype() && a.shape() == b.shape() &&
                       std::memcmp(a.data(), b.data(), static_cast<size_t>(a.bytes())) == 0;
-  check_file(copied || same_values(checkpoint, name, weight_of(*embedding)),
+  check_file(copied || same_values(checkpoint, name, tied_to),
              "{} is not that of {}, but tie_word_embeddings is true ({}); accepted: false, to use both, or the same "
              "weights",
              checkpoint.source_of(name), *embedding, checkpoint.config().source());

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Configurations that are wrong in themselves or contradict the tensors (docs/robustness.md, M11): one sentence
 // that names file, key and value; nothing crashes and nothing is divided by zero.
+#include <cmath>
 #include <functional>
+#include <map>
 
+#include "io/safetensors_writer.h"
 #include "model/config.h"
 #include "tests/io/expect_error.h"
 #include "tests/io/temp_dir.h"
@@ -217,6 +220,31 @@ TEST(Config, SharedExpertsThatTheConfigurationDenies) {
     expect_all(name, {{"n_shared_experts", 0, {"shared_experts.up_proj", "none", "n_shared_experts"}}});
 }
 
+TEST(Config, AHeadBesideATiedEmbedding) {
+  for (const char* name : {"qwen3-moe", "nemotron-h", "deepseek-v3"})
+    expect_all(name, {{"tie_word_embeddings", true, {"lm_head.weight", "is not that of", "accepted: false"}}});
+}
+
+TEST(Config, ARoutersBiasThatIsNotFinite) {
+  for (const char* name : {"nemotron-h", "deepseek-v3"})
+    for (const float bad : {NAN, INFINITY}) {
+      const io::TempDir folder;
+      folder.put("config.json", io::slurp(fixture(name) + "/config.json"));
+      const io::Checkpoint checkpoint = io::Checkpoint::open(fixture(name));
+      std::map<std::string, Tensor> tensors;
+      for (const std::string& tensor : checkpoint.names()) {
+        tensors[tensor] = checkpoint.tensor(tensor).clone();
+        if (tensor.ends_with("e_score_correction_bias")) tensors[tensor].as<float>()[2] = bad;
+      }
+      io::SafetensorsWriter(folder / "model.safetensors").write_all({tensors.begin(), tensors.end()});
+      LoadOptions o;
+      o.path = folder.path();
+      Context ctx = test_context();
+      io::expect_error(ErrorCode::bad_file, {"e_score_correction_bias holds", "accepted: finite values"},
+                       [&] { load_model(ctx, o); });
+    }
+}
+
 TEST(Config, DeepseekV3) {
   expect_all("deepseek-v3", {{"num_key_value_heads", 1, {"num_key_value_heads", "1"}},
                              {"kv_lora_rank", 0, {"kv_lora_rank", "0"}},
@@ -228,6 +256,8 @@ TEST(Config, DeepseekV3) {
                              {"n_group", 2, {"n_group", "7"}},
                              {"n_group", 7, {"n_group", "7"}},
                              {"topk_group", 2, {"topk_group", "n_group = 1"}},
+                             {"n_group", nullptr, {"n_group", "is 8"}},  // transformers' defaults
+                             {"topk_group", nullptr, {"topk_group", "is 4"}},
                              {"n_routed_experts", 8, {"n_routed_experts"}},
                              {"num_experts_per_tok", 8, {"num_experts_per_tok", "8"}},
                              {"first_k_dense_replace", 1, {"model.layers.1.mlp"}},

@@ -10,7 +10,7 @@ from ..ops import FourOverSix
 from ..specs import count
 from ._enums import SfLayout
 from ._layouts import bits, matrix, shuffle_matrix_a, shuffle_matrix_sf_a
-from ._moe import capturing, is_cuda
+from ._moe import is_cuda
 from ._refusal import refuse
 
 _LEAST_NORMAL = 2.0**-126  # of float32
@@ -107,8 +107,8 @@ def _global_scale(name: str, given: Any, like: Any) -> Any:
         raise TypeError(f"{name} is {type(given).__name__}; accepted: None, a tensor [1]")
     if tuple(given.shape) not in ((), (1,)):
         raise ValueError(f"{name} has shape {list(given.shape)}; accepted: [1], []")
-    # A CUDA graph cannot capture a look at it.
-    if not (is_cuda(given) and capturing()) and bool((given < 0).any()):
+    # On a GPU it is not looked at: the host would wait for it in every call.
+    if not is_cuda(given) and bool((given < 0).any()):
         raise ValueError(f"{name} is {float(given.reshape(-1)[0])}; accepted: 0 or more")
     # Rows of zeros have the largest float as their global scale.
     return given.reshape(1).clip(_LEAST_NORMAL, 1 / _LEAST_NORMAL)
